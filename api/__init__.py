@@ -1,9 +1,9 @@
 """The words we share with Kubernetes and with users.
 
 * ``names``: driver name, attribute, capacity and device-class names; each string once.
-* ``v1beta1``: ``GpuConfig``, ``MigDeviceConfig``, ``VfioDeviceConfig``: the opaque configuration
-  that users write in ``resource.nvidia.com/v1beta1``, compatible with NVIDIA's driver.
-* ``decode``: raw opaque parameters to one of these, or every problem with its field path.
+* ``claim_configs``: ``GpuConfig``, ``MigDeviceConfig``, ``VfioDeviceConfig``: the opaque
+  configuration that users write in ``resource.nvidia.com/v1beta1``, compatible with NVIDIA's
+  driver.
 * ``node_profile``: the NodeProfile that administrators write, in the same group and version.
 * ``device_plugin``: the configuration file of NVIDIA's device plugin, accepted in its place.
 * ``strict``: how documents are read, and what is said about a wrong one.

@@ -1,12 +1,9 @@
-"""Raw opaque parameters to a configuration, or every problem with its field path.
+"""The opaque configuration that users write in claims, and how it is decoded.
 
-The opaque configuration that users write, field by field as NVIDIA's driver has it.
-
-A field that NVIDIA's driver lacks stands last and says so. The API is
-``resource.nvidia.com/v1beta1``. Unknown fields are errors, and so are the fields of another
-strategy than the chosen one: what the type excludes needs no further check. ``api.claim_configs``
-turns
-raw parameters into these.
+It is ``resource.nvidia.com/v1beta1``, field by field as NVIDIA's driver has it; a field that that
+driver lacks stands last and says so. ``decode_config`` turns raw parameters into a configuration,
+or into every problem with its field path. Unknown fields are errors, and so are the fields of
+another strategy than the chosen one: what the type excludes needs no further check.
 """
 
 from typing import Annotated, Any, Literal

@@ -65,8 +65,7 @@ A spec is a file
 
 ``cdi.store`` writes files that appear at once or not at all; ``cdi.registry`` reads directories as
 runtimes do; ``hack.cdi_apply`` edits an OCI configuration as runtimes do. They touch the machine,
-so
-they are imported by their own names, and an import line tells who does.
+so they are imported by their own names, and an import line tells who does.
 
 >>> import tempfile
 >>> from hack.cdi_apply import inject
@@ -88,15 +87,11 @@ Where to start reading
 ::
 
     errors     what can go wrong, as a small tree
-    names      vendor/class=device; which names are legal
-    spec       the values, and how edits add
-    version    the oldest version that can say a spec: a table
-    validate   everything that is wrong with a spec, each with its field path
-    document   the file format: a table per object    (records: how a table reads and writes)
-    encode     document to text and back
+    spec       the values, how edits add, and which names are legal
+    validate   everything that is wrong with a spec, and the oldest version that can say it
+    encoding   the file format: a table per object; a spec to text and back
     store      write, remove, list files
     registry   find devices in directories
-    apply      edit an OCI configuration
 
 Runtimes keep what they read. Never write other content for a device name that was used before:
 put something unique into the name, such as the id of what the device was made for.

@@ -2,11 +2,8 @@
 
 Writing gives the same bytes for the same spec; reading what was written gives the same spec.
 
-Objects of a document, read and written by a table of their fields.
-
-Reading goes on behind a mistake, so that one pass finds them all, each with its path.
-
-A spec as a document: the tables of the CDI file format, one row a field, in the SPEC's order.
+Objects of a document are read and written by tables of their fields, one row a field, in the CDI
+SPEC's order. Reading goes on behind a mistake, so that one pass finds them all, each with its path.
 """
 
 import functools

@@ -6,11 +6,10 @@ that is wrong with a whole spec at once.
 
 A spec has no version: which one to write follows from what it says (:mod:`cdi.validate`).
 
-Names: ``vendor/class=device``, which of them are legal, and what a spec's file is called.
-
-The characters are those of the CDI SPEC ("Kind", "CDI Devices") as the Go library's ``pkg/parser``
-checks them: a vendor and a class begin with a letter, a device name may begin with a digit too,
-and all end with a letter or a digit. One rule is ours: a vendor and a class have two characters.
+The names of devices, ``vendor/class=device``, are checked here, too. The legal characters are those
+of the CDI SPEC ("Kind", "CDI Devices") as the Go library's ``pkg/parser`` checks them: a vendor and
+a class begin with a letter, a device name may begin with a digit too, and all end with a letter or
+a digit. One rule is ours: a vendor and a class have two characters.
 
 >>> print(qualify("vendor.example", "gpu", "gpu-0"))
 vendor.example/gpu=gpu-0

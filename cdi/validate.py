@@ -1,14 +1,13 @@
-"""What is wrong with a spec: everything at once, each with the path of its field.
+"""What is wrong with a spec, all at once and each with its path, and which version it needs.
 
 The rules are those of the Go library (``pkg/cdi``, ``Validate``).
 Where the CDI SPEC or the OCI runtime specification asks for more, so do we: a file that the library
 lets pass and the runtime then stumbles over at container start helps nobody.
 This concerns lengths of names, absolute paths, timeouts, and the ranges of numbers.
 
-Which CDI version a spec needs: the oldest that can say it, so that the oldest runtimes load it.
-
-A runtime refuses a whole file whose version it does not know, and a file that declares less than
-it uses (CDI SPEC, "Released versions").
+The version is the oldest that can say the spec, so that the oldest runtimes load it. A runtime
+refuses a whole file whose version it does not know, and a file that declares less than it uses (CDI
+SPEC, "Released versions").
 
 A new CDI version is one line at the top of ``_NEEDS`` and one predicate that says what a spec must
 use to need it; a version that adds nothing is named in ``VERSIONS`` only.

@@ -12,13 +12,16 @@ the CDI file:
 7. ``node.gpu_node``                 carries out the steps of the plan
 8. ``plan.prepare.cdi_spec``         what the container gets, as a ``cdi.Spec``
 
+What outlives a restart is kept on disk by ``node.state``.
+
 ``docs/architecture.md`` says the same step by step; ``docs/glossary.md`` lists our words.
 
 ``dra-driver kubelet-plugin`` runs on every node with GPUs. ``plugin.run`` lists its capabilities;
 each is started by one function, ``start(parts, stack)``, with what ``plugin.parts`` holds:
 
 *Publish.* ``plugin.publish`` reads the GPUs (``node.inventory``, through ``node.nvml``), chooses
-the profile (``plan.profiles``) and has ``plan.offer`` say what is offered of each GPU.
+the profile (``plan.profiles``) and has ``plan.offer`` say what is offered of each GPU. What is
+known of a GPU enters in ``GpuNode.refresh`` and travels as ``Gpu``, ``Device`` and slice.
 ``kubeletplugin.slices`` keeps the ResourceSlices so.
 
 *Prepare and unprepare.* ``plugin.claims``, as above. A share is limited by ``node.memory``, a claim

@@ -12,8 +12,8 @@ said. Which GPUs can set an interval is found by trying: compute capability 7.0 
 documents ask for, and boards differ.
 
 Where nvidia-smi does not end in time, no second one is started for that GPU while it lives. What it
-should have put back is noted on disk, and is put back later in this boot: the next one sets up the
-GPU anew.
+should have restored is written to disk, and is restored later in this boot: the next one sets up
+the GPU anew.
 """
 
 import logging
@@ -149,7 +149,7 @@ class TimeSlices:
         return self.unrestored().keys() != before.keys()
 
     def _retry_restore(self, gpu: GpuUuid) -> None:
-        """Other GPUs may have taken long: what was put back meanwhile may be another claim's."""
+        """Other GPUs may have taken long: what was restored meanwhile may be another claim's."""
         if not self._is_in_use(gpu) and (interval := self.unrestored().get(gpu)) is not None:
             self.restore(gpu, interval)
 

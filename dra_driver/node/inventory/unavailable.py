@@ -1,4 +1,7 @@
-"""Why a GPU is not offered, in words that say what to do about it."""
+"""GPUs that are not offered at all: why, in words that say what to do about it.
+
+A GPU that is offered and sick does not belong here.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -57,7 +60,7 @@ def unreadable_reason(error: NodeError) -> str:
 def without_unrestored_time_slices(
     inventory: Inventory, unrestored: Mapping[GpuUuid, TimeSliceInterval]
 ) -> Inventory:
-    """*inventory*, without the GPUs whose interval is still to be put back."""
+    """*inventory*, without the GPUs whose interval is still to be restored."""
     restored = tuple(gpu for gpu in inventory.gpus if gpu.uuid not in unrestored)
     if restored == inventory.gpus:
         return inventory

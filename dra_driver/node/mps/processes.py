@@ -1,7 +1,7 @@
 """The processes of control daemons, recognised by a token in their environment.
 
 A process is identified by its PID and start time, and signalled through a pidfd, as in
-:mod:`dra_driver.node.cgroups.tree.processes`. Daemons without a token of ours are unmanaged: they
+:mod:`dra_driver.node.cgroups.processes`. Daemons without a token of ours are unmanaged: they
 are described in as few lines as a tenant cannot multiply.
 """
 

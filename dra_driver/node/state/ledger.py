@@ -6,13 +6,10 @@ fsynced: a killed process loses nothing that it wrote, and a power cut ends the 
 
 The record of a claim that is taken back is renamed to ``<claim UID>.ending`` first: that needs no
 room on a disk that is full. One that is damaged is set aside as ``<claim UID>.unreadable`` with its
-reason; what it may hold is kept from others until its claim is written or forgotten. What was cut
-of GPUs for it is known all the same (``ledger_cuts``).
-
-Which partitions were cut for claims, and for those whose records cannot be read.
-
-What a record says of them stands once more in ``<claim UID>.cuts``, as a record that was begun:
-what damages the one leaves the other, and nobody takes what is ours for somebody else's.
+reason; what it may hold is kept from others until its claim is written or forgotten. Its
+partitions are known all the same: what a record says of them stands once more in
+``<claim UID>.cuts``, as a record that was begun. What damages the one leaves the other, and nobody
+takes what is ours for somebody else's.
 """
 
 import bisect
@@ -132,7 +129,7 @@ def _partitions_of(record: ClaimRecord) -> ClaimRecord:
 class Ledger:
     """The records of this boot, known after the first ``reload``. Thread safe.
 
-    One process at a time may use it: the one that has the turn
+    One process at a time may use it: the one that holds the lease
     (``kubeletplugin.serve.rolling_update``).
     """
 
@@ -150,15 +147,15 @@ class Ledger:
         self._cut_history = PartitionHistory()
 
     def peek(self) -> None:
-        """Look at the disk and leave it as it is: before this process has its first turn."""
+        """Look at the disk and leave it as it is: before this process has its first lease."""
         with disk_errors(self._directory):
             index, aside = read_ledger_directory(self._directory)
             self._found(index, aside)
 
     def reload(self) -> None:
-        """Look at the disk: before the first use, and after another process had its turn.
+        """Look at the disk: before the first use, and after another process held the lease.
 
-        Only while this process has the turn: it clears up what a crash left half written.
+        Only while this process holds the lease: it clears up what a crash left half written.
         """
         with disk_errors(self._directory):
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -231,7 +228,7 @@ class Ledger:
             return self._cut_history.now
 
     def cut_since(self, mark: int) -> RecordedPartitions:
-        """The partitions that were there for claims at *mark* or at any time since."""
+        """The partitions that claims had at any time since *mark*."""
         with self._lock:
             return self._cut().union(self._cut_history.since(mark))
 

@@ -1,9 +1,8 @@
 """Profiles as files: one file, a directory, or a mounted ConfigMap.
 
-The profile that was in force last, kept where it outlives a restart.
-
-A label can be mistyped, or a profile broken, while the plugin is restarted: the node then goes on
-with what held before, as it would have without the restart.
+``LastProfileFile`` keeps the profile that was in force last, where it outlives a restart: a label
+can be mistyped, or a profile broken, while the plugin is restarted, and the node then goes on with
+what held before, as it would have without the restart.
 """
 
 import contextlib

@@ -225,7 +225,7 @@ class GpuContext:
 
 
 def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevices:
-    """The partitions of *board*, as they are tried."""
+    """The partitions of *context*, as they are tried."""
     offered = _offered(context, mig_offer)
     shapes = _Shapes(context)
     devices = tuple(

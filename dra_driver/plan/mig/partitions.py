@@ -1,8 +1,7 @@
 """Which partitions a GPU offers: those that exist, and those that are created for claims.
 
-In which order partitions are tried: the scheduler takes the first that fits.
-
-What is to last is room for the largest partitions that are not the whole board. They have few
+They are published in the order in which they are to be tried: the scheduler takes the first that
+fits. What is to last is room for the largest partitions that are not the whole board. They have few
 places; call one a block. So small ones first go where no block is, then into the block that holds
 the most of them, front to back, before they touch the next; and the largest ones take the block
 first that the small ones fill last. A kind of few compute slices for its memory goes first where

@@ -17,6 +17,14 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import SharingStrategy
 
+_MIB = 1024 * 1024
+_LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
+# Attributes and capacities of a device: ResourceSliceMaxAttributesAndCapacitiesPerDevice.
+_MOST_NAMES = 32
+_NAMES_THAT_MATTER_LEAST = (names.PCIE_SWITCH, names.NVLINK_CLIQUE, names.NVLINK_PEERS)
+
+_Named = dict[str, dict[str, Any]]
+
 
 def engine_capacity(device: Device) -> dict[str, int]:
     """The engines of a partition, by capacity; nothing for a GPU as a whole."""
@@ -40,16 +48,6 @@ def memory_slices(device: Device) -> dict[str, int]:
     placement = device.partition.placement
     units = range(placement.start, placement.end)
     return {f"{names.MEMORY_SLICE}{unit}": 1 for unit in units}
-
-
-_MIB = 1024 * 1024
-_LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
-_MOST_NAMES = (
-    32  # attributes and capacities of a device: ResourceSliceMaxAttributesAndCapacities...
-)
-_NAMES_THAT_MATTER_LEAST = (names.PCIE_SWITCH, names.NVLINK_CLIQUE, names.NVLINK_PEERS)
-
-_Named = dict[str, dict[str, Any]]
 
 
 def published_devices(offer: Offer) -> tuple[dict[str, Any], ...]:

@@ -33,8 +33,6 @@ Of a MIG partition, N is the minor number with the partition, as its device is c
 which nothing can be done without the capabilities of an instance; those are given of this one
 only.
 
-What is shared by MPS has the variables of ``plan.prepare.cdi_spec`` besides.
-
 They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
 and one that gets GPUs of several claims learns of all of its own. A runtime keeps one variable of a
 name, so of two shares of one GPU in one container the first three tell the later one. The last has
@@ -44,9 +42,7 @@ no digit: ``GPU_DEVICE_0_MEMORY_GPU_CACHE=8Gi``. All that begin with ``GPU_DEVIC
 together are what a container has of a GPU's memory. Where they would be alike all the same
 ("a-b" with "c", "a" with "b-c"), the files still tell them apart.
 
-What a container gets to be a client of the MPS server that serves its claim.
-
-::
+Environment of a client of the MPS server that serves the claim, besides::
 
     CUDA_MPS_PIPE_DIRECTORY=/run/…         the way to the server: with protocol 3 the claim's own
     CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30   of the multiprocessors

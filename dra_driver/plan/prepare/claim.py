@@ -1,8 +1,9 @@
-"""A claim, what the node offers and what others hold become a plan, or a complete refusal.
+"""Both ways: planning a claim, and the steps that undo it.
 
-What others hold is the driver's own account: the last guard against a GPU in too many hands,
-whatever the scheduler said. What giving a claim back takes stands here, too: its steps undone,
-newest first, for what others still need.
+A claim, what the node offers and what others hold become a plan, or a complete refusal. What others
+hold is the driver's own account: the last guard against a GPU in too many hands, whatever the
+scheduler said. The steps of a claim that is unprepared are undone newest first, for what others
+still need.
 """
 
 from collections import Counter, defaultdict
@@ -50,21 +51,6 @@ from dra_driver.plan.prepare.sharing import (
     memory_limit_of,
     sharing_of,
 )
-
-
-def undo_steps(record: ClaimRecord, others: Sequence[ClaimRecord]) -> tuple[Step, ...]:
-    """The steps that leave the node as it would be without *record*'s claim.
-
-    *others*: the records of the claims that share a GPU with it. Device files stay: they do no
-    harm, and others may use them.
-    """
-    return (
-        *(RemoveMpsNamespace(namespace.name) for namespace in record.namespaces),
-        *remove_steps(record, others),
-        *restored_memory_limit_steps(record, others),
-        *restore_steps(record, others),
-    )
-
 
 _MOST_NAMES_SHOWN = 16
 
@@ -227,7 +213,7 @@ def _is_one_share(device: Device) -> bool:
 def _most_cores(device: Device) -> int:
     """What a claim can reserve where it gets no more than one share, in percent; 0: all there is.
 
-    A server of protocol 2 holds every client to that (``model.mps.Namespace``).
+    A server of protocol 2 holds every client to that (``model.mps.MpsNamespace``).
     """
     return default_share_cores(device.shape) if _is_one_share(device) else 0
 
@@ -306,6 +292,20 @@ def _holding(claim: Claim, grant: DeviceGrant) -> Holding:
         cut=device.created_for_claims and not allocation.admin,
         instance=grant.instance or device.instance,
         offered=device.offered,
+    )
+
+
+def undo_steps(record: ClaimRecord, others: Sequence[ClaimRecord]) -> tuple[Step, ...]:
+    """The steps that leave the node as it would be without *record*'s claim.
+
+    *others*: the records of the claims that share a GPU with it. Device files stay: they do no
+    harm, and others may use them.
+    """
+    return (
+        *(RemoveMpsNamespace(namespace.name) for namespace in record.namespaces),
+        *remove_steps(record, others),
+        *restored_memory_limit_steps(record, others),
+        *restore_steps(record, others),
     )
 
 

@@ -1,14 +1,15 @@
-"""Which processes keep a claim from being given back.
+"""Who uses a claim, and which processes keep it from being unprepared.
+
+A claim is in use by:
 
 * Whatever lives in a container that was given the claim, or may have been: of a container that
   lives and whose claims cannot be told, that is every container of the claim's pods.
 * What computes on a GPU of the claim from elsewhere in these pods, unless its container was given
   another claim on that GPU.
 
-Who uses a claim: its record's pods, with those whose containers were given something of it.
-
-The kubelet prepares a claim for its first pod and says nothing of those that come later. What each
-source covers:
+Its pods are those of its record, and those whose containers were given something of it. The kubelet
+prepares a claim for its first pod and says nothing of those that come later. What each source
+covers:
 
 ``status.reservedFor`` of the claim
     Known before any container starts, and written into the record when the claim is prepared. Of

@@ -1,16 +1,15 @@
-"""Settings of a GPU that claims change: what was found comes back with the last that needs them.
+"""Settings of a GPU that claims change, restored with the last claim that needs them.
 
 What a GPU had before the first claim is written into the record of each. So it does not matter in
 which order they go, or what happens in between.
 
-Who may compute on a GPU that is shared by MPS: its server alone, where no one else has a claim.
-
-In EXCLUSIVE_PROCESS a program that does not find its server fails instead of running without
-limits. It also bars every other process, a second server too: so it is set only while one claim
-holds the whole GPU under MPS, or where the node's profile allows MPS alone and did so for every
-claim that is there, and one server serves them all. A claim that could not be served beside a
-server that is alone opens the GPU again: the mode is a further guard, and no reason to refuse
-anybody.
+The compute mode says who may compute on a GPU. Under MPS that is its server alone, where no one
+else has a claim: in EXCLUSIVE_PROCESS a program that does not find its server fails instead of
+running without limits. It also bars every other process, a second server too: so it is set only
+while one claim holds the whole GPU under MPS, or where the node's profile allows MPS alone and did
+so for every claim that is there, and one server serves them all. A claim that could not be served
+beside a server that is alone opens the GPU again: the mode is a further guard, and no reason to
+refuse anybody.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

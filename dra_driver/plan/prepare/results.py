@@ -1,6 +1,6 @@
-"""A plan that was carried out, as the kubelet and the container runtime are told of it.
+"""A plan that was carried out, as the kubelet, the container runtime and the workload see it.
 
-What the workload can read about each device of its claim (KEP-5304).
+The workload reads about each device of its claim in metadata documents (KEP-5304).
 """
 
 from collections import defaultdict

@@ -1,10 +1,9 @@
 """What happens on a GPU, or a part of one, that a claim was given: strategy, interval, limits.
 
-Which opaque configuration applies to which allocated device.
-
-Built-in defaults, then the class's, then the claim's; the later one counts, whole and not merged
-(NVIDIA's driver). A configuration that names the request must be for that type of device; one that
-names none applies where it fits.
+That follows from the opaque configuration that applies to the allocated device: the built-in
+default, the class's or the claim's; the later one counts, whole and not merged (NVIDIA's driver). A
+configuration that names the request must be for that type of device; one that names none applies
+where it fits.
 """
 
 from collections.abc import Iterator, Sequence

@@ -105,12 +105,12 @@ class Preparer:
         return True
 
     def recover(self) -> None:
-        """Bring files and ledger together: at start, and after another process had the turn.
+        """Bring files and ledger together: at start, and after another process held the lease.
 
         Claims whose preparation was cut short are taken back; a completed claim gets its files
         again where they are gone (a cleared /var/run); files of no claim are removed. What fails
         waits for the next time: a *started* record goes on holding its devices. To be called while
-        this process has the turn. NodeError: the ledger itself cannot be read.
+        this process holds the lease. NodeError: the ledger itself cannot be read.
         """
         self._ledger.reload()
         for record in self._ledger.records():
@@ -133,7 +133,7 @@ class Preparer:
             self._quietly(record, partial(self._restore, record.claim))
 
     def retry_restores(self) -> bool:
-        """Try to put back settings of GPUs of claims that were let go without. Whether some were:
+        """Try to restore settings of GPUs whose claims were let go without. Whether some were:
         their GPUs can be offered again."""
         return self._node.retry_restores()
 
@@ -199,11 +199,11 @@ class Preparer:
                     with self._locks.gpus.hold(gpus | _gpus(known), deadline.remaining):
                         return self._prepare(claim, gpus, pods)
             except PodsNeeded as e:
-                pods = self._pods.read(claim, why=str(e))  # the turn and the locks are free
+                pods = self._pods.read(claim, why=str(e))  # the lease and the locks are free
             except GpusChanged:
                 gpus = self._planner.gpus(claim)
             except DeviceHeldByClaim:
-                # The turn and the locks are free meanwhile: the holder's unprepare needs them.
+                # The lease and the locks are free meanwhile: the holder's unprepare needs them.
                 if hand_over.expired:
                     raise
                 self._ledger.wait_for_change(_POLL_SECONDS)

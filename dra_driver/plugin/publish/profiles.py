@@ -44,6 +44,8 @@ from dra_driver.plan.profiles.rules import (
     select_profile,
 )
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _ProfileDocument:
@@ -138,70 +140,6 @@ def _profile_or_error(document: _ProfileDocument, name: str) -> Profile:
     if document.profile is None:
         raise SettingsError(f"profile {name!r}: {document.where}: {'; '.join(document.problems)}")
     return document.profile
-
-
-_GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]
-
-
-class EffectiveProfile:
-    """The profile in force as it counts for offers. The same object as long as nothing of it
-    changed; for many threads."""
-
-    def __init__(self, profile: Callable[[], Profile]) -> None:
-        """*profile*: the one in force."""
-        self._profile = profile
-        self._governed: _GovernedGpus | None = None
-        self._last: tuple[Profile, _GovernedGpus | None, bool, Profile] | None = None
-        self.on_change: Callable[[], None] = lambda: None
-        self.expected: Callable[[], bool] = lambda: False
-        """Whether a GPU that ``set_governed`` has not named may be governed by a layout."""
-
-    def set_governed(self, gpus: Sequence[Gpu], governed: frozenset[GpuUuid]) -> None:
-        """Of *gpus*, layouts govern those in *governed*. Of any other GPU it is not known: it was
-        not there yet, or was away for a moment."""
-        before, self._governed = self._governed, (tuple(gpus), governed)
-        if before is None or _governed_uuids(before) != _governed_uuids(self._governed):
-            self.on_change()
-
-    def profile(self) -> Profile:
-        """The effective profile. Raises what *profile* raises."""
-        profile, governed, expected = self._profile(), self._governed, self.expected()
-        last = self._last
-        if last is not None and last[0] is profile and last[1] is governed and last[2] == expected:
-            return last[3]
-        effective = _effective_profile(profile, governed, expected)
-        if last is not None and effective == last[3]:
-            effective = last[3]  # the same object, which is compared quickly
-        self._last = (profile, governed, expected, effective)
-        return effective
-
-
-def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
-    """Whether a layout may be asked for the whole node, by the *label* that names it.
-
-    While the label cannot be read, its *last* value decides (None: never known): no partitions are
-    created where a layout was named, or where that is not known. A node without one goes on
-    without, however long the API server is away.
-    """
-    try:
-        return bool(label())
-    except ApiServerError:
-        return last != ""
-
-
-def _governed_uuids(governed: _GovernedGpus) -> tuple[frozenset[GpuUuid], frozenset[GpuUuid]]:
-    gpus, uuids = governed
-    return frozenset(gpu.uuid for gpu in gpus), uuids
-
-
-def _effective_profile(profile: Profile, governed: _GovernedGpus | None, expected: bool) -> Profile:
-    if governed is None:
-        return profile_until_layouts_known(profile) if expected else profile
-    gpus, _ = governed
-    return profile_until_gpus_seen(without_dynamic_mig(profile, *governed), gpus, expected)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,3 +245,64 @@ class ActiveProfile:
                 log.warning("profile: %s", warning, extra={"profile": after.profile.name})
         if after.problem is not None:
             log.warning("profile cannot be used: %s", self.error)
+
+
+_GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]
+
+
+class EffectiveProfile:
+    """The profile in force as it counts for offers. The same object as long as nothing of it
+    changed; for many threads."""
+
+    def __init__(self, profile: Callable[[], Profile]) -> None:
+        """*profile*: the one in force."""
+        self._profile = profile
+        self._governed: _GovernedGpus | None = None
+        self._last: tuple[Profile, _GovernedGpus | None, bool, Profile] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self.expected: Callable[[], bool] = lambda: False
+        """Whether a GPU that ``set_governed`` has not named may be governed by a layout."""
+
+    def set_governed(self, gpus: Sequence[Gpu], governed: frozenset[GpuUuid]) -> None:
+        """Of *gpus*, layouts govern those in *governed*. Of any other GPU it is not known: it was
+        not there yet, or was away for a moment."""
+        before, self._governed = self._governed, (tuple(gpus), governed)
+        if before is None or _governed_uuids(before) != _governed_uuids(self._governed):
+            self.on_change()
+
+    def profile(self) -> Profile:
+        """The effective profile. Raises what *profile* raises."""
+        profile, governed, expected = self._profile(), self._governed, self.expected()
+        last = self._last
+        if last is not None and last[0] is profile and last[1] is governed and last[2] == expected:
+            return last[3]
+        effective = _effective_profile(profile, governed, expected)
+        if last is not None and effective == last[3]:
+            effective = last[3]  # the same object, which is compared quickly
+        self._last = (profile, governed, expected, effective)
+        return effective
+
+
+def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
+    """Whether a layout may be asked for the whole node, by the *label* that names it.
+
+    While the label cannot be read, its *last* value decides (None: never known): no partitions are
+    created where a layout was named, or where that is not known. A node without one goes on
+    without, however long the API server is away.
+    """
+    try:
+        return bool(label())
+    except ApiServerError:
+        return last != ""
+
+
+def _governed_uuids(governed: _GovernedGpus) -> tuple[frozenset[GpuUuid], frozenset[GpuUuid]]:
+    gpus, uuids = governed
+    return frozenset(gpu.uuid for gpu in gpus), uuids
+
+
+def _effective_profile(profile: Profile, governed: _GovernedGpus | None, expected: bool) -> Profile:
+    if governed is None:
+        return profile_until_layouts_known(profile) if expected else profile
+    gpus, _ = governed
+    return profile_until_gpus_seen(without_dynamic_mig(profile, *governed), gpus, expected)

@@ -3,7 +3,7 @@
 One difference is on purpose: where a partition could go, a real driver tells root alone, and here
 everybody, so that whoever tries a simulated node sees what it would offer.
 
-MIG mode of a simulated board: when it changes, when it waits for a reset, when it is refused.
+MIG mode is here, too: when it changes, waits for a reset, or is refused.
 """
 
 # ruff: noqa: N802, N803 - the functions and their parameters keep NVML's names

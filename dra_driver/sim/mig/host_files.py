@@ -1,6 +1,6 @@
-"""The files of a simulated host that follow what is cut.
+"""The files of a simulated host that follow its MIG instances, for nvidia-smi and device nodes.
 
-The files of ``/proc/driver/nvidia`` that lead to the device nodes of MIG.
+Those below ``/proc/driver/nvidia`` lead to the device nodes.
 """
 
 import shutil

@@ -1,8 +1,7 @@
-"""UUIDs of simulated MIG instances: each says what it is.
+"""UUIDs of simulated MIG instances, and minor numbers of the device nodes of their capabilities.
 
-A daemon of MPS knows by it what it serves, although it runs beside a simulated host of its own.
-
-Minor numbers of the device nodes of MIG's capabilities: each instance has its own for good.
+Each UUID says what it is: a daemon of MPS knows by it what it serves, although it runs beside a
+simulated host of its own. Each instance has its minor numbers for good.
 """
 
 import re

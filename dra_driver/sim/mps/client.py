@@ -18,7 +18,7 @@ count. ``--pipe-directory DIR`` says where instead, as the process sees it; for 
 ``kill-server`` without a process that is enough. Exit status: 1 it is refused, 3 it runs without
 MPS, without limits and without a word of that, as CUDA has it; 4 the daemon does not answer.
 
-A program that would use CUDA: what it sees, and how it gets to the daemon by itself.
+``CudaProgram`` is such a process: what it sees, and how it gets to the daemon by itself.
 """
 
 import argparse

@@ -291,7 +291,7 @@ def _not_permitted(
 def _tolerated(
     request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
 ) -> Sequence[PublishedDevice]:
-    """Other taints come and go with the health of a GPU; a monitor device has its own always."""
+    """Only the monitor taint counts, which a monitor device always has: others may be temporary."""
     tolerations = request.asked.get("tolerations") or ()
     return [
         device
