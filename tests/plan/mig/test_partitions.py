@@ -36,7 +36,7 @@ HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
 ON: dict[str, Any] = {"on": True, "pending": True}
 
 
-def found(*gpus, its=DEFAULT_PROFILE, features=None, held=None, **fields):
+def offer_of(*gpus, its=DEFAULT_PROFILE, features=None, held=None, **fields):
     return build_offer(Inventory(gpus), its, features or ApiFeatures(), held or {}, **fields)
 
 
@@ -102,7 +102,7 @@ def test_a_profile_without_a_place_is_not_offered():
 def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is():
     node = (cut("a100-40", 0), cut("a100-80", 1), gpu(2))
 
-    warnings = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
+    warnings = offer_of(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
 
     assert (
         warnings[0]
@@ -118,7 +118,7 @@ def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is(
 def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
     old = [replace(gpu(minor), mig_problem="the library is old") for minor in (1, 3)]
 
-    offered = found(gpu(0), *old, gpu(2), its=dynamic("1g.5gb"))
+    offered = offer_of(gpu(0), *old, gpu(2), its=dynamic("1g.5gb"))
 
     where = "profile 'p', spec.gpus[0].mig: has no effect on"
     assert offered.warnings == (
@@ -131,8 +131,9 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
     )
 
 
-def test_where_no_gpu_can_be_cut_patterns_are_not_told():
-    (note,) = found(gpu(0), its=dynamic("9g.*")).warnings
+@pytest.mark.parametrize("rules", [dynamic("9g.*"), dynamic(single=True)], ids=["9g.*", "Single"])
+def test_where_no_gpu_can_be_cut_neither_patterns_nor_single_are_told(rules):
+    (note,) = offer_of(gpu(0), its=rules).warnings
 
     assert "cannot be partitioned" in note
 
@@ -142,7 +143,7 @@ def test_where_no_gpu_can_be_cut_patterns_are_not_told():
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_now(on):
-    offered = found(cut(**HOPPER | {"on": on}), its=dynamic())
+    offered = offer_of(cut(**HOPPER | {"on": on}), its=dynamic())
 
     assert names(offered) == [
         "gpu-0",
@@ -164,7 +165,7 @@ def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_n
 
 
 def test_without_a_profile_that_says_so_nothing_is_cut_for_claims():
-    offered = found(cut(**HOPPER))
+    offered = offer_of(cut(**HOPPER))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.counter_sets == ()
@@ -175,7 +176,7 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
     gpus = [cut(**HOPPER | {"minor": minor}) for minor in range(3)]
     gpus[1] = cut("h100-80-sxm", 1, instances=(instance(mig("h100-80-sxm"), "1g.10gb", 0),))
 
-    offered = found(*gpus, its=dynamic("7g.*"))
+    offered = offer_of(*gpus, its=dynamic("7g.*"))
 
     assert names(offered) == [
         "gpu-0",
@@ -193,17 +194,17 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
 
 
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
-    offered = found(cut(**ON), its=dynamic("3g.*", "7g.*"))
+    offered = offer_of(cut(**ON), its=dynamic("3g.*", "7g.*"))
 
     assert names(offered) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
     assert offered.pending == ()
 
 
 def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_as_any_other():
-    passed_through = found(cut(**ON, fixed=GuestRestriction.MODE), its=dynamic("3g.*", "7g.*"))
+    passed_through = offer_of(cut(**ON, fixed=GuestRestriction.MODE), its=dynamic("3g.*", "7g.*"))
 
     assert passed_through == replace(
-        found(cut(**ON), its=dynamic("3g.*", "7g.*")), devices=passed_through.devices
+        offer_of(cut(**ON), its=dynamic("3g.*", "7g.*")), devices=passed_through.devices
     )
     assert names(passed_through) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
 
@@ -215,7 +216,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     there = instance(its, name, 4)
     vgpu = cut(board, **ON, switches=False, fixed=GuestRestriction.ALL, instances=(there,))
 
-    offered = found(vgpu, its=dynamic())
+    offered = offer_of(vgpu, its=dynamic())
 
     assert [device.instance for device in offered.devices if device.partition] == [there]
     (pending,) = offered.pending
@@ -235,7 +236,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     ],
 )
 def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
-    (unavailable,) = found(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).unavailable
+    (unavailable,) = offer_of(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).unavailable
 
     assert unavailable.reason.endswith(what)
 
@@ -265,7 +266,7 @@ def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fi
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
-    offered = found(cut(**fields), its=dynamic())
+    offered = offer_of(cut(**fields), its=dynamic())
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     (pending,) = offered.pending
@@ -295,7 +296,7 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
 )
 @pytest.mark.parametrize("board", ["h100-80-sxm", "a100-40"])
 def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, features, reason):
-    offered = found(cut(board), its=its, features=features)
+    offered = offer_of(cut(board), its=its, features=features)
 
     assert kinds(offered) == set()
     assert offered.counter_sets == ()
@@ -304,7 +305,7 @@ def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, features, 
 
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
     plain, cannot = (
-        found(cut(**ON), its=its, features=ApiFeatures(counters=False)).unavailable
+        offer_of(cut(**ON), its=its, features=ApiFeatures(counters=False)).unavailable
         for its in (DEFAULT_PROFILE, dynamic())
     )
 
@@ -325,7 +326,7 @@ def with_instances(board="h100-80-sxm", *parts, **fields):
 def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
     its = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
 
-    offered = found(its, features=ApiFeatures(counters=False))
+    offered = offer_of(its, features=ApiFeatures(counters=False))
 
     assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
     first, *_ = offered.devices
@@ -338,7 +339,7 @@ def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims(
 def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it():
     its = with_instances("h100-80-sxm", ("2g.20gb", 0))
 
-    offered = found(its, its=dynamic())
+    offered = offer_of(its, its=dynamic())
 
     static = of(offered, "2g.20gb", 0)
     assert static.instance == its.mig.instances[0]
@@ -354,19 +355,19 @@ def test_an_instance_of_a_claim_is_no_instance_of_somebody_else():
     ours = frozenset({(its.uuid, its.mig.instances[0].key)})
     other = frozenset({(gpu(1).uuid, its.mig.instances[0].key)})
 
-    while_looking = found(its, its=dynamic(), ours=ours)
-    held = found(its, its=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
+    while_looking = offer_of(its, its=dynamic(), ours=ours)
+    held = offer_of(its, its=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
 
     assert of(while_looking, "2g.20gb", 0).created_for_claims
-    assert names(held) == names(while_looking) == names(found(cut(**HOPPER), its=dynamic()))
-    assert not of(found(its, its=dynamic(), ours=other), "2g.20gb", 0).created_for_claims
+    assert names(held) == names(while_looking) == names(offer_of(cut(**HOPPER), its=dynamic()))
+    assert not of(offer_of(its, its=dynamic(), ours=other), "2g.20gb", 0).created_for_claims
 
 
 def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_elses():
     its = with_instances("h100-80-sxm", ("2g.20gb", 0))
-    static = of(found(its, its=dynamic()), "2g.20gb", 0)
+    static = of(offer_of(its, its=dynamic()), "2g.20gb", 0)
 
-    offered = found(its, its=dynamic(), held=holding(static))
+    offered = offer_of(its, its=dynamic(), held=holding(static))
 
     assert not of(offered, "2g.20gb", 0).created_for_claims
     assert created_partitions(holding(static)) == frozenset()
@@ -375,7 +376,7 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
 def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
 
-    offered = found(cut("h100-80-sxm", unusable=(strange,), **ON), its=dynamic())
+    offered = offer_of(cut("h100-80-sxm", unusable=(strange,), **ON), its=dynamic())
 
     assert {
         device.partition.placement.end <= 4 for device in offered.devices if device.partition
@@ -390,9 +391,9 @@ def test_an_odd_instance_that_is_being_cut_for_a_claim_is_nobodys_fault():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
     its = cut("h100-80-sxm", unusable=(strange,), **ON)
 
-    offered = found(its, its=dynamic(), ours=frozenset({(its.uuid, strange.key)}))
+    offered = offer_of(its, its=dynamic(), ours=frozenset({(its.uuid, strange.key)}))
 
-    assert names(offered) == names(found(cut(**HOPPER), its=dynamic()))
+    assert names(offered) == names(offer_of(cut(**HOPPER), its=dynamic()))
     assert offered.unavailable == ()
 
 
@@ -401,7 +402,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
     strange = instance(its, "1g.10gb", 0)
     strange = replace(strange, key=replace(strange.key, profile_id=77))
 
-    offered = found(cut("h100-80-sxm", instances=(strange,), **ON))
+    offered = offer_of(cut("h100-80-sxm", instances=(strange,), **ON))
 
     assert offered.devices == ()
     assert (
@@ -414,7 +415,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
 
 
 def test_partitions_are_sliceable_within_their_own_memory():
-    shape = of(found(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
+    shape = of(offer_of(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
 
     assert shape == Fractional(10000 * MIB, 1024 * MIB, MIB, shares=6)
 
@@ -432,7 +433,7 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
 ):
     its = replace(cut(board, **ON), cuda_driver_version=Version(cuda))
 
-    offered = found(its, its=dynamic())
+    offered = offer_of(its, its=dynamic())
 
     assert {
         device.partition.profile.slices: device.shape.shares
@@ -443,7 +444,7 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
 
 
 def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_note_says_so():
-    offered = found(cut(**HOPPER), gpu(1), its=dynamic("1g.10gb", "4g.40gb", shares=16))
+    offered = offer_of(cut(**HOPPER), gpu(1), its=dynamic("1g.10gb", "4g.40gb", shares=16))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 6
     assert of(offered, "4g.40gb", 0).shape.shares == 16
@@ -467,7 +468,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
 def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile_says(
     fields, shares
 ):
-    offered = found(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
+    offered = offer_of(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
 
     assert of(offered, "1g.10gb", 0).shape.shares == shares
     assert offered.warnings == ()
@@ -476,7 +477,7 @@ def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile
 def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which():
     replicas = (("1g.10gb", 7), ("2g.20gb", 9), ("3g.40gb", 30))
 
-    offered = found(cut(**HOPPER), its=dynamic(replicas=replicas))
+    offered = offer_of(cut(**HOPPER), its=dynamic(replicas=replicas))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.pending == ()
@@ -493,14 +494,14 @@ def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which()
 def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
     its = dynamic(replicas=(("1g.10gb", 7),), strategies=(SharingStrategy.TIME_SLICING,))
 
-    offered = found(cut(**HOPPER), its=its)
+    offered = offer_of(cut(**HOPPER), its=its)
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.warnings == ()
 
 
 def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
-    offered = found(cut(**HOPPER), its=dynamic(strict=True))
+    offered = offer_of(cut(**HOPPER), its=dynamic(strict=True))
 
     partitions = {type(device.shape) for device in offered.devices if device.partition}
     assert partitions == {Exclusive}
@@ -523,17 +524,17 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
 def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, told):
     its = profile(strict=True, mig=MigRules(**fields))
 
-    assert any("given out whole" in note for note in found(node, its=its).warnings) is told
+    assert any("given out whole" in note for note in offer_of(node, its=its).warnings) is told
 
 
 def test_where_all_is_given_out_whole_a_limit_by_the_driver_makes_no_difference():
-    assert found(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).warnings == ()
+    assert offer_of(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).warnings == ()
 
 
 def test_replicas_of_what_is_not_cut_are_told():
     its = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
 
-    warnings = found(cut(**HOPPER), its=its).warnings
+    warnings = offer_of(cut(**HOPPER), its=its).warnings
 
     assert warnings[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
     assert warnings[1:] == (
@@ -547,7 +548,7 @@ def test_replicas_of_what_somebody_has_cut_divide_that():
     there = instance(mig("h100-80-sxm"), "1g.20gb", 0)
     its = dynamic("3g.40gb", replicas=(("1g.20gb", 2),))
 
-    offered = found(cut(**HOPPER, **ON, instances=(there,)), its=its)
+    offered = offer_of(cut(**HOPPER, **ON, instances=(there,)), its=its)
 
     assert of(offered, "1g.20gb", 0).shape.shares == 2
     assert offered.warnings == ()
@@ -557,7 +558,7 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
     its = dynamic(replicas=(("1g.10gb", 4),))
     more = replace(its.entries[0].rules, replicas=2, rename=True)
 
-    offered = found(cut(**HOPPER), its=Profile("p", (replace(its.entries[0], rules=more),)))
+    offered = offer_of(cut(**HOPPER), its=Profile("p", (replace(its.entries[0], rules=more),)))
 
     one, two = of(offered, "1g.10gb", 0).shape, of(offered, "2g.20gb", 0).shape
     assert (one.memory_default, one.shares, one.replicas) == (2500 * MIB, 4, 4)
@@ -573,7 +574,7 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
     ],
 )
 def test_partitions_are_exclusive_where_gpus_are(its, features):
-    offered = found(cut(**HOPPER), its=its, features=features)
+    offered = offer_of(cut(**HOPPER), its=its, features=features)
 
     shapes = {type(device.shape) for device in offered.devices}
     assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
@@ -615,7 +616,7 @@ def test_partitions_are_exclusive_where_gpus_are(its, features):
 def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
     its, features, reason
 ):
-    offered = found(cut(**HOPPER), its=its, features=features)
+    offered = offer_of(cut(**HOPPER), its=its, features=features)
 
     assert of(offered, "1g.10gb", 0).shape == Exclusive()
     (pending,) = offered.pending
@@ -625,7 +626,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
 
 def test_monitors_need_taints():
     assert "gpu-0-mon" not in names(
-        found(cut(**ON), its=dynamic(), features=ApiFeatures(taints=False))
+        offer_of(cut(**ON), its=dynamic(), features=ApiFeatures(taints=False))
     )
 
 
@@ -633,10 +634,10 @@ def test_monitors_need_taints():
 
 
 def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
-    before = found(cut(**HOPPER), its=dynamic("1g.10gb", "3g.40gb"))
+    before = offer_of(cut(**HOPPER), its=dynamic("1g.10gb", "3g.40gb"))
     held = holding(of(before, "3g.40gb", 4))
 
-    offered = found(cut(**HOPPER), its=dynamic("2g.20gb"), held=held)
+    offered = offer_of(cut(**HOPPER), its=dynamic("2g.20gb"), held=held)
 
     assert names(offered) == names(before)
     assert offered.counter_sets == before.counter_sets
@@ -653,18 +654,18 @@ def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
     ],
 )
 def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(its, change):
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
 
-    offered = found(cut(**HOPPER), its=its, held=holding(before.devices[0]))
+    offered = offer_of(cut(**HOPPER), its=its, held=holding(before.devices[0]))
 
     assert names(offered) == names(before)
     assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)
 
 
 def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
-    before = found(cut(**HOPPER))
+    before = offer_of(cut(**HOPPER))
 
-    offered = found(cut(**HOPPER), its=dynamic("1g.*"), held=holding(before.devices[0]))
+    offered = offer_of(cut(**HOPPER), its=dynamic("1g.*"), held=holding(before.devices[0]))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.pending[0].change.startswith(
@@ -673,10 +674,10 @@ def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
 
 
 def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_profile():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
-    offered = found(cut(**HOPPER), its=dynamic(fractions=False), held=held)
+    offered = offer_of(cut(**HOPPER), its=dynamic(fractions=False), held=held)
 
     assert of(offered, "1g.10gb", 0).shape == of(before, "1g.10gb", 0).shape
     assert of(offered, "1g.10gb", 1).shape == Exclusive()
@@ -684,22 +685,22 @@ def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_prof
 
 def test_without_mps_a_held_partition_reserves_no_cores_for_the_next_claim():
     its = dynamic(replicas=(("1g.10gb", 4),), default_strategy=SharingStrategy.MPS)
-    before = of(found(cut(**HOPPER), its=its), "1g.10gb", 0)
+    before = of(offer_of(cut(**HOPPER), its=its), "1g.10gb", 0)
 
-    offered = found(cut(**HOPPER), its=its, held=holding(before), mps=False)
+    offered = offer_of(cut(**HOPPER), its=its, held=holding(before), mps=False)
 
     assert before.shape.cores_default == 25
     assert of(offered, "1g.10gb", 0).shape == replace(before.shape, cores_default=0)
 
 
 def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
     partition_held = holding(of(before, "3g.40gb", 4))
     whole_held = holding(before.devices[0])
     lost = ApiFeatures(counters=False)
 
-    one = found(cut(**HOPPER), its=dynamic(), features=lost, held=partition_held)
-    whole = found(cut(**HOPPER), its=dynamic(), features=lost, held=whole_held)
+    one = offer_of(cut(**HOPPER), its=dynamic(), features=lost, held=partition_held)
+    whole = offer_of(cut(**HOPPER), its=dynamic(), features=lost, held=whole_held)
 
     assert names(one) == ["3g40gb-9-4", "gpu-0-mon"]
     assert names(whole) == ["gpu-0", "gpu-0-mon"]
@@ -707,10 +708,10 @@ def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
 
 
 def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
-    offered = found(with_instances("h100-80-sxm", ("2g.20gb", 0)), its=dynamic(), held=held)
+    offered = offer_of(with_instances("h100-80-sxm", ("2g.20gb", 0)), its=dynamic(), held=held)
 
     assert {"1g10gb-19-0", "2g20gb-14-0"} <= set(names(offered))
     assert "gpu-0" not in names(offered)
@@ -719,9 +720,9 @@ def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
 
 
 def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_cut():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
 
-    offered = found(
+    offered = offer_of(
         with_instances("h100-80-sxm", ("2g.20gb", 0)),
         its=dynamic(),
         held=holding(before.devices[0]),
@@ -732,34 +733,36 @@ def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_
 
 
 def test_without_counters_a_whole_gpu_that_is_held_hides_what_somebody_else_cut():
-    before = found(cut(**HOPPER))
+    before = offer_of(cut(**HOPPER))
 
-    offered = found(with_instances("h100-80-sxm", ("2g.20gb", 0)), held=holding(before.devices[0]))
+    offered = offer_of(
+        with_instances("h100-80-sxm", ("2g.20gb", 0)), held=holding(before.devices[0])
+    )
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
 
 
 def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
-    before = found(cut(**ON), its=dynamic())
+    before = offer_of(cut(**ON), its=dynamic())
     held = holding(of(before, "1g.5gb", 0))
 
-    assert names(found(cut(), its=dynamic(), held=held)) == names(before)
+    assert names(offer_of(cut(), its=dynamic(), held=held)) == names(before)
     assert "gpu-0" not in names(
-        found(cut(), its=dynamic(), features=ApiFeatures(counters=False), held=held)
+        offer_of(cut(), its=dynamic(), features=ApiFeatures(counters=False), held=held)
     )
 
 
 def test_who_only_looks_on_keeps_nothing_as_it_is():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
     held = holding(before.devices[-1], admin=True)
 
-    assert names(found(cut(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
+    assert names(offer_of(cut(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
 
 
 def test_a_held_partition_of_a_gpu_that_cannot_be_cut_any_more_is_gone():
-    before = found(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), its=dynamic())
 
-    offered = found(gpu(0), its=dynamic(), held=holding(of(before, "1g.10gb", 0)))
+    offered = offer_of(gpu(0), its=dynamic(), held=holding(of(before, "1g.10gb", 0)))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.devices[0].shape == SLICEABLE
@@ -784,7 +787,7 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
         cut(minor=2),
     )
 
-    offered = found(*node, its=SINGLE)
+    offered = offer_of(*node, its=SINGLE)
 
     assert [device.as_gpu for device in offered.devices if device.partition] == [True] * 3
     assert {device.as_gpu for device in offered.devices if not device.partition} == {False}
@@ -794,7 +797,7 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
 def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
     node = (in_instances(0, ("1g.5gb", 0), ("3g.20gb", 4)), in_instances(1, ("3g.20gb", 4)))
 
-    offered = found(*node, its=SINGLE)
+    offered = offer_of(*node, its=SINGLE)
 
     assert not any(device.as_gpu for device in offered.devices)
     assert offered.warnings == (
@@ -813,7 +816,7 @@ def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each
     )
     node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
 
-    first, second = found(*node, its=Profile("p", entries)).warnings
+    first, second = offer_of(*node, its=Profile("p", entries)).warnings
 
     assert first.startswith("profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since")
     assert "by mig.layout (now 'all-balanced') or the node's label" in first
@@ -826,7 +829,7 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     """They have no UUID before they are cut, and beside them there are whole GPUs to be had."""
     mine = in_instances(0, ("3g.20gb", 0))
 
-    offered = found(mine, gpu(1), its=dynamic("1g.5gb", single=True))
+    offered = offer_of(mine, gpu(1), its=dynamic("1g.5gb", single=True))
 
     serving = [device for device in offered.devices if device.as_gpu]
     assert [one.instance for one in serving] == [*mine.mig.instances]
@@ -839,14 +842,8 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     )
 
 
-def test_where_no_gpu_can_be_cut_single_is_not_told():
-    (note,) = found(gpu(0), its=dynamic(single=True)).warnings
-
-    assert "cannot be partitioned" in note
-
-
 def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
-    offered = found(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
+    offered = offer_of(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
 
     (one,) = [device for device in published_devices(offered) if "asGpu" in device["attributes"]]
     assert one["attributes"]["uuid"] == {"string": "MIG-9-0"}
@@ -861,7 +858,7 @@ def test_gpus_with_other_rules_do_not_count_for_that():
     )
     node = (in_instances(0, ("3g.20gb", 4)), in_instances(1, ("1g.5gb", 0)))
 
-    offered = found(*node, its=Profile("p", entries))
+    offered = offer_of(*node, its=Profile("p", entries))
 
     assert {str(device.gpu.name) for device in offered.devices if device.as_gpu} == {"gpu-0"}
 
@@ -881,7 +878,7 @@ def test_keys_find_their_partition_again():
 
 
 def test_a_strategy_that_nothing_is_there_for_is_told():
-    offered = found(cut(minor=0), gpu(1), its=SINGLE)
+    offered = offer_of(cut(minor=0), gpu(1), its=SINGLE)
 
     assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
@@ -893,7 +890,7 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
 def test_replicas_of_partitions_that_there_cannot_be_are_told():
     its = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
 
-    (note,) = found(cut(), its=its).warnings
+    (note,) = offer_of(cut(), its=its).warnings
 
     assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
 
@@ -903,7 +900,7 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
     its = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
 
-    solid, unknown = found(cut(), gpu(1), its=its).warnings
+    solid, unknown = offer_of(cut(), gpu(1), its=its).warnings
 
     where = "profile 'p', sharing.timeSlicing.resources"
     assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")
@@ -913,21 +910,18 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     )
 
 
-def test_a_gpu_whose_mode_goes_with_its_last_claim_will_be_offered_whole():
-    before = found(cut(**HOPPER), its=dynamic("1g.10gb"))
+@pytest.mark.parametrize(
+    ("starts", "change"),
+    [
+        pytest.param((0,), "sliceable", id="whole, where its mode goes with its last claim"),
+        pytest.param((0, 3), "the partitions that exist", id="where somebody else has cut it too"),
+    ],
+)
+def test_what_a_held_gpu_will_offer_depends_on_who_has_cut_it(starts, change):
+    before = offer_of(cut(**HOPPER), its=dynamic("1g.10gb"))
     held = holding(of(before, "1g.10gb", 0))
-    there = instance(mig("h100-80-sxm"), "1g.10gb", 0)
+    instances = tuple(instance(mig("h100-80-sxm"), "1g.10gb", start) for start in starts)
 
-    offered = found(cut(**HOPPER, **ON, instances=(there,)), held=held)
+    offered = offer_of(cut(**HOPPER, **ON, instances=instances), held=held)
 
-    assert offered.pending == (PendingChange(DeviceName("gpu-0"), "sliceable"),)
-
-
-def test_a_gpu_that_somebody_else_has_cut_as_well_will_offer_what_exists():
-    before = found(cut(**HOPPER), its=dynamic("1g.10gb"))
-    held = holding(of(before, "1g.10gb", 0))
-    there = tuple(instance(mig("h100-80-sxm"), "1g.10gb", start) for start in (0, 3))
-
-    offered = found(cut(**HOPPER, **ON, instances=there), held=held)
-
-    assert offered.pending == (PendingChange(DeviceName("gpu-0"), "the partitions that exist"),)
+    assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)

@@ -122,85 +122,75 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
     assert error.value.problems == (f"spec.gpus[0].mig.layout: {message}",)
 
 
-def test_replicas_of_partitions_are_a_rule_in_the_order_of_their_names():
-    decoded = rules(mig={"replicas": {"3g.40gb": 2, "1g.10gb": 4}})
-
-    assert decoded.mig.replicas == (("1g.10gb", 4), ("3g.40gb", 2))
-
-
-def test_a_layout_of_partitions_is_a_rule():
-    assert rules(mig={"layout": "all-balanced"}).mig == MigRules(layout="all-balanced")
-
-
-@pytest.mark.parametrize("fields", ["Off", {"strategy": "Mixed"}, {"mode": "Off"}])
-def test_without_a_word_for_it_nothing_is_cut_for_claims(fields):
-    assert rules(mig=fields).mig == MigRules()
-
-
-def test_a_most_of_claims_at_once_is_a_rule():
-    assert rules(shares=8).shares == 8
-
-
-def test_no_fractions_and_no_offer_are_rules():
-    assert not rules(fractions="Never").fractions
-    assert not rules(include=False).include
-
-
 @pytest.mark.parametrize(
-    ("fields", "guard"),
+    ("fields", "expected"),
     [
-        ({"policy": "Off"}, GuardRules(GuardPolicy.OFF, 10)),
-        ({"grace": "500ms"}, GuardRules(GuardPolicy.KILL, 0.5)),
-        ({"grace": "0s"}, GuardRules(GuardPolicy.KILL, 0)),
-        ({"grace": "24h"}, GuardRules(GuardPolicy.KILL, 86400)),
-        ({}, GuardRules(GuardPolicy.KILL, 10)),
+        pytest.param(
+            {"mig": {"replicas": {"3g.40gb": 2, "1g.10gb": 4}}},
+            Rules(mig=MigRules(replicas=(("1g.10gb", 4), ("3g.40gb", 2)))),
+            id="replicas of partitions, in the order of their names",
+        ),
+        pytest.param(
+            {"mig": {"layout": "all-balanced"}},
+            Rules(mig=MigRules(layout="all-balanced")),
+            id="a layout of partitions",
+        ),
+        pytest.param({"mig": "Off"}, Rules(), id="nothing is cut for claims"),
+        pytest.param({"mig": {"strategy": "Mixed"}}, Rules(), id="nor by the strategy Mixed"),
+        pytest.param({"mig": {"mode": "Off"}}, Rules(), id="nor by the mode Off"),
+        pytest.param({"shares": 8}, Rules(shares=8), id="a most of claims at once"),
+        pytest.param({"fractions": "Never"}, Rules(fractions=False), id="no fractions"),
+        pytest.param({"include": False}, Rules(include=False), id="no offer"),
+        pytest.param({"memory": {"least": "256Mi"}}, Rules(memory_least=GIB // 4), id="the least"),
+        *(
+            pytest.param({"memoryGuard": guard}, Rules(guard=rule), id=f"half a guard: {guard}")
+            for guard, rule in (
+                ({"policy": "Off"}, GuardRules(GuardPolicy.OFF, 10)),
+                ({"grace": "500ms"}, GuardRules(GuardPolicy.KILL, 0.5)),
+                ({"grace": "0s"}, GuardRules(GuardPolicy.KILL, 0)),
+                ({"grace": "24h"}, GuardRules(GuardPolicy.KILL, 86400)),
+                ({}, GuardRules(GuardPolicy.KILL, 10)),
+            )
+        ),
+        pytest.param(
+            {"fractions": "Never", "strategies": ["TimeSlicing"]},
+            Rules(fractions=False, strategies=(SharingStrategy.TIME_SLICING,)),
+            id="a choice of strategies on GPUs that are taken whole",
+        ),
+        pytest.param({"mpsTenants": "Any"}, Rules(), id="any tenants"),
+        pytest.param({"mpsTenants": "NonRoot"}, Rules(tenants=MpsTenants.NON_ROOT), id="no root"),
+        pytest.param(
+            {"mpsTenants": "UserNamespaces", "strategies": ["MPS"]},
+            Rules(
+                tenants=MpsTenants.USER_NAMESPACES,
+                strategies=(SharingStrategy.MPS,),
+                default_strategy=SharingStrategy.MPS,
+            ),
+            id="tenants in user namespaces, and the only strategy is the default one",
+        ),
+        pytest.param(
+            {"mpsTenants": "NonRoot", "fractions": "Never"},
+            Rules(tenants=MpsTenants.NON_ROOT, fractions=False),
+            id="tenants of whole GPUs",
+        ),
+        pytest.param({"timeSliceInterval": "wholeGPUs"}, Rules(), id="fractions set no interval"),
+        pytest.param(
+            {"timeSliceInterval": "Any"}, Rules(fractions_set_interval=True), id="they may"
+        ),
+        pytest.param({"mpsServer": "PerNamespace"}, Rules(), id="MPS servers of namespaces"),
+        pytest.param(
+            {"mpsServer": "Shared", "fractions": "Never"},
+            Rules(mps_servers=MpsServerScope.SHARED, fractions=False),
+            id="one MPS server for all",
+        ),
     ],
 )
-def test_half_a_memory_guard_keeps_the_other_half_as_it_is(fields, guard):
-    assert rules(memoryGuard=fields).guard == guard
+def test_a_field_changes_its_rule_and_no_other(fields, expected):
+    assert rules(**fields) == expected
 
 
-def test_the_only_strategy_that_is_allowed_is_the_default_one():
-    assert rules(strategies=["MPS"]).default_strategy is SharingStrategy.MPS
+def test_of_several_strategies_time_slicing_is_the_default_one():
     assert rules(strategies=["MPS", "TimeSlicing"]).default_strategy is SharingStrategy.TIME_SLICING
-
-
-@pytest.mark.parametrize(
-    ("fields", "tenants"),
-    [
-        ({}, MpsTenants.ANY),
-        ({"mpsTenants": "Any"}, MpsTenants.ANY),
-        ({"mpsTenants": "NonRoot"}, MpsTenants.NON_ROOT),
-        ({"mpsTenants": "UserNamespaces", "strategies": ["MPS"]}, MpsTenants.USER_NAMESPACES),
-        ({"mpsTenants": "NonRoot", "fractions": "Never"}, MpsTenants.NON_ROOT),
-    ],
-)
-def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(fields, tenants):
-    assert rules(**fields).tenants is tenants
-
-
-@pytest.mark.parametrize(
-    ("fields", "may"),
-    [
-        ({}, False),
-        ({"timeSliceInterval": "wholeGPUs"}, False),
-        ({"timeSliceInterval": "Any"}, True),
-    ],
-)
-def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(fields, may):
-    assert rules(**fields).fractions_set_interval is may
-
-
-@pytest.mark.parametrize(
-    ("fields", "servers"),
-    [
-        ({}, MpsServerScope.PER_NAMESPACE),
-        ({"mpsServer": "PerNamespace"}, MpsServerScope.PER_NAMESPACE),
-        ({"mpsServer": "Shared", "fractions": "Never"}, MpsServerScope.SHARED),
-    ],
-)
-def test_namespaces_have_mps_servers_of_their_own_unless_the_profile_joins_them(fields, servers):
-    assert rules(**fields).mps_servers is servers
 
 
 @pytest.mark.parametrize(
@@ -338,16 +328,6 @@ def test_rules_that_cannot_hold_are_refused_with_their_path(entry, expected):
     assert list(problems(entry)) == expected
 
 
-def test_the_strategies_stay_a_matter_of_choice_on_gpus_that_are_taken_whole():
-    assert rules(fractions="Never", strategies=["TimeSlicing"]) == Rules(
-        fractions=False, strategies=(SharingStrategy.TIME_SLICING,)
-    )
-
-
-def test_the_least_amount_that_can_be_given_out_is_accepted():
-    assert rules(memory={"least": "256Mi"}).memory_least == 256 * 1024**2
-
-
 def test_an_entry_behind_one_for_every_gpu_is_refused():
     messages = problems({"select": {"index": [0]}}, {}, {"select": {"index": [1]}}, {})
 
@@ -385,9 +365,42 @@ def test_the_problems_of_all_entries_are_told_at_once():
         pytest.param(
             {"mig-configs": {}}, ["mig-configs: unknown field; remove it"], id="another program's"
         ),
+        pytest.param(
+            shared("timeSlicing", resource(), resource(replicas=3)),
+            [
+                "sharing.timeSlicing.resources[1].name: nvidia.com/gpu is in "
+                "sharing.timeSlicing.resources[0] already; a NodeProfile can divide GPUs of one "
+                "node differently"
+            ],
+            id="the same twice",
+        ),
+        pytest.param(
+            shared("mps", resource("nvidia.com/gpus"), resource("example.com/gpu")),
+            [
+                f"sharing.mps.resources[{number}].name: {name!r} is not known here; write "
+                "nvidia.com/gpu"
+                for number, name in enumerate(("nvidia.com/gpus", "example.com/gpu"))
+            ],
+            id="unknown names",
+        ),
+        pytest.param(
+            {
+                "sharing": {
+                    "timeSlicing": {"resources": [resource("a")]},
+                    "mps": {"resources": [resource()]},
+                }
+            },
+            [
+                "sharing.timeSlicing and sharing.mps exclude each other, as in NVIDIA's device "
+                "plugin; remove one of them",
+                "sharing.timeSlicing.resources[0].name: 'a' is not known here; write "
+                "nvidia.com/gpu",
+            ],
+            id="both ways to share",
+        ),
     ],
 )
-def test_a_document_that_is_no_profile_is_refused(content, expected):
+def test_a_document_that_cannot_be_a_profile_is_refused(content, expected):
     with pytest.raises(ConfigError) as refused:
         decode_profile(content, "p")
 
@@ -436,33 +449,44 @@ def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
     )
 
 
-def test_the_shortest_file_divides_every_gpu_too():
-    (entry,) = device_plugin("time-slicing-short").entries
+@pytest.mark.parametrize(
+    ("file", "expected", "fields_without_meaning"),
+    [
+        pytest.param(
+            "time-slicing-short",
+            Rules(replicas=10, **WITHOUT_LIMIT),
+            [],
+            id="the shortest divides every GPU too",
+        ),
+        pytest.param(
+            "mps",
+            Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS),
+            [],
+            id="MPS gives each its share of the memory, and nobody two",
+        ),
+        pytest.param(
+            "mps-many-shares",
+            Rules(replicas=2, rename=True, default_strategy=SharingStrategy.MPS),
+            ["flags.mpsRoot"],
+            id="MPS may let a pod have shares of several GPUs",
+        ),
+        pytest.param(
+            "mixed-partitions",
+            Rules(
+                replicas=2,
+                mig=MigRules(replicas=(("1g.10gb", 3), ("2g.20gb", 5))),
+                **WITHOUT_LIMIT,
+            ),
+            [],
+            id="partitions are divided as it says",
+        ),
+    ],
+)
+def test_a_file_of_the_device_plugin_becomes_rules(file, expected, fields_without_meaning):
+    decoded = device_plugin(file)
 
-    assert entry.rules == Rules(replicas=10, **WITHOUT_LIMIT)
-
-
-def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
-    decoded = device_plugin("mps")
-
-    (entry,) = decoded.entries
-    assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS)
-    assert decoded.warnings == ()
-
-
-def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
-    (entry,) = device_plugin("mps-many-shares").entries
-
-    assert entry.rules == Rules(replicas=2, rename=True, default_strategy=SharingStrategy.MPS)
-
-
-def test_partitions_in_a_file_are_divided_as_it_says():
-    decoded = device_plugin("mixed-partitions")
-
-    (entry,) = decoded.entries
-    mig = MigRules(replicas=(("1g.10gb", 3), ("2g.20gb", 5)))
-    assert entry.rules == Rules(replicas=2, mig=mig, **WITHOUT_LIMIT)
-    assert decoded.warnings == ()
+    assert [entry.rules for entry in decoded.entries] == [expected]
+    assert [note.partition(":")[0] for note in decoded.warnings] == fields_without_meaning
 
 
 def test_a_file_about_partitions_alone_limits_nothing_either():
@@ -613,51 +637,6 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
     paths = [note.partition(":")[0] for note in decoded.warnings]
     assert len(paths) == len(set(paths)) == 33
     assert all(": has no meaning here: " in note for note in decoded.warnings)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        pytest.param(
-            shared("timeSlicing", resource(), resource(replicas=3)),
-            [
-                "sharing.timeSlicing.resources[1].name: nvidia.com/gpu is in "
-                "sharing.timeSlicing.resources[0] already; a NodeProfile can divide GPUs of one "
-                "node differently"
-            ],
-            id="the same twice",
-        ),
-        pytest.param(
-            shared("mps", resource("nvidia.com/gpus"), resource("example.com/gpu")),
-            [
-                f"sharing.mps.resources[{number}].name: {name!r} is not known here; write "
-                "nvidia.com/gpu"
-                for number, name in enumerate(("nvidia.com/gpus", "example.com/gpu"))
-            ],
-            id="unknown names",
-        ),
-        pytest.param(
-            {
-                "sharing": {
-                    "timeSlicing": {"resources": [resource("a")]},
-                    "mps": {"resources": [resource()]},
-                }
-            },
-            [
-                "sharing.timeSlicing and sharing.mps exclude each other, as in NVIDIA's device "
-                "plugin; remove one of them",
-                "sharing.timeSlicing.resources[0].name: 'a' is not known here; write "
-                "nvidia.com/gpu",
-            ],
-            id="both ways to share",
-        ),
-    ],
-)
-def test_a_file_that_says_what_cannot_be_is_refused(content, expected):
-    with pytest.raises(ConfigError) as refused:
-        decode_profile(content, "p")
-
-    assert list(refused.value.problems) == expected
 
 
 def test_the_first_entry_that_selects_a_gpu_holds_for_it():

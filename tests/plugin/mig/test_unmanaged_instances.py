@@ -287,21 +287,21 @@ def test_a_half_of_an_instance_that_is_left_goes_with_its_claim(world):
 
 
 def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
-    world.prepare_claim(Claim(ref("first"), (fraction("10Gi", SIDE),)))
+    share_of_side(world, "first")
     foreign = replace_instance(world, partition(THREE, 0).key)
 
     with pytest.raises(
         PlacementTaken, match="gpu-0 has an instance of profile 9 at 0 that was not created"
     ):
-        world.prepare_claim(Claim(ref("second"), (fraction("10Gi", SIDE),)))
+        share_of_side(world, "second")
     world.preparer.unprepare(ref("first"))
 
     assert list(world.node.mig.instances.values()) == [foreign]
 
 
 def test_claims_that_share_a_partition_which_is_cut_anew_leave_nothing(world):
-    for name in ("first", "second"):
-        world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
+    share_of_side(world, "first")
+    share_of_side(world, "second")
     world.node.mig.instances.clear()
     world.preparer.prepare(ref("first"))  # the second one's pods never had this one
 
@@ -498,8 +498,8 @@ def test_a_claim_that_was_allocated_anew_leaves_the_partition_of_its_unreadable_
 
 
 def test_who_shares_a_partition_with_an_unreadable_record_does_not_remove_it(world):
-    for name in ("first", "second"):
-        world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
+    share_of_side(world, "first")
+    share_of_side(world, "second")
     damage(world, "first")
 
     world.preparer.unprepare(ref("second"))
