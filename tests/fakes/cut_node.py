@@ -55,7 +55,7 @@ _BOOT = "boot"
 
 
 def at_once(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Nobody else has the turn."""
+    """Nobody else has the lease."""
     return contextlib.nullcontext()
 
 

@@ -26,7 +26,7 @@ LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interva
 
 
 class World(Preparing):
-    """A node whose claims and CDI files are on one disk, with the turn of a real plugin."""
+    """A node whose claims and CDI files are on one disk, with the lease of a real plugin."""
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")

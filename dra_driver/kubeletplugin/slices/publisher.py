@@ -44,7 +44,7 @@ class PublishIntervals:
     """How soon things happen again, in seconds."""
 
     watch: WatchIntervals = _WATCH
-    standby: float = 2.0  # between two questions whether it is our turn
+    standby: float = 2.0  # between two questions whether this process may publish
     settle: float = 0.1  # from a foreign change to our answer: the kubelet deletes one by one
     last_settle: float = 1.5  # the same in a quarrel: deleted slices are back within 2 s always
     quarrel: float = 30.0  # foreign changes that follow each other faster are answered more slowly
@@ -56,7 +56,7 @@ class PublishStatus:
     """How publishing stands."""
 
     published: bool = False  # the API server has what we want
-    standby: bool = False  # it is another process's turn
+    standby: bool = False  # another process publishes
     error: str | None = None  # why the last try failed
     last_success: float | None = None  # Unix time
 
@@ -71,7 +71,7 @@ class Publisher:
         observer: PublishObserver | None = None,
         intervals: PublishIntervals | None = None,
     ) -> None:
-        """*may_publish*: whether it is our turn, asked before every look and write, so cheap."""
+        """*may_publish*: whether this process may; asked before every look, so cheap."""
         self._slices = slices
         self._may_publish = may_publish
         self._observer = observer
@@ -100,7 +100,7 @@ class Publisher:
         self.wake()
 
     def wake(self) -> None:
-        """Look at once whether it is our turn and whether all is as wanted."""
+        """Look at once whether this process may publish, and whether all is as wanted."""
         self._watcher.wake()
 
     def stop(self, timeout_seconds: float = 1.0) -> bool:
@@ -116,7 +116,7 @@ class Publisher:
         return self._status.published or self._status.standby
 
     def _look(self, seconds: int) -> Watch | float:
-        """Write what is wanted if it is our turn, and watch for changes by others."""
+        """Write what is wanted if this process may publish, and watch for changes by others."""
         if not self._may_publish():
             self._slices.forget()
             self._set_status(published=False, standby=True, error=None)

@@ -118,20 +118,21 @@ class MetadataFiles:
     def restore(self, documents: Sequence[MetadataDocument]) -> None:
         """Write those that are gone, or not whole."""
         with self._errors():
-            gone = [one for one in documents if _text(Path(one.host_path)) != one.text]
+            gone = [file for file in documents if _text(Path(file.host_path)) != file.text]
         self.write(gone)
 
     def exist(self, uid: ClaimUid, requests: Iterable[str]) -> bool:
         """Whether the claim has a document for each of *requests*."""
         with self._errors():
-            return all((self.directory / metadata_file_name(uid, one)).exists() for one in requests)
+            names = [metadata_file_name(uid, request) for request in requests]
+            return all((self.directory / name).exists() for name in names)
 
     def shown(self, uid: ClaimUid, spec: Spec) -> tuple[MetadataDocument, ...] | None:
         """The documents that *spec* shows of a claim. None: one of them is gone."""
         mounts = {mount for device in spec.devices for mount in device.container_edits.mounts}
         documents = []
         with self._errors():
-            for mount in sorted(mounts, key=lambda one: one.host_path):
+            for mount in sorted(mounts, key=lambda mount: mount.host_path):
                 path = Path(mount.host_path)
                 if path.parent == self.directory:
                     request = path.stem.removeprefix(f"{uid}_")
@@ -218,11 +219,11 @@ class ClaimFiles:
 
     def exist(self, record: ClaimRecord) -> bool:
         """Whether nothing is gone of a completed claim, readable or not."""
-        uid, requests = record.claim.uid, {one.request for one in record.holdings}
+        uid, requests = record.claim.uid, {holding.request for holding in record.holdings}
         return self._specs.exists(uid) and self._metadata.exist(uid, requests)
 
-    def found(self, record: ClaimRecord) -> ClaimRecord:
-        """*record* with the texts that are there. LostRecord: not all of them are."""
+    def with_texts(self, record: ClaimRecord) -> ClaimRecord:
+        """*record* with the texts that are there. ClaimRecordLost: not all of them are."""
         spec = self._specs.read(record.claim.uid)
         documents = self._metadata.shown(record.claim.uid, spec) if spec else None
         if spec is None or documents is None:

@@ -150,7 +150,7 @@ class Ledger:
         """Look at the disk and leave it as it is: before this process has its first lease."""
         with disk_errors(self._directory):
             index, aside = read_ledger_directory(self._directory)
-            self._found(index, aside)
+            self._keep(index, aside)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process held the lease.
@@ -170,13 +170,13 @@ class Ledger:
                     os.replace(path.with_suffix(UNREADABLE_SUFFIX), path)
             aside = {uid: set_aside_record(damaged) for uid, damaged in aside.items()}
             self._cut_files.keep((*index, *aside))
-            self._found(index, aside)
+            self._keep(index, aside)
 
-    def _found(
+    def _keep(
         self, index: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
     ) -> None:
         read = ((uid, self._cut_files.read(uid)) for uid in aside)
-        leftovers = {uid: found for uid, found in read if found is not None}
+        leftovers = {uid: record for uid, record in read if record is not None}
         with self._lock:
             self._cut_history.let_go(self._cut())
             self._index, self._aside, self._leftovers = index, aside, leftovers
@@ -205,8 +205,8 @@ class Ledger:
             return self._leftovers.get(uid)
 
     def record(self, uid: ClaimUid) -> ClaimRecord | None:
-        """The whole record of a claim, read from its file. LostRecord: somebody removed or damaged
-        that. NodeError: it cannot be read now."""
+        """The whole record of a claim, read from its file. ClaimRecordLost: somebody removed or
+        damaged that. NodeError: it cannot be read now."""
         known = self.known(uid)
         if known is None or not known.completed:
             return known

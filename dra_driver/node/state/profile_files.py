@@ -1,4 +1,4 @@
-"""Profiles as files: one file, a directory, or a mounted ConfigMap.
+"""Profiles as files: one file, a directory, or a mounted ConfigMap; and the last one in force.
 
 ``LastProfileFile`` keeps the profile that was in force last, where it outlives a restart: a label
 can be mistyped, or a profile broken, while the plugin is restarted, and the node then goes on with

@@ -136,8 +136,7 @@ class PreparedClaims:
     def _change_pods(self, record: ClaimRecord, claim: Claim) -> None:
         """Record, act, record. The limit of a pod that left goes once none of its containers is
         known to have been given the claim (``dra_driver.plugin.memory.pod_limits``); as long as
-        they are
-        ending, it is of the claim's pods.
+        they are ending, it is of the claim's pods.
         """
         both = tuple(sorted({*record.pods, *claim.pods}))
         pods_gone = tuple(pod for pod in record.pods if pod not in claim.pods)

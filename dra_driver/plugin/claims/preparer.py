@@ -182,7 +182,7 @@ class Preparer:
     def _recorded_again(self, ref: ClaimRef) -> ClaimRecord | None:
         if (known := self._ledger.known(ref.uid)) is None:
             return None
-        record = self._files.found(known)
+        record = self._files.with_texts(known)
         self._ledger.write(record)
         return record
 

@@ -120,7 +120,7 @@ class MpsNode(partitions.InstanceReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MpsDependencies:
-    """What is looked after. *in_charge*: whether no newer process of this plugin runs."""
+    """What is looked after. *is_newest*: whether no newer process of this plugin runs."""
 
     agent: MpsAgent
     ledger: MpsLedger
@@ -129,7 +129,7 @@ class MpsDependencies:
     pods: PodSource
     events: Events
     observer: MpsMetrics
-    in_charge: Callable[[], bool]
+    is_newest: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class MpsWatch:
 
         Without claims under MPS, and with an agent that serves nothing, it does nothing.
         """
-        if not self._has_work() or not self._dependencies.in_charge():
+        if not self._has_work() or not self._dependencies.is_newest():
             return None
         try:
             status = self._dependencies.agent.status()

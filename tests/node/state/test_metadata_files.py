@@ -235,7 +235,7 @@ def test_what_is_whole_is_left_as_it_is(world):
 
 def test_what_was_recorded_of_files_is_found_in_the_files(world):
     record = world.prepared()
-    assert world.files.found(replace(record, spec=None, documents=())) == record
+    assert world.files.with_texts(replace(record, spec=None, documents=())) == record
 
 
 @pytest.mark.parametrize("lost", [World.spec, World.document])
@@ -243,7 +243,7 @@ def test_what_was_recorded_is_not_guessed_from_some_of_the_files(world, lost):
     record = world.prepared()
     lost(world).unlink()
     with pytest.raises(ClaimRecordLost, match="delete the pods that use it"):
-        world.files.found(replace(record, spec=None, documents=()))
+        world.files.with_texts(replace(record, spec=None, documents=()))
 
 
 def test_a_directory_that_cannot_be_made_is_named_with_the_mend(world):

@@ -693,7 +693,7 @@ def test_waiting_for_everything_together_ends_in_time(world):
 
 
 class Read(dict):
-    """A configuration that notes whether the turn is held while it is read."""
+    """A configuration that notes whether the lease is held while it is read."""
 
     def __init__(self, turns, fields):
         super().__init__(fields)
