@@ -13,31 +13,26 @@ from dra_driver.plan.mps.containers import (
     separate_server_problems,
     served_requests,
 )
-from tests.builders import holding, ref
+from tests.builders import gpu_uuid, holding, ref
 from tests.fakes.pods import container, pod_spec
 
 
-def record(name, *held, namespace="default"):
+def record(name, *requests, namespace="default"):
     """A claim of (request, minor number, how)."""
     claim = ref(name, namespace=namespace)
     holdings = tuple(
-        Holding(
+        holding(
             claim,
-            DeviceName(f"gpu-{minor}"),
-            GpuUuid(f"GPU-{minor}"),
-            ShareId(f"share-{number}"),
+            f"gpu-{minor}",
+            share=ShareId(f"share-{number}"),
             admin=how == "admin access",
             request=request,
         )
-        for number, (request, minor, how) in enumerate(held)
+        for number, (request, minor, how) in enumerate(requests)
     )
-    under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, how in held if how == "mps")
-    steps = (
-        (ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, under)),)
-        if under
-        else ()
-    )
-    return ClaimRecord(claim, holdings, steps)
+    served = tuple(gpu_uuid(minor) for _, minor, how in requests if how == "mps")
+    served_namespace = MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, served)
+    return ClaimRecord(claim, holdings, (ServeMpsNamespace(served_namespace),) if served else ())
 
 
 def mps(name, minor=0, **fields):

@@ -41,7 +41,7 @@ from dra_driver.plan.mps.usage import (
     server_restarted_message,
     unserved_claims,
 )
-from tests.builders import ref
+from tests.builders import holding, ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")
@@ -53,15 +53,11 @@ def namespace(name="s-a", claim=A, gpus=(GPU,), percent=30):
 
 
 def record(claim=A, *namespaces, pods=(WEB,), completed=True, holdings=None):
-    held = {gpu for namespace in namespaces for gpu in namespace.gpus}
-    found = tuple(Holding(claim, DeviceName(f"gpu-{gpu[-1]}"), gpu=gpu) for gpu in sorted(held))
-    return ClaimRecord(
-        claim,
-        found if holdings is None else holdings,
-        tuple(map(ServeMpsNamespace, namespaces)),
-        prepared=() if completed else None,
-        pods=tuple(pods),
-    )
+    if holdings is None:
+        gpus = sorted({gpu for namespace in namespaces for gpu in namespace.gpus})
+        holdings = tuple(holding(claim, f"gpu-{gpu[-1]}", gpu=gpu) for gpu in gpus)
+    steps = tuple(map(ServeMpsNamespace, namespaces))
+    return ClaimRecord(claim, holdings, steps, prepared=() if completed else None, pods=tuple(pods))
 
 
 def server(*namespaces, clients=(), protocol=3, ready=True, name="s1"):
