@@ -90,8 +90,17 @@ def test_a_failure_of_nvml_is_an_error_also_while_restoring(made):
             change(node.gpu, False)
 
 
-def test_an_idle_board_is_reset_for_it(made):
-    node = made(AMPERE)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="its driver tells of virtual machines"),
+        pytest.param(
+            {"fails": {"nvmlDeviceGetVirtualizationMode": "FUNCTION_NOT_FOUND"}}, id="it cannot"
+        ),
+    ],
+)
+def test_an_idle_board_is_reset_for_it(made, fields):
+    node = made(AMPERE, **fields)
     node.partitions.reset_mode(node.gpu, True)
     assert mode(node) == (True, True)
 
@@ -167,14 +176,6 @@ def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_and_stays_in_it
     assert node.cut == ["3g.20gb at 4"]
     node.partitions.remove(node.gpu, node.key("3g.20gb", 4))
     node.partitions.restore_mode(node.gpu, False)
-    assert mode(node) == (True, True)
-
-
-def test_a_driver_that_cannot_tell_of_virtual_machines_is_asked_for_the_mode(made):
-    node = made(AMPERE, fails={"nvmlDeviceGetVirtualizationMode": "FUNCTION_NOT_FOUND"})
-
-    node.partitions.reset_mode(node.gpu, True)
-
     assert mode(node) == (True, True)
 
 

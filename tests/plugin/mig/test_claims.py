@@ -90,6 +90,20 @@ class World:
         path = self.directory / "cdi" / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    @contextlib.contextmanager
+    def failing(self, is_failing, error):
+        """Meanwhile a step of which *is_failing* is true raises *error* before it is done."""
+
+        def fail(step):
+            if is_failing(step):
+                raise error
+
+        self.node.before_step = fail
+        try:
+            yield
+        finally:
+            self.node.before_step = lambda step: None
+
     @property
     def cut(self):
         return self.node.mig.on(GPU)
@@ -263,13 +277,13 @@ def test_what_was_refused_once_can_be_cut_when_it_is_free(world):
 
 
 def test_an_error_in_the_middle_leaves_nothing(world):
-    def fail_at_the_second_cut(step):
-        if step == CreatePartition(GPU, partition(ONE, 1).key):
-            raise NodeError("NVML says Insufficient Resources")
+    second_cut = CreatePartition(GPU, partition(ONE, 1).key)
+    error = NodeError("NVML says Insufficient Resources")
 
-    world.node.before_step = fail_at_the_second_cut
-
-    with pytest.raises(NodeError, match="Insufficient Resources"):
+    with (
+        world.failing(lambda step: step == second_cut, error),
+        pytest.raises(NodeError, match="Insufficient Resources"),
+    ):
         world.prepare(FIRST, SECOND)
 
     assert (world.cut, world.mode) == ((), False)
@@ -342,15 +356,8 @@ def test_killed_at_any_step_the_next_start_leaves_nothing_half_done(world, kind,
 @pytest.mark.parametrize("kind", [RemovePartition, SetMigMode])
 def test_killed_while_it_is_given_back_the_next_start_goes_on(world, kind):
     world.prepare(FIRST)
-
-    def die(step):
-        if isinstance(step, kind):
-            raise Killed
-
-    world.node.before_step = die
-    with pytest.raises(Killed):
+    with world.failing(lambda step: isinstance(step, kind), Killed), pytest.raises(Killed):
         world.preparer.unprepare(ref())
-    world.node.before_step = lambda step: None
     world.restart()
 
     assert (world.cut, world.mode) == ((), False)

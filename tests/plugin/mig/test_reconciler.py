@@ -239,12 +239,13 @@ def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
     assert not scene.reconciler.waiting
 
 
-def test_who_waits_keeps_nobody_else_waiting(scene, board):
+def test_a_gpu_that_a_process_uses_waits_and_keeps_nobody_else_waiting(scene, board):
     board.used = {None: 4711}
 
-    scene.apply("all-1g.5gb")
+    state = scene.apply("all-1g.5gb")
 
-    assert scene.claims.asked == []
+    assert state.outcomes[board.uuid].reason == "processes use it: process 4711"
+    assert (scene.boards.done, scene.claims.asked) == ([], [])
 
 
 def test_the_claims_that_it_waits_for_are_named(scene, board):
@@ -373,13 +374,6 @@ def test_claims_are_kept_away_from_the_gpu(scene, board):
     scene.apply("all-1g.5gb")
 
     assert scene.claims.asked == [board.uuid]
-
-
-def test_a_gpu_that_a_process_uses_waits_too(scene, board):
-    board.used = {None: 4711}
-
-    assert scene.apply("all-1g.5gb").outcomes[board.uuid].reason == "processes use it: process 4711"
-    assert scene.boards.done == []
 
 
 def test_processes_in_partitions_count(scene, board):

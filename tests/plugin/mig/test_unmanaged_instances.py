@@ -175,6 +175,10 @@ def silent_once_cut(world):
     return find
 
 
+def turns_mode_off(step):
+    return step == SetMigMode(GPU, False)
+
+
 def share_of_side(world, name):
     world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
 
@@ -196,15 +200,9 @@ def test_a_partition_that_was_cut_anew_for_a_claim_that_failed_goes(world):
 
 def test_so_does_one_beside_a_claim_that_was_half_given_back(world):
     share_of_side(world, "first")
-
-    def fail(step):
-        if step == SetMigMode(GPU, False):
-            raise TimedOut("turning MIG mode off took longer than 15 s")
-
-    world.node.before_step = fail
-    with pytest.raises(NodeError):
+    late = TimedOut("turning MIG mode off took longer than 15 s")
+    with world.failing(turns_mode_off, late), pytest.raises(NodeError):
         world.preparer.unprepare(ref("first"))
-    world.node.before_step = lambda step: None
     answers = silent_once_cut(world)
     with pytest.raises(NodeError):
         share_of_side(world, "second")
@@ -231,15 +229,12 @@ def test_what_another_claim_has_stays_where_one_fails_that_was_to_share_it(world
 def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
     share_of_side(world, "first")
     its = dict(world.node.mig.instances)
-
-    def fail(step):
-        if isinstance(step, CreatePartition):
-            raise TimedOut("cutting took longer than 15 s")
-
-    world.node.before_step = fail
-    with pytest.raises(NodeError):
+    late = TimedOut("cutting took longer than 15 s")
+    with (
+        world.failing(lambda step: isinstance(step, CreatePartition), late),
+        pytest.raises(NodeError),
+    ):
         share_of_side(world, "second")
-    world.node.before_step = lambda step: None
     world.preparer.unprepare(ref("second"))
 
     assert [step.unless for step in world.node.undone if isinstance(step, RemovePartition)] == [
@@ -250,15 +245,9 @@ def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
 
 def test_a_gpu_whose_mig_mode_stayed_on_is_off_for_good_after_a_claim_for_all_of_it(world):
     world.prepare(FIRST)
-
-    def fail(step):
-        if step == SetMigMode(GPU, False):
-            raise NodeError("in use by nv-hostengine")
-
-    world.node.before_step = fail
-    with contextlib.suppress(NodeError):
+    error = NodeError("in use by nv-hostengine")
+    with world.failing(turns_mode_off, error), contextlib.suppress(NodeError):
         world.preparer.unprepare(ref())
-    world.node.before_step = lambda step: None
     world.restart()
     world.node.mig.modes[GPU] = True
 
@@ -343,8 +332,9 @@ def paths(world):
     return [node["path"] for node in edits["deviceNodes"]]
 
 
-def test_who_looks_on_at_a_partition_that_nobody_has_may_look_at_instances(world):
-    world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
+@pytest.mark.parametrize("device", [FIRST, "gpu-0"])
+def test_who_looks_on_at_what_nobody_has_may_look_at_instances(world, device):
+    world.prepare_claim(Claim(ref(), (allocation(device, admin=True),)))
 
     assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
     assert world.cut == ()
@@ -373,12 +363,6 @@ def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
 
     with pytest.raises(MigInstanceNotFound):
         world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
-
-
-def test_who_looks_on_at_a_whole_gpu_may_look_at_its_instances(world):
-    world.prepare_claim(Claim(ref(), (allocation("gpu-0", admin=True),)))
-
-    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -565,15 +549,11 @@ def test_killed_at_any_step_with_an_unreadable_record_the_next_start_goes_on(wor
     world.prepare(FIRST)
     damage(world)
     world.api.claims[ref()] = claim(SECOND)
-
-    def die(step):
-        if isinstance(step, kind):
-            raise Killed
-
-    world.node.before_step = die
-    with contextlib.suppress(Killed, DriverError):
+    with (
+        world.failing(lambda step: isinstance(step, kind), Killed),
+        contextlib.suppress(Killed, DriverError),
+    ):
         reconciler(world).look()
-    world.node.before_step = lambda step: None
     world.restart()
     world.preparer.prepare(ref())
     assert world.cut == (partition(ONE, 1).key,)
