@@ -23,6 +23,7 @@ from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.sim.mps.client import main as client
 from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost
+from tests.fakes.mps import eventually
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
@@ -103,14 +104,6 @@ def running():
 def shared(running, protocol):
     yield running[protocol]
     running[protocol].host.end_programs()
-
-
-def eventually(condition) -> bool:
-    """Whether it comes true in five seconds."""
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def control(daemon) -> int:
@@ -439,7 +432,7 @@ def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(h
     daemons.start(daemon, [host.namespace(0)])
     os.kill(control(daemon), signal.SIGKILL)
 
-    assert eventually(lambda: not daemons.is_running(daemon))
+    eventually(lambda: not daemons.is_running(daemon), "the end of the daemon")
     brief = host.daemons(BRIEF)
     with pytest.raises(NodeError):
         brief.check(daemon)
@@ -549,7 +542,9 @@ def test_a_daemon_that_dies_before_it_was_asked_does_not_start_and_leaves_nothin
     processes = DaemonProcesses()
 
     def too_late(command, seconds):
-        assert eventually(lambda: processes.control(processes.of(daemon.token)) is None)
+        eventually(
+            lambda: processes.control(processes.of(daemon.token)) is None, "the end of the daemon"
+        )
         return run_command(command, seconds)
 
     with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
@@ -578,7 +573,9 @@ def test_a_server_whose_gpu_goes_is_not_ready(other_host):
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
 
-    assert eventually(lambda: "is its GPU there" in daemons.check(daemon).state)
+    eventually(
+        lambda: "is its GPU there" in daemons.check(daemon).state, "the question for its GPU"
+    )
     assert not daemons.check(daemon).ready
 
 

@@ -10,7 +10,7 @@ from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.profiles import MpsTenants
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.mps.containers import (
     JoinedPod,
@@ -19,7 +19,7 @@ from dra_driver.plan.mps.containers import (
     tenant_violations,
     unusable_devices,
 )
-from tests.builders import ref
+from tests.builders import holding, ref
 from tests.fakes.pods import container
 
 FIRST, LATER = Pod("first", PodUid("uid-first")), Pod("later", PodUid("uid-later"))
@@ -33,35 +33,24 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
         device, share = f"gpu-{minor}", ShareId(f"share-{number}")
         id_ = f"k8s.gpu.nvidia.com/claim={name}-{number}"
         prepared.append(PreparedDevice((request,), "node", device, (id_,), share))
-        holdings.append(
-            Holding(
-                claim,
-                DeviceName(device),
-                GpuUuid(f"GPU-{minor}"),
-                share,
-                admin=bool(admin),
-                request=request,
-            )
-        )
+        values = {"gpu": GpuUuid(f"GPU-{minor}"), "share": share, "request": request}
+        holdings.append(holding(claim, device, admin=bool(admin), **values))
         env: tuple[str, ...] = (f"GPU_DEVICE_{minor}_UUID=GPU-{minor}",)
         if leads:
             env = (*env, f"CUDA_MPS_PIPE_DIRECTORY={leads}")
         edits.append(cdi.CdiDevice(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
-    under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
-    steps = (
-        (ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, under)),)
-        if under
-        else ()
-    )
+    gpus = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
+    namespace = MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, gpus)
+    steps = (ServeMpsNamespace(namespace),) if gpus else ()
     spec = cdi.to_json(cdi.Spec("k8s.gpu.nvidia.com/claim", devices=tuple(edits)))
-    values = {"prepared": tuple(prepared), "spec": spec, "pods": tuple(pods)} | fields
-    return ClaimRecord(claim, tuple(holdings), steps, **values)
+    outcome = {"prepared": tuple(prepared), "spec": spec, "pods": tuple(pods)} | fields
+    return ClaimRecord(claim, tuple(holdings), steps, **outcome)
 
 
 def tenants(record):
     """The profile said NonRoot when it was prepared."""
-    held = (replace(holding, tenants=MpsTenants.NON_ROOT) for holding in record.holdings)
-    return replace(record, holdings=tuple(held))
+    holdings = (replace(part, tenants=MpsTenants.NON_ROOT) for part in record.holdings)
+    return replace(record, holdings=tuple(holdings))
 
 
 def spec(*containers, pod=LATER):
@@ -234,13 +223,13 @@ def on_partitions(*devices):
     """As ``record``, of partitions of gpu-0, one for each: (request, where it begins, …)."""
     one = record("a", *((request, 0, leads) for request, _, leads in devices))
     held, prepared = [], []
-    for (_, start, _), holding, given_ in zip(
+    for (_, start, _), whole_gpu, given_ in zip(
         devices, one.holdings, one.prepared or (), strict=True
     ):
         key = PartitionKey(19, start, 1, 1)
         instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
         name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
-        held.append(replace(holding, device=name, partition=key, instance=instance))
+        held.append(replace(whole_gpu, device=name, partition=key, instance=instance))
         prepared.append(replace(given_, device=name))
     return replace(one, holdings=tuple(held), prepared=tuple(prepared))
 
