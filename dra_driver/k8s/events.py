@@ -107,7 +107,7 @@ class EventRecorder:
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            log.warning("an event is lost: too many wait", extra=_facts(event))
+            log.warning("an event is lost: too many wait", extra=_log_fields(event))
             return
         with self._lock:
             if self._thread is None:
@@ -177,7 +177,7 @@ class EventRecorder:
         self._is_away = True
 
     def _lose(self, key: _EventKey, event: Event, error: DriverError) -> None:
-        log.warning("an event is lost", extra=_facts(event) | {"error": str(error)})
+        log.warning("an event is lost", extra=_log_fields(event) | {"error": str(error)})
         del self._known[key]
 
     def _create(self, event: Event, count: int) -> str:
@@ -220,7 +220,9 @@ class EventRecorder:
         written = (key for key, written_event in self._known.items() if not written_event.unwritten)
         lost_event = self._known.pop(next(written, next(iter(self._known)))).unwritten
         if lost_event is not None and not self._is_losing:  # logged once: thousands may follow
-            log.warning("an event is lost: too many wait to be written", extra=_facts(lost_event))
+            log.warning(
+                "an event is lost: too many wait to be written", extra=_log_fields(lost_event)
+            )
             self._is_losing = True
 
 
@@ -245,7 +247,7 @@ def _timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _facts(event: Event) -> dict[str, str]:
+def _log_fields(event: Event) -> dict[str, str]:
     regarding = event.regarding
     name = (
         f"{regarding.namespace}/{regarding.name}"

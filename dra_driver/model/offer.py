@@ -143,7 +143,7 @@ class ApiFeatures:
     """What the API server keeps of the slices that it is sent."""
 
     capacity: bool = True  # many claims on one device, each with a part of it (KEP-5075)
-    taints: bool = True  # KEP-5055
+    device_taints: bool = True  # KEP-5055; without it a taint is dropped silently
     counters: bool = True  # devices that take of counters in another slice (KEP-4815, since 1.35)
 
 

@@ -99,10 +99,10 @@ class GpuNode:
             log.info("GPUs are unavailable as before: %s", e)
         return self._unrestored
 
-    def retry_restores(self) -> bool:
+    def retry_setting_restores(self) -> bool:
         """Try again to restore time slices that could not be when their claims were unprepared.
         Whether some were."""
-        return self._time_slices.retry_restores()
+        return self._time_slices.retry_setting_restores()
 
     def driver_files(self) -> DriverFiles:
         return self.driver.files()

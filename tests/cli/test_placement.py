@@ -295,7 +295,7 @@ def test_a_selector_of_the_claim_can_make_a_class_of_all_drivers_ours():
     asked = request("any", f"device.driver == '{DRIVER}'", count=9)
 
     assert "no node has more than 2" in why(
-        asked, on=fair(slices(features=ApiFeatures(taints=False)))
+        asked, on=fair(slices(features=ApiFeatures(device_taints=False)))
     )
 
 

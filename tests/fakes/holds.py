@@ -20,5 +20,5 @@ class FakeHolds:
     def mark(self):
         return len(self._before)
 
-    def cut_since(self, mark):
+    def partitions_since(self, mark):
         return created_partitions(self._held).union(*self._before[mark:])

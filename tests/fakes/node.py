@@ -95,7 +95,7 @@ class FakeNode:
             self._do(step)
         self.undone.append(step)
 
-    def retry_restores(self) -> bool:
+    def retry_setting_restores(self) -> bool:
         return False
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:

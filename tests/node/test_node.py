@@ -78,10 +78,10 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
         assert node.refresh() == inventory
         note.with_name("GPU-other.to-put-back").rmdir()
 
-        assert node.retry_restores()
+        assert node.retry_setting_restores()
         assert node.refresh().gpus == (gpu,)
         assert interval(node, gpu.uuid) is TimeSliceInterval.SHORT
-        assert not node.retry_restores()
+        assert not node.retry_setting_restores()
 
 
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):

@@ -91,7 +91,7 @@ def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_afte
     assert [one.completed for one in world.ledger.records()] == [False]
     world.node.undo_fails = False
 
-    world.restart().restore()
+    world.restart().restore_files()
 
     assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
 
@@ -260,7 +260,7 @@ def test_files_that_somebody_removed_are_put_back(tmp_path):
     first = world.preparer.prepare(world.put())
     lost(world, "uid-claim_*.json")
 
-    world.preparer.restore()
+    world.preparer.restore_files()
 
     assert len(world.left) == 3
     still_prepared(world, first)

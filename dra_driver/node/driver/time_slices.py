@@ -111,7 +111,7 @@ class TimeSlices:
         except TimedOut as e:
             fields = {"gpu": gpu, "interval": str(interval), "error": str(e)}
             log.warning("an interval is put back later", extra=fields)
-            self._note(gpu, interval)
+            self._write_restore_file(gpu, interval)
             return
         except (ClaimError, NodeError) as e:
             if isinstance(e, NodeError) and not (
@@ -120,8 +120,8 @@ class TimeSlices:
                 raise
             log.warning("no interval to restore", extra={"gpu": gpu, "error": str(e)})
         with disk_errors(f"note that the interval of {gpu} was put back"):
-            if (note := self._note_of(gpu)).exists():
-                note.unlink()
+            if (path := self._restore_file(gpu)).exists():
+                path.unlink()
 
     def unrestored(self) -> Mapping[GpuUuid, TimeSliceInterval]:
         """The intervals that are still to be restored. NodeError: they cannot be read."""
@@ -135,10 +135,10 @@ class TimeSlices:
                 for name in names
                 if name.endswith(_RESTORE_SUFFIX)
             ]
-            noted = {gpu: self._noted_interval(gpu) for gpu in gpus}
-            return {gpu: interval for gpu, interval in noted.items() if interval is not None}
+            intervals = {gpu: self._read_restore_file(gpu) for gpu in gpus}
+            return {gpu: interval for gpu, interval in intervals.items() if interval is not None}
 
-    def retry_restores(self) -> bool:
+    def retry_setting_restores(self) -> bool:
         """Try to restore what is ``unrestored``, where no nvidia-smi runs. Whether some was."""
         before = self.unrestored()
         for gpu in before:
@@ -155,7 +155,7 @@ class TimeSlices:
 
     def _refuse_unrestored(self, gpu: GpuUuid) -> None:
         with disk_errors(f"read whether the interval of {gpu} is to be put back"):
-            interval = self._noted_interval(gpu)
+            interval = self._read_restore_file(gpu)
         if interval is not None:
             raise NodeError(
                 f"the time-slice interval of {gpu} is still to be put back to what it was before "
@@ -163,19 +163,19 @@ class TimeSlices:
                 "the node"
             )
 
-    def _note(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
+    def _write_restore_file(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
         with disk_errors(f"write down that the interval of {gpu} is to be put back"):
-            write_atomically(self._note_of(gpu), f"{interval.value} {self._boot}".encode())
+            write_atomically(self._restore_file(gpu), f"{interval.value} {self._boot}".encode())
 
-    def _noted_interval(self, gpu: GpuUuid) -> TimeSliceInterval | None:
-        """None: no note of this boot."""
+    def _read_restore_file(self, gpu: GpuUuid) -> TimeSliceInterval | None:
+        """None: there is none of this boot."""
         try:
-            value, _, boot = self._note_of(gpu).read_text(errors="replace").partition(" ")
+            value, _, boot = self._restore_file(gpu).read_text(errors="replace").partition(" ")
             return TimeSliceInterval(int(value)) if boot == self._boot else None
         except (FileNotFoundError, ValueError):
             return None
 
-    def _note_of(self, gpu: GpuUuid) -> Path:
+    def _restore_file(self, gpu: GpuUuid) -> Path:
         return self._directory / f"{gpu}{_RESTORE_SUFFIX}"
 
     def _lock_of(self, gpu: GpuUuid) -> Path:

@@ -140,7 +140,7 @@ class GpuDiscovery:
                 failed |= self._failure(index, dynamic)
             else:
                 dynamic_states[index] = dynamic
-        static_infos = self._facts(dynamic_states, known_indices)
+        static_infos = self._static_infos(dynamic_states, known_indices)
         for index, dynamic in dynamic_states.items():
             info = static_infos[index]
             if isinstance(info, NodeError):
@@ -157,7 +157,7 @@ class GpuDiscovery:
             return {index: unreadable_reason(error)}
         return {index: self._failed[index]} if index in self._failed else {}
 
-    def _facts(
+    def _static_infos(
         self, dynamic_states: Mapping[int, DynamicState], known: Set[int]
     ) -> Mapping[int, StaticInfo | NodeError]:
         current = {

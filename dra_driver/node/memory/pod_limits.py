@@ -126,7 +126,7 @@ class GpuMemoryLimits:
                 if same_limit(current_bytes, memory_bytes):
                     return ""
                 log.warning(
-                    "a GPU memory limit was lost: it is set again", extra=self._facts(cgroup)
+                    "a GPU memory limit was lost: it is set again", extra=self._log_fields(cgroup)
                 )
             apply_limit(self._nvml, self._gpu, cgroup, memory_bytes)
         except NodeError as error:
@@ -153,10 +153,10 @@ class GpuMemoryLimits:
     def _warn(self, cgroup: Path, problem: str, before: _AppliedLimit | None) -> None:
         if problem and (before is None or problem != before.problem):
             log.warning(
-                "a GPU memory limit is not as wanted: %s", problem, extra=self._facts(cgroup)
+                "a GPU memory limit is not as wanted: %s", problem, extra=self._log_fields(cgroup)
             )
 
-    def _facts(self, cgroup: Path) -> dict[str, str]:
+    def _log_fields(self, cgroup: Path) -> dict[str, str]:
         return {"gpu": self._gpu, "cgroup": str(cgroup)}
 
 

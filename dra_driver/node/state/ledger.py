@@ -223,11 +223,11 @@ class Ledger:
             return self._held
 
     def mark(self) -> int:
-        """This moment, for :meth:`cut_since`."""
+        """This moment, for :meth:`partitions_since`."""
         with self._lock:
             return self._cut_history.now
 
-    def cut_since(self, mark: int) -> RecordedPartitions:
+    def partitions_since(self, mark: int) -> RecordedPartitions:
         """The partitions that claims had at any time since *mark*."""
         with self._lock:
             return self._cut().union(self._cut_history.since(mark))

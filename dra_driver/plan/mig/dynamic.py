@@ -221,7 +221,7 @@ class GpuContext:
     rules: Rules
     features: ApiFeatures
     holds: Sequence[HeldShape]  # without those with admin access
-    there: UnmanagedInstances
+    unmanaged: UnmanagedInstances
 
 
 def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevices:
@@ -253,9 +253,9 @@ def _offered(context: GpuContext, mig_offer: MigOffer) -> OfferedPartitions:
     held_by_claims = held_partitions(mig, context.holds)
     if mig_offer.profiles:
         return dynamic_partitions(
-            mig, mig_offer.profiles, context.there, whole=mig_offer.whole, held=held_by_claims
+            mig, mig_offer.profiles, context.unmanaged, whole=mig_offer.whole, held=held_by_claims
         )
-    return existing_partitions(mig, context.there, held_by_claims)
+    return existing_partitions(mig, context.unmanaged, held_by_claims)
 
 
 class _Shapes:

@@ -151,16 +151,16 @@ def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
     rules, problem = possible_rules(gpu, inputs.rules, inputs.mps)
     if not rules.include and not inputs.holds:
         return _GpuOffer(unavailable=(_left_out(gpu, inputs.profile),))
-    board = GpuContext(gpu, rules, features, inputs.holds, unmanaged_instances(gpu, inputs.ours))
+    context = GpuContext(gpu, rules, features, inputs.holds, unmanaged_instances(gpu, inputs.ours))
     shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, rules, features)
-    free = dynamic.offer_once_free(gpu, inputs.holds, board.there)
+    free = dynamic.offer_once_free(gpu, inputs.holds, context.unmanaged)
     desired = _GpuShapes(
-        shape, dynamic.desired_offer(free, rules.mig, shape, features, board.there)
+        shape, dynamic.desired_offer(free, rules.mig, shape, features, context.unmanaged)
     )
-    shapes = _kept(board, desired)
-    partitions = partition_devices(board, shapes.cutting)
-    whole = _whole(board, shapes, partitions)
-    unusable = unusable_instances(gpu, board.there)
+    shapes = _kept(context, desired)
+    partitions = partition_devices(context, shapes.cutting)
+    whole = _whole(context, shapes, partitions)
+    unusable = unusable_instances(gpu, context.unmanaged)
     if not whole and not partitions.devices:
         return _GpuOffer(
             unavailable=(no_partitions_problem(gpu, desired.cutting.problem), *unusable)
@@ -170,10 +170,10 @@ def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
     return _GpuOffer(
         whole,
         partitions.devices,
-        _monitors(board, shapes, partitions),
+        _monitors(context, shapes, partitions),
         partitions.counter_sets,
         unusable,
-        tuple(_pending(board, desired, shapes, message)),
+        tuple(_pending(context, desired, shapes, message)),
     )
 
 
@@ -188,43 +188,45 @@ class _GpuShapes:
         return same_shape(self.shape, other.shape) and self.cutting.names == other.cutting.names
 
 
-def _kept(board: GpuContext, desired: _GpuShapes) -> _GpuShapes:
+def _kept(context: GpuContext, desired: _GpuShapes) -> _GpuShapes:
     """*desired*, as far as no claim holds the GPU."""
-    if not board.holds:
+    if not context.holds:
         return desired
-    whole = next((h.shape for h in board.holds if h.partition is None), None)
-    shape = desired.shape if whole is None else held_shape(whole, board.rules)
-    mig = board.gpu.mig
+    whole = next((h.shape for h in context.holds if h.partition is None), None)
+    shape = desired.shape if whole is None else held_shape(whole, context.rules)
+    mig = context.gpu.mig
     if mig is None:
         return _GpuShapes(shape, MigOffer())
-    return _GpuShapes(shape, dynamic.held_offer(mig, board.holds, board.features, board.there))
+    return _GpuShapes(
+        shape, dynamic.held_offer(mig, context.holds, context.features, context.unmanaged)
+    )
 
 
 def _whole(
-    board: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
+    context: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
 ) -> tuple[Device, ...]:
     if not shapes.cutting.whole:
         return ()
     device = Device(
-        board.gpu, rules=board.rules, takes=partitions.of_whole, offered=shapes.cutting.names
+        context.gpu, rules=context.rules, takes=partitions.of_whole, offered=shapes.cutting.names
     )
     return tuple(replace(device, shape=shape) for shape in device_shapes(shapes.shape))
 
 
 def _monitors(
-    board: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
+    context: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
 ) -> tuple[Device, ...]:
     """A device for admin access, where the other devices can be used up and would refuse it."""
     shared = shapes.cutting.whole and isinstance(shapes.shape, Fractional)
-    if not board.features.taints or not (shared or partitions.devices):
+    if not context.features.device_taints or not (shared or partitions.devices):
         return ()
-    return (Device(board.gpu, AdminAccess(), board.rules, offered=shapes.cutting.names),)
+    return (Device(context.gpu, AdminAccess(), context.rules, offered=shapes.cutting.names),)
 
 
 def _pending(
-    board: GpuContext, desired: _GpuShapes, shapes: _GpuShapes, problem: str
+    context: GpuContext, desired: _GpuShapes, shapes: _GpuShapes, problem: str
 ) -> Iterator[PendingChange]:
-    name, include = board.gpu.name, board.rules.include
+    name, include = context.gpu.name, context.rules.include
     text = (
         dynamic.describe_mig_offer(desired.cutting, describe_shape(desired.shape))
         if include

@@ -117,27 +117,27 @@ class Preparer:
             if record.completed:
                 self._quietly(record, partial(self._completed, record.claim))
             else:
-                facts = _facts(record)
-                log.warning("taking back a claim whose preparation was cut short", extra=facts)
+                fields = _log_fields(record)
+                log.warning("taking back a claim whose preparation was cut short", extra=fields)
                 self._quietly(record, partial(self._take_back, record))
         try:
             self._remove_orphans()
         except NodeError as e:
             log.warning("cannot clear up CDI files yet", extra={"error": str(e)})
 
-    def restore(self) -> None:
+    def restore_files(self) -> None:
         """Give completed claims their files again, where somebody removed them."""
         with self._lease(self._timeouts.all):
             lacking = [record for record in self._ledger.records() if self._lacks_files(record)]
         for record in lacking:
-            self._quietly(record, partial(self._restore, record.claim))
+            self._quietly(record, partial(self._restore_files_of, record.claim))
 
-    def retry_restores(self) -> bool:
+    def retry_setting_restores(self) -> bool:
         """Try to restore settings of GPUs whose claims were let go without. Whether some were:
         their GPUs can be offered again."""
-        return self._node.retry_restores()
+        return self._node.retry_setting_restores()
 
-    def _restore(self, ref: ClaimRef) -> None:
+    def _restore_files_of(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
         deadline = Deadline(self._timeouts.all)
         with (
@@ -304,7 +304,7 @@ class Preparer:
         try:
             act()
         except DriverError as e:
-            log.warning("cannot bring a claim into order yet", extra=_facts(record, e))
+            log.warning("cannot bring a claim into order yet", extra=_log_fields(record, e))
 
 
 def _gpus(record: ClaimRecord | None) -> frozenset[GpuUuid]:
@@ -317,6 +317,6 @@ def _is_of(record: ClaimRecord, claim: Claim) -> bool:
     return recorded == {(a.device, a.share, a.admin) for a in claim.allocations}
 
 
-def _facts(record: ClaimRecord, error: DriverError | None = None) -> dict[str, str]:
-    facts = {"claim": str(record.claim), "uid": str(record.claim.uid)}
-    return facts | {"error": str(error)} if error else facts
+def _log_fields(record: ClaimRecord, error: DriverError | None = None) -> dict[str, str]:
+    fields = {"claim": str(record.claim), "uid": str(record.claim.uid)}
+    return fields | {"error": str(error)} if error else fields

@@ -41,7 +41,7 @@ class ClaimLookup(Protocol):
 class FileRepair(Protocol):
     """Who writes again what is gone of completed claims."""
 
-    def restore(self) -> None: ...
+    def restore_files(self) -> None: ...
 
 
 class ReconcileLoop:
@@ -65,7 +65,7 @@ class ReconcileLoop:
         if not self._is_newest():
             return
         try:
-            self._files.restore()  # the first time recovers what a crash left
+            self._files.restore_files()  # the first time recovers what a crash left
         except DriverError as e:
             self.error = str(e)
             raise
@@ -138,7 +138,7 @@ class ClaimReconciler:
         except ClaimError:
             claim = None  # it is there, but not allocated, or nothing of it is ours
         except DriverError as e:
-            log.warning("cannot settle an unreadable record yet", extra=_facts(aside, e))
+            log.warning("cannot settle an unreadable record yet", extra=_log_fields(aside, e))
             return _UNKNOWN
         ours = (
             [DeviceName(a.device) for a in claim.allocations if a.pool == self._pool]
@@ -155,19 +155,21 @@ class ClaimReconciler:
         try:
             if isinstance(ref, ClaimRef):
                 self._preparer.prepare(ref)
-                log.warning("prepared again a claim with an unreadable record", extra=_facts(aside))
+                log.warning(
+                    "prepared again a claim with an unreadable record", extra=_log_fields(aside)
+                )
                 return True
             log.warning(
-                "forgetting the unreadable record of a claim that is gone", extra=_facts(aside)
+                "forgetting the unreadable record of a claim that is gone", extra=_log_fields(aside)
             )
             return self._preparer.take_back_if(
                 ClaimRef("", "", aside.uid), lambda: self._find(aside) is None
             )
         except DriverError as e:
-            log.warning("cannot settle an unreadable record yet", extra=_facts(aside, e))
+            log.warning("cannot settle an unreadable record yet", extra=_log_fields(aside, e))
             return False
 
 
-def _facts(aside: DamagedRecord, error: DriverError | None = None) -> dict[str, str]:
+def _log_fields(aside: DamagedRecord, error: DriverError | None = None) -> dict[str, str]:
     facts = {"uid": str(aside.uid), "path": str(aside.path), "reason": aside.reason}
     return facts | {"error": str(error)} if error else facts

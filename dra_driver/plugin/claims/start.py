@@ -82,13 +82,13 @@ def _start_repairs(
     )
     parts.readiness["ledger"] = lambda: repair.error
 
-    def retry_restores() -> None:
-        if parts.is_newest() and preparer.retry_restores():
+    def retry_setting_restores() -> None:
+        if parts.is_newest() and preparer.retry_setting_restores():
             parts.scan_soon()
 
     for loop in (
         Loop("reconciler", repair.look, settings.reconcile_interval),
-        Loop("settings", retry_restores, settings.look_interval),
+        Loop("settings", retry_setting_restores, settings.look_interval),
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)

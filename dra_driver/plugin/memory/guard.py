@@ -161,7 +161,7 @@ class MemoryEnforcer:
                 assert_never(action)
 
     def _warn(self, group: ClaimGroup, guarded: _GuardedShares) -> None:
-        log.warning("a claim uses more GPU memory than its share", extra=_facts(group))
+        log.warning("a claim uses more GPU memory than its share", extra=_log_fields(group))
         consequence = (
             f"; if it stays so for {group.guard.grace_seconds:g} s, its largest process is ended"
             if group.guard.policy is GuardPolicy.KILL
@@ -190,7 +190,7 @@ class MemoryEnforcer:
         self._dependencies.events.emit(Event(pod, "GPUMemoryProcessEnded", about, message))
 
     def _signal(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> bool:
-        facts = _facts(group) | {
+        fields = _log_fields(group) | {
             "pid": usage.process.pid,
             "container": usage.process.container,
             "signal": number.name,
@@ -198,15 +198,15 @@ class MemoryEnforcer:
         try:
             sent = self._dependencies.processes.signal(usage.process, number)
         except NodeError as error:
-            facts["error"] = str(error)
-            log.warning("a process of a claim above its share cannot be ended", extra=facts)
+            fields["error"] = str(error)
+            log.warning("a process of a claim above its share cannot be ended", extra=fields)
             return False
         if not sent:
-            log.info("a process of a claim above its share is gone already", extra=facts)
+            log.info("a process of a claim above its share is gone already", extra=fields)
         elif number is signal.SIGKILL:
-            log.warning("killed a process of a claim above its share", extra=facts)
+            log.warning("killed a process of a claim above its share", extra=fields)
         else:
-            log.warning("asked a process of a claim above its share to end", extra=facts)
+            log.warning("asked a process of a claim above its share to end", extra=fields)
         return sent
 
 
@@ -235,7 +235,7 @@ def _gib(size: int | None) -> str:
     return f"{(size or 0) / _GIB:.2f} GiB"
 
 
-def _facts(group: ClaimGroup) -> dict[str, object]:
+def _log_fields(group: ClaimGroup) -> dict[str, object]:
     return {
         "claim": _names(group),
         "gpu": group.gpu,

@@ -36,7 +36,7 @@ class OfferLedger(Protocol):
 
     def held(self) -> HoldingsByDevice: ...
     def mark(self) -> int: ...
-    def cut_since(self, mark: int) -> CreatedPartitions: ...
+    def partitions_since(self, mark: int) -> CreatedPartitions: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Offers:
             inventory = self._node.inventory()
             if inventory is not self._scan.inventory:
                 # Another reader has refreshed it, after the scan that is known had begun.
-                self._note(inventory, self._scan.began)
+                self._remember_scan(inventory, self._scan.began)
             ours = self._scan.ours
         return self._build(inventory, ours)
 
@@ -90,13 +90,13 @@ class Offers:
             began = self._ledger.mark()
             inventory = self._node.refresh()
             with self._lock:
-                ours = self._note(inventory, began)
+                ours = self._remember_scan(inventory, began)
         return self._build(inventory, ours)
 
-    def _note(self, inventory: Inventory, began: int) -> CreatedPartitions:
+    def _remember_scan(self, inventory: Inventory, began: int) -> CreatedPartitions:
         """The partitions of *inventory* that belong to claims. One that was created or removed
         during the scan is among them, too: nobody else created it."""
-        ours = self._ledger.cut_since(began)
+        ours = self._ledger.partitions_since(began)
         if ours == self._scan.ours:
             ours = self._scan.ours  # the same object, which is compared quickly
         self._scan = _InventoryScan(inventory, ours, began)

@@ -80,7 +80,7 @@ class DeviceScanner:
                 log.warning("GPU is not offered", extra=fields)
         for pending in offer.pending:
             if self._last is None or pending not in self._last.pending:
-                log.warning("GPU is not offered as its profile says", extra=_facts(pending))
+                log.warning("GPU is not offered as its profile says", extra=_log_fields(pending))
         for warning in offer.warnings:
             if self._last is None or warning not in self._last.warnings:
                 log.warning("part of the profile has no effect", extra={"warning": warning})
@@ -92,7 +92,7 @@ class DeviceScanner:
         self._last = offer
 
 
-def _facts(pending: PendingChange) -> dict[str, str]:
+def _log_fields(pending: PendingChange) -> dict[str, str]:
     if pending.reason:
         return {"device": pending.device, "offered": pending.change, "reason": pending.reason}
     reason = "a claim holds it; it changes once none does"

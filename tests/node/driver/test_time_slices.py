@@ -235,13 +235,13 @@ def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_resta
     smi = Smi(LATE)
     restarted = late(tmp_path, smi)
     assert restarted.unrestored() == {GPU: TimeSliceInterval.SHORT}
-    assert not restarted.retry_restores()
+    assert not restarted.retry_setting_restores()
     assert restarted.unrestored() == {GPU: TimeSliceInterval.SHORT}
     smi.answer = "done"
-    assert restarted.retry_restores()
+    assert restarted.retry_setting_restores()
     assert smi.runs[-1].args[1] == "--set-timeslice=1"
     assert restarted.unrestored() == {}
-    assert not restarted.retry_restores()
+    assert not restarted.retry_setting_restores()
 
 
 def test_no_claim_gets_an_interval_on_a_gpu_that_is_owed_one(tmp_path):
@@ -273,7 +273,7 @@ def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
     slices.restore(GPU, TimeSliceInterval.LONG)
     smi.answer = NodeError("No devices were found")
 
-    assert slices.retry_restores()
+    assert slices.retry_setting_restores()
     assert slices.unrestored() == {}
 
 
@@ -289,7 +289,7 @@ def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
         return ""
 
     slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer)
-    assert slices.retry_restores()
+    assert slices.retry_setting_restores()
     assert slices.unrestored() == {GPU: TimeSliceInterval.LONG}
 
 
@@ -299,7 +299,7 @@ def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
     slices = late(tmp_path, smi)
 
     assert slices.unrestored() == {}
-    assert not slices.retry_restores()
+    assert not slices.retry_setting_restores()
     assert slices.read(GPU) is TimeSliceInterval.SHORT
     assert [run.args[1] for run in smi.runs] == ["-l"], "an administrator may have set it since"
 
@@ -327,7 +327,7 @@ def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path
 
     assert TimeSlices(
         DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer
-    ).retry_restores()
+    ).retry_setting_restores()
     assert ran == [GPU]
 
 
@@ -375,13 +375,13 @@ def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuc
     pid = int((tmp_path / "pid").read_text())
 
     stuck.restore(GPU, TimeSliceInterval.SHORT)
-    assert not stuck.retry_restores()
+    assert not stuck.retry_setting_restores()
     assert (tmp_path / "started").read_text() == started, "not even once more"
     assert stuck.unrestored() == {GPU: TimeSliceInterval.SHORT}
 
     (tmp_path / "well").touch()
     os.kill(pid, signal.SIGKILL)
-    assert wait_for(stuck.retry_restores)
+    assert wait_for(stuck.retry_setting_restores)
     assert stuck.unrestored() == {}
 
 

@@ -57,7 +57,7 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
     assert again.known(ref().uid) is None
     assert again.held() == {record.holdings[0].device: record.holdings}
     assert again.neighbours(ref("new").uid, {GPU}) == (left,)
-    assert again.cut_since(again.mark()) == {ONE}
+    assert again.partitions_since(again.mark()) == {ONE}
 
 
 def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
@@ -131,8 +131,8 @@ def test_a_partition_that_came_and_went_is_known_since_before(ledger):
     ledger.forget(ref().uid)
     later = ledger.mark()
 
-    assert ledger.cut_since(mark) == {ONE}
-    assert ledger.cut_since(later) == frozenset()
+    assert ledger.partitions_since(mark) == {ONE}
+    assert ledger.partitions_since(later) == frozenset()
 
 
 def test_every_change_is_remembered_for_whoever_began_before_it(ledger):
@@ -143,7 +143,7 @@ def test_every_change_is_remembered_for_whoever_began_before_it(ledger):
         ledger.write(of(key, name))
         ledger.forget(ref(name).uid)
 
-    since = [{key.start for _, key in ledger.cut_since(mark)} for mark in began.values()]
+    since = [{key.start for _, key in ledger.partitions_since(mark)} for mark in began.values()]
     assert since == [{0, 1}, {0, 1}, {0}]
 
 
@@ -154,5 +154,5 @@ def test_what_another_process_gave_back_is_known_since_before(tmp_path, ledger):
 
     ledger.reload()
 
-    assert ledger.cut_since(mark) == {ONE}
-    assert ledger.cut_since(ledger.mark()) == frozenset()
+    assert ledger.partitions_since(mark) == {ONE}
+    assert ledger.partitions_since(ledger.mark()) == frozenset()

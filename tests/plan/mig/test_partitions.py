@@ -626,7 +626,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
 
 def test_monitors_need_taints():
     assert "gpu-0-mon" not in names(
-        offer_of(cut(**ON), its=dynamic(), features=ApiFeatures(taints=False))
+        offer_of(cut(**ON), its=dynamic(), features=ApiFeatures(device_taints=False))
     )
 
 

@@ -84,7 +84,7 @@ def test_the_exclusive_device_of_nvidias_driver_comes_alone():
 
 @pytest.mark.point(76)
 def test_where_taints_are_dropped_nothing_would_keep_pods_off_monitors():
-    assert shapes(one(), features=ApiFeatures(taints=False)) == {"gpu-0": SLICEABLE}
+    assert shapes(one(), features=ApiFeatures(device_taints=False)) == {"gpu-0": SLICEABLE}
 
 
 @pytest.mark.point(76)

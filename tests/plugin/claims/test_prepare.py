@@ -472,7 +472,7 @@ def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world
         world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait
     )
     preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
-    round_ = threading.Thread(target=preparer.restore)
+    round_ = threading.Thread(target=preparer.restore_files)
 
     def look_meanwhile():
         round_.start()
@@ -675,7 +675,7 @@ def test_cdi_files_that_somebody_removed_are_put_back(world):
     before = world.spec()
     world.specs.remove(ClaimUid("uid-claim"))
 
-    world.preparer.restore()
+    world.preparer.restore_files()
 
     assert world.spec() == before
 

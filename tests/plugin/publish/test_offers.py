@@ -76,7 +76,9 @@ def test_as_long_as_nothing_changes_it_is_the_same_offer():
     "change",
     [
         pytest.param(lambda w: setattr(w, "profile", Profile("other")), id="profile"),
-        pytest.param(lambda w: setattr(w, "features", ApiFeatures(taints=False)), id="api-server"),
+        pytest.param(
+            lambda w: setattr(w, "features", ApiFeatures(device_taints=False)), id="api-server"
+        ),
         pytest.param(lambda w: w.ledger.set({}), id="ledger"),
     ],
 )
@@ -220,12 +222,12 @@ class Answers:
 
 
 def test_the_api_server_is_asked_again_from_time_to_time_and_by_nobody_who_wants_to_know():
-    world = Answers(ApiFeatures(), ApiFeatures(taints=False))
+    world = Answers(ApiFeatures(), ApiFeatures(device_taints=False))
 
     assert world.keeping.probe() is None
     assert [world.keeping(), world.keeping()] == [ApiFeatures(), ApiFeatures()]
     assert world.keeping.probe() is None
-    assert world.keeping() == ApiFeatures(taints=False)
+    assert world.keeping() == ApiFeatures(device_taints=False)
 
 
 def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_asked_soon():
@@ -254,10 +256,10 @@ def test_the_first_answer_is_waited_for():
 
 
 def test_what_was_known_counts_while_the_api_server_is_away():
-    world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(taints=False))
+    world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(device_taints=False))
     answers = []
     while world.left:
         assert world.keeping.probe() is None
         answers.append(world.keeping())
 
-    assert answers == [ApiFeatures(), ApiFeatures(), ApiFeatures(taints=False)]
+    assert answers == [ApiFeatures(), ApiFeatures(), ApiFeatures(device_taints=False)]
