@@ -264,11 +264,6 @@ def test_what_the_plugin_publishes_is_counted_as_the_scheduler_does():
     assert why({"deviceClassName": DRIVER, **quarter}, asks("1g.10gb"), on=on) != ""
 
 
-def configured(kind):
-    sharing = {"sharing": {"strategy": "MPS"}}
-    return {"opaque": {"driver": DRIVER, "parameters": {"kind": kind, **sharing}}}
-
-
 @pytest.mark.parametrize(
     ("device_class", "kind", "counts"),
     [
@@ -282,12 +277,13 @@ def test_a_strategy_counts_for_the_kind_of_device_that_its_configuration_is_for(
     device_class, kind, counts
 ):
     turns = published_node(strategies=(SharingStrategy.TIME_SLICING,))
+    parameters = {"kind": kind, "sharing": {"strategy": "MPS"}}
     claim = {
         "metadata": {"name": "a"},
         "spec": {
             "devices": {
                 "requests": [{"name": "r", "exactly": {"deviceClassName": device_class}}],
-                "config": [configured(kind)],
+                "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
             }
         },
     }
