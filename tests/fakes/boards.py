@@ -213,7 +213,7 @@ class Boards:
 
 
 class Claims:
-    """Which GPUs claims hold: what ``Upkeep.while_free`` knows."""
+    """Which GPUs claims hold: what ``PreparedClaims.while_free`` knows."""
 
     def __init__(self) -> None:
         self.holding: set[GpuUuid] = set()

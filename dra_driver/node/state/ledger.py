@@ -8,8 +8,8 @@ The record of a claim that is taken back is renamed to ``<claim UID>.ending`` fi
 room on a disk that is full. One that is damaged is set aside as ``<claim UID>.unreadable`` with its
 reason; what it may hold is kept from others until its claim is written or forgotten. Its
 partitions are known all the same: what a record says of them stands once more in
-``<claim UID>.cuts``, as a record that was begun. What damages the one leaves the other, and nobody
-takes what is ours for somebody else's.
+``<claim UID>.partitions``, as a record that was begun. What damages the one leaves the other, and
+nobody takes what is ours for somebody else's.
 """
 
 import bisect
@@ -45,13 +45,13 @@ from dra_driver.node.state.ledger_files import (
     without_texts,
 )
 
-PARTITIONS_SUFFIX = ".cuts"
+PARTITIONS_SUFFIX = ".partitions"
 
 RecordedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
 
 
 class PartitionFiles:
-    """The ``.cuts`` files of one boot."""
+    """The ``.partitions`` files of one boot."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

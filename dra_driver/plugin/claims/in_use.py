@@ -26,7 +26,7 @@ from dra_driver.plugin.process_owners import ListGpuProcesses
 
 
 class PodProcessSource(Protocol):
-    """Who is in the cgroups of pods; ``dra_driver.node.cgroups.tree.processes``. NodeError: not
+    """Who is in the cgroups of pods; ``dra_driver.node.cgroups.processes``. NodeError: not
     known.
     """
 

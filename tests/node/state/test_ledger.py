@@ -295,7 +295,7 @@ def test_a_damaged_record_of_a_claim_that_was_being_taken_back_is_set_aside(tmp_
     assert [one.uid for one in again(tmp_path).set_aside()] == ["uid-claim"]
 
 
-@pytest.mark.parametrize("name", ["uid-claim.json", "uid-claim.cuts", "uid-claim.unreadable"])
+@pytest.mark.parametrize("name", ["uid-claim.json", "uid-claim.partitions", "uid-claim.unreadable"])
 def test_a_file_that_cannot_be_read_now_is_an_error_and_nothing_is_set_aside(
     tmp_path, ledger, name
 ):

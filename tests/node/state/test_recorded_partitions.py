@@ -74,7 +74,7 @@ def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
 def test_where_both_are_damaged_nothing_is_known(tmp_path, ledger, text):
     ledger.write(of())
     damage(tmp_path)
-    (tmp_path / "boot/uid-claim.cuts").write_text(text)
+    (tmp_path / "boot/uid-claim.partitions").write_text(text)
 
     again = opened(tmp_path)
 
@@ -85,7 +85,7 @@ def test_where_both_are_damaged_nothing_is_known(tmp_path, ledger, text):
 def test_what_is_known_of_another_claim_is_not_taken_for_this_ones(tmp_path, ledger):
     ledger.write(of())
     damage(tmp_path)
-    cuts = tmp_path / "boot/uid-claim.cuts"
+    cuts = tmp_path / "boot/uid-claim.partitions"
     cuts.write_text(cuts.read_text().replace("uid-claim", "uid-other"))
 
     assert opened(tmp_path).leftover(ref().uid) is None
@@ -117,7 +117,7 @@ def test_what_a_crash_left_of_a_claim_without_a_record_is_swept(tmp_path, ledger
 
 def test_a_full_disk_leaves_what_was_known(tmp_path, ledger):
     ledger.write(of())
-    (tmp_path / "boot/.uid-claim.cuts.tmp").mkdir()
+    (tmp_path / "boot/.uid-claim.partitions.tmp").mkdir()
 
     with pytest.raises(Exception, match="the ledger in"):
         ledger.write(of(uuid="MIG-1"))
