@@ -16,7 +16,7 @@ from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, Metadata
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.profiles import ProfileCatalog
 from dra_driver.sim.parts import open_simulated_node
 from tests.agent.conftest import mps_dir  # noqa: F401 - a fixture
@@ -59,7 +59,7 @@ class Node:
         chosen = ProfileCatalog(None).named(profile)
         mps = node.mps is not None
         features = ApiFeatures()
-        self.offers = Offers(node, lambda: chosen, lambda: features, ledger, mps=mps)
+        self.offers = OfferBuilder(node, lambda: chosen, lambda: features, ledger, mps=mps)
         lease = PluginLease(directory / "plugin", "this", lambda: self.preparer.recover())
         dependencies = PrepareDependencies(
             node, self.offers, self, NO_PODS, ledger, files, lease.held, lambda record: None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.agent.dependencies import DaemonManager
-from dra_driver.agent.health import ServerHealth
+from dra_driver.agent.server_health import ServerHealth
 from dra_driver.agent.state import (
     NamespaceState,
     ServerState,

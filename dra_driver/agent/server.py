@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from dra_driver.agent.dependencies import AgentDependencies
-from dra_driver.agent.health import STATUS_SECONDS, ServerHealth
 from dra_driver.agent.namespaces import ServerNamespaces
+from dra_driver.agent.server_health import STATUS_SECONDS, ServerHealth
 from dra_driver.agent.state import NamespaceState, ServerState, ServerStateFile, new_daemon_token
 from dra_driver.base.errors import DriverError, MpsClientStuck, MpsStateUnknown, NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid

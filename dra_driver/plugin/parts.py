@@ -25,7 +25,7 @@ from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.claims.prepared_claims import PreparedClaims
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
+from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
 from dra_driver.settings import PluginSettings
 
@@ -61,7 +61,7 @@ class PluginParts:
     profile: ActiveProfile = field(init=False)
     effective_profile: EffectiveProfile = field(init=False)
     api_features: ApiFeatureProbe = field(init=False)
-    offers: Offers = field(init=False)
+    offers: OfferBuilder = field(init=False)
     scan_soon: Callable[[], None] = field(init=False)  # the offer may have changed
     published_since: Callable[[float], bool] = field(init=False)  # a monotonic time
     publish: Callable[[], None] = field(init=False)  # for the first time; later by itself

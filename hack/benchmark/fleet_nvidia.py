@@ -12,7 +12,7 @@ from api import names
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
 from dra_driver.model.gpus import Gpu, MigInfo, MigProfile, Partition, Placement
 from dra_driver.model.offer import Device, counter_set_name, partition_name
-from dra_driver.plan.offer.publish import attributes_of, bytes_quantity
+from dra_driver.plan.offer.slice_documents import attributes_of, bytes_quantity
 from hack.benchmark.fleet_nodes import FleetNode
 from hack.benchmark.fleet_shapes import plain
 

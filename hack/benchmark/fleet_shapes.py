@@ -12,7 +12,7 @@ from dra_driver.model.profiles import (
     Rules,
 )
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from hack.benchmark.fleet_nodes import FleetNode
 
 _CUT = Profile(

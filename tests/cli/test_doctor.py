@@ -33,7 +33,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.settings import DoctorSettings
 from tests.builders import inventory
 from tests.cli.mps import server as server_of

@@ -8,7 +8,7 @@ from dra_driver.cli.findings import Level
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from tests.plan.mig.boards import cut, dynamic, instance, mig
 
 DRIVER = "gpu.nvidia.com"

@@ -18,7 +18,7 @@ from dra_driver.model.profiles import (
     SharingStrategy,
 )
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from tests.builders import gpu
 
 DRIVER = "gpu.nvidia.com"

@@ -17,7 +17,7 @@ from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from tests.builders import gpu
 from tests.plan.mig.boards import cut, dynamic
 

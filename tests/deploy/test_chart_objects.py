@@ -18,7 +18,7 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.settings import AgentSettings, PluginSettings
 from dra_driver.sim.mig.geometry import geometry_documents

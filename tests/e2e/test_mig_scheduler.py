@@ -16,7 +16,7 @@ from dra_driver.model.gpus import MigInfo, Partition
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from tests.e2e.fake_nodes import at_once, fake_nodes, pod_for
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim

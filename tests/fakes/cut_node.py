@@ -37,7 +37,7 @@ from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
 from dra_driver.plugin.mig.start import mig_enabled_by_claims
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.profiles import EffectiveProfile, ProfileCatalog
 from dra_driver.sim.host.directory import SimulatedHost, run_on_simulated_host
 from dra_driver.sim.live_node import LiveNode
@@ -83,7 +83,9 @@ class CutNode:
         self.ledger = Ledger(self._directory / "claims", _BOOT)
         self._profile = ProfileCatalog(None).named("mig")
         governed = EffectiveProfile(lambda: self._profile)
-        self._offers = Offers(node, governed.profile, lambda: ApiFeatures(), self.ledger, mps=False)
+        self._offers = OfferBuilder(
+            node, governed.profile, lambda: ApiFeatures(), self.ledger, mps=False
+        )
         specs = CdiSpecFiles(self._directory / "cdi", _SPECS)
         files = ClaimFiles(specs, MetadataFiles(self._directory / "plugin"))
         tools = PrepareDependencies(node, self._offers, self, NO_PODS, self.ledger, files, at_once)

@@ -21,7 +21,7 @@ from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, Metadata
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from hack.cdi_apply import inject
 from tests.builders import POOL, claim
 from tests.fakes.pods import NO_PODS
@@ -111,7 +111,7 @@ class World:
         self.ledger = Ledger(directory / "state", "this-boot")
         specs = CdiSpecFiles(self.cdi, "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
-        offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger)
+        offers = OfferBuilder(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger)
         tools = PrepareDependencies(
             node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn
         )

@@ -10,7 +10,7 @@ from dra_driver.kubeletplugin.slices.reconcile import split_into_slices
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from dra_driver.plugin.publish.profiles import bundled_profiles
 from tests.fakes.pool_rules import validate_pool
 from tests.gpu import smi

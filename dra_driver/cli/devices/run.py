@@ -65,8 +65,8 @@ from dra_driver.plan.mig.manager.changes import preview_layout
 from dra_driver.plan.mig.manager.layouts import without_dynamic_mig
 from dra_driver.plan.mig.partitions import created_partitions
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
 from dra_driver.plan.offer.shapes import describe_shape
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from dra_driver.plugin.mig.apply import MigModeInputs
 from dra_driver.plugin.mig.desired_layouts import (
     DesiredLayouts,

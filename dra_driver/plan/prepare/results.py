@@ -16,7 +16,7 @@ from dra_driver.kubeletplugin.device_metadata import (
 )
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
-from dra_driver.plan.offer.publish import attributes_of
+from dra_driver.plan.offer.slice_documents import attributes_of
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount
 from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id
 from dra_driver.plan.prepare.claim import ClaimPlan

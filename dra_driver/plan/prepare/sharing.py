@@ -33,7 +33,7 @@ from dra_driver.model.offer import AdminAccess, Device, Exclusive, Fractional, R
 from dra_driver.model.profiles import SharingStrategy
 from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.model.steps import TimeSliceInterval
-from dra_driver.plan.offer.publish import bytes_quantity
+from dra_driver.plan.offer.slice_documents import bytes_quantity
 from dra_driver.plan.prepare.amounts import Amount
 from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
 

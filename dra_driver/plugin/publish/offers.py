@@ -48,7 +48,7 @@ class _InventoryScan:
     began: int = 0  # a mark of the ledger
 
 
-class Offers:
+class OfferBuilder:
     """Puts together what is offered; the same again as long as nothing of it changed.
 
     *profile* may raise SettingsError, both it and *features* ApiServerError: there is nothing to

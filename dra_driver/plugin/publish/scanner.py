@@ -9,9 +9,9 @@ from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
 from dra_driver.model.gpus import ALL_GPUS, UnavailableGpu
 from dra_driver.model.offer import Offer, PendingChange
 from dra_driver.model.records import ClaimRecord
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class DeviceScanner:
     """Reads the GPUs, and has the devices published when they changed."""
 
     def __init__(
-        self, offers: Offers, pool: str, publish: Callable[[Pool], None], metrics: Metrics
+        self, offers: OfferBuilder, pool: str, publish: Callable[[Pool], None], metrics: Metrics
     ) -> None:
         self._offers = offers
         self._pool = pool

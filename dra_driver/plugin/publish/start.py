@@ -12,7 +12,7 @@ from dra_driver.kubeletplugin.slices.publisher import Publisher
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.parts import PluginParts
-from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, Offers
+from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
 from dra_driver.plugin.publish.scanner import DeviceScanner
 
@@ -29,7 +29,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     probe = Loop("api-features", parts.api_features.probe, PROBE_SECONDS)
     probe.start()
     stack.callback(probe.stop)
-    parts.offers = Offers(
+    parts.offers = OfferBuilder(
         parts.node,
         parts.effective_profile.profile,
         parts.api_features,

@@ -26,7 +26,7 @@ from dra_driver.model.profiles import (
 from dra_driver.model.records import Holding
 from dra_driver.plan.mig.partitions import created_partitions, dynamic_profiles
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.builders import MIB, SLICEABLE, gpu, ref
 from tests.plan.mig.boards import cut, dynamic, instance, key, mig, partition, profile, unusable

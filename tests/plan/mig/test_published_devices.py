@@ -18,7 +18,7 @@ from dra_driver.model.offer import AdminAccess, ApiFeatures, Device, Offer
 from dra_driver.model.profiles import MigRules
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from dra_driver.sim.node_spec import bundled_nodes, node_file
 from tests.builders import MIB, SLICEABLE
 from tests.fakes.pool_rules import validate_pool

@@ -33,7 +33,7 @@ from dra_driver.plan.prepare.amounts import requested_amount
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import MIB, POOL, allocation, config, fraction, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
@@ -151,7 +151,7 @@ class World:
         self.specs = FusedSpecs(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.ledger.fuse = self.specs.fuse = self.fuse
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
+        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
         its = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
         tools = PrepareDependencies(*its, users=self.users)

@@ -27,7 +27,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, allocation, claim, config, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
@@ -89,7 +89,7 @@ class World:
         return self.preparer
 
     def tools(self, turn):
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
+        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         its = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
         return PrepareDependencies(*its, users=self.users)
 
@@ -467,7 +467,7 @@ def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world
     world.prepare("gpu-0")
     world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     files = ClaimFiles(world.specs, metadata_in(world.directory))
-    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, world.ledger)
+    offers = OfferBuilder(world.node, lambda: world.profile, lambda: KEEPS, world.ledger)
     tools = PrepareDependencies(
         world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait
     )
@@ -537,7 +537,7 @@ def die_after(world, effect):
     files = ClaimFiles(specs, metadata)
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
-    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, ledger)
+    offers = OfferBuilder(world.node, lambda: world.profile, lambda: KEEPS, ledger)
     tools = PrepareDependencies(world.node, offers, world.api, NO_PODS, ledger, files, no_wait)
     return Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
 

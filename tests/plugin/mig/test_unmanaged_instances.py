@@ -23,7 +23,7 @@ from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, RemovePar
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
 from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
 from tests.fakes.pods import FakePods, container, pod_spec
@@ -56,7 +56,7 @@ def replace_instance(world, key=KEY):
 
 def live(world):
     """Have the node offer what it finds, as it does."""
-    world.offers = Offers(
+    world.offers = OfferBuilder(
         world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
     )
     refresh = world.node.refresh
@@ -70,7 +70,7 @@ def live(world):
 
     world.node.refresh = look
     world.restart()
-    world.offers = Offers(
+    world.offers = OfferBuilder(
         world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
     )
     return world
@@ -82,7 +82,7 @@ def damage(world, name="claim"):
     path.write_text(path.read_text()[:60])
     offers = world.offers
     world.restart()
-    if isinstance(offers, Offers):
+    if isinstance(offers, OfferBuilder):
         live(world)
 
 

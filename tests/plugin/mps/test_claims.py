@@ -32,7 +32,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, allocation, config, fraction, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
@@ -84,7 +84,7 @@ class World:
         self.ledger = ledger(self.directory / "claims", "boot")
         self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
+        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
         checks = PrepareDependencies(self.node, offers, self, self.pods, self.ledger, files, turn)
         self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), checks, self.waits)

@@ -9,7 +9,7 @@ from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, SharingStrategy
 from dra_driver.model.records import Holding
-from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
+from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from tests.builders import gpu, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
@@ -22,7 +22,9 @@ class World:
         self.profile = DEFAULT_PROFILE
         self.features = ApiFeatures()
         self.ledger = FakeHolds()
-        self.offers = Offers(self.node, lambda: self.profile, lambda: self.features, self.ledger)
+        self.offers = OfferBuilder(
+            self.node, lambda: self.profile, lambda: self.features, self.ledger
+        )
 
 
 H100 = "h100-80-sxm"
@@ -58,7 +60,7 @@ def cutting(node):
     world = World()
     world.node = node
     world.profile = dynamic("1g.10gb")
-    world.offers = Offers(node, lambda: world.profile, lambda: world.features, world.ledger)
+    world.offers = OfferBuilder(node, lambda: world.profile, lambda: world.features, world.ledger)
     return world
 
 
@@ -103,7 +105,7 @@ def test_a_gpu_that_appears_is_offered_after_another_look():
 @pytest.mark.parametrize("mps", [True, False])
 def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
     world = World()
-    offers = Offers(
+    offers = OfferBuilder(
         world.node, lambda: world.profile, lambda: world.features, world.ledger, mps=mps
     )
 

@@ -9,7 +9,7 @@ from dra_driver.base.threads import Loop
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE, GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.scanner import DeviceScanner
 from tests.builders import POOL, inventory, ref
 from tests.fakes.holds import FakeHolds
@@ -27,7 +27,9 @@ class Scene:
         self.profile = lambda: DEFAULT_PROFILE
         self.metrics = Metrics()
         self.published = []
-        offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds())
+        offers = OfferBuilder(
+            self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds()
+        )
         self.scanner = DeviceScanner(offers, POOL, self.published.append, self.metrics)
 
     def names(self):

@@ -19,7 +19,7 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.plan.mig.manager.changes import LayoutError, plan_layout_change, preview_layout
 from dra_driver.plan.mig.manager.layouts import built_in_layouts, desired_layout
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from tests.plan.mig.boards import boards, cut, mig, partition, profile
 
 HALVES = DesiredLayout("halves", True, (("3g.20gb", 2),))

@@ -20,7 +20,7 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules, SharingStrategy
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.offer.slice_documents import published_devices
 from tests.builders import MIB, SLICEABLE, gpu
 from tests.fakes.pool_rules import validate_pool
 from tests.fakes.slice_rules import refuse_slice
