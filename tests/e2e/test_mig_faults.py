@@ -59,7 +59,7 @@ def refused(kube, name, *words):
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
-        (CUT, "UNKNOWN", ["cutting"]),
+        (CUT, "UNKNOWN", ["creating"]),
         (FILL, "UNKNOWN", ["compute instance"]),
         (FILL, "INSUFFICIENT_RESOURCES", ["compute instance"]),
         (MODE, "IN_USE", ["MIG mode cannot be turned on", "in use"]),

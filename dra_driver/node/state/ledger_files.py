@@ -1,6 +1,7 @@
 """The files of the ledger: what a record looks like, what is damaged, what the disk refuses."""
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def read_ledger_directory(
         RECORD_SUFFIX,
     ):  # a newer record replaces an older one
         for name in names:
-            if name.endswith(suffix):
+            if name.endswith(suffix) and _UID.fullmatch(name.removesuffix(suffix)):
                 _read_one(directory / name, records, aside)
     return records, {uid: damaged for uid, damaged in aside.items() if uid not in records}
 
@@ -155,12 +156,21 @@ def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
 
 
 def _device_names(text: bytes) -> Iterator[DeviceName]:
-    """The devices that a damaged text still names (``"device": "gpu-0"``)."""
-    for name in re.findall(r'"device":\s*"([^"]+)"', text.decode(errors="replace")):
+    """The devices that a damaged record still names (``"device": "gpu-0"``); none where the list of
+    its holdings was cut short: what is missing may have named others."""
+    record = text.decode(errors="replace")
+    try:
+        json.JSONDecoder().raw_decode(record.partition('"holdings":')[2].lstrip())
+    except ValueError:
+        return
+    for name in re.findall(r'"device":\s*"([^"]+)"', record):
         yield DeviceName(name)
 
 
+_UID = re.compile(r"[0-9A-Za-z]([\w.:-]*[0-9A-Za-z])?", re.ASCII)  # another file is not ours
+
 _REMEDIES = {
+    errno.EISDIR: "remove the directory that stands where the file should be",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or raise the quota",
     errno.EROFS: "mount it writable",

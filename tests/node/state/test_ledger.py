@@ -145,14 +145,49 @@ def test_an_unreadable_record_is_set_aside_with_its_reason(tmp_path, ledger, tex
     assert [record.claim.name for record in found.records()] == ["other"]
 
 
-def test_a_damaged_record_still_tells_which_devices_it_names(tmp_path):
-    text = encode_record(started("claim", "gpu-2"))[:-20]
+@pytest.mark.parametrize(
+    ("damage", "devices"),
+    [
+        pytest.param(
+            lambda text: text.replace(b'"version":1', b'"version":9'), {"gpu-2"}, id="whole"
+        ),
+        pytest.param(lambda text: text[:-20], {"gpu-2"}, id="cut short behind its holdings"),
+        pytest.param(
+            lambda text: text[: text.index(b'"holdings":') + 30],
+            set(),
+            id="cut short within them: what is missing may name others",
+        ),
+    ],
+)
+def test_a_damaged_record_tells_which_devices_it_names(tmp_path, damage, devices):
+    text = damage(encode_record(started("claim", "gpu-2")))
     (tmp_path / BOOT).mkdir()
     (tmp_path / BOOT / "uid-claim.json").write_bytes(text)
 
     (aside,) = again(tmp_path).set_aside()
 
-    assert aside.mentions == {"gpu-2"}
+    assert aside.mentions == devices
+    assert aside.may_hold("gpu-2")
+    assert aside.may_hold("gpu-3") is not bool(devices)
+
+
+@pytest.mark.parametrize("name", ["old copy.json", ".json", ".uid-claim.json"])
+def test_a_file_that_is_no_claims_stays_as_it_is_and_holds_nothing(tmp_path, name):
+    (tmp_path / BOOT).mkdir()
+    (tmp_path / BOOT / name).write_text("x")
+
+    ledger = again(tmp_path)
+
+    assert ledger.set_aside() == ()
+    assert ledger.records() == ()
+    assert (tmp_path / BOOT / name).read_text() == "x"
+
+
+def test_a_directory_in_place_of_a_record_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / BOOT / "uid-claim.json").mkdir(parents=True)
+
+    with pytest.raises(NodeError, match="remove the directory that stands where the file should"):
+        again(tmp_path)
 
 
 def test_a_record_set_aside_stays_set_aside_until_its_claim_is_written_or_forgotten(tmp_path):
