@@ -17,29 +17,29 @@ _PREFIX: Final = "dra_driver_mps"
 
 
 class _StatusCollector(Collector):
-    def __init__(self, status: Callable[[], MpsStatus], unsheltered: Callable[[], int]) -> None:
+    def __init__(self, status: Callable[[], MpsStatus], in_container: Callable[[], int]) -> None:
         self._status = status
-        self._unsheltered = unsheltered
+        self._in_container = in_container
 
     def describe(self) -> Iterable[Metric]:
         return _metrics(MpsStatus(), 0)
 
     def collect(self) -> Iterable[Metric]:
-        return _metrics(self._status(), self._unsheltered())
+        return _metrics(self._status(), self._in_container())
 
 
 def metrics_registry(
-    status: Callable[[], MpsStatus], unsheltered: Callable[[], int] = lambda: 0
+    status: Callable[[], MpsStatus], in_container: Callable[[], int] = lambda: 0
 ) -> CollectorRegistry:
-    """*unsheltered*: how many servers end with the container of this process."""
+    """*in_container*: how many servers end with the container of this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(_StatusCollector(status, unsheltered))
+    registry.register(_StatusCollector(status, in_container))
     return registry
 
 
-def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
+def _metrics(status: MpsStatus, in_container: int) -> Iterable[Metric]:
     servers = GaugeMetricFamily(
         f"{_PREFIX}_servers",
         "MPS servers of this node, by whether they are ready.",
@@ -67,5 +67,5 @@ def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         f"{_PREFIX}_servers_in_agent_container",
         "MPS servers that end with the container of the agent, because they cannot leave it.",
-        value=unsheltered,
+        value=in_container,
     )

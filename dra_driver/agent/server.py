@@ -1,9 +1,9 @@
 """The life of one MPS server: started, given namespaces, checked, repaired, stopped.
 
-Every change is recorded before it is made (``agent.state``), so that ``tend`` completes whatever an
-agent that was killed left unfinished. A namespace that was recorded and never served is removed; a
-server without served namespaces is stopped; one with a ``restart_reason`` is started again with
-everything that it served.
+Every change is recorded before it is made (``agent.state``), so that ``maintain`` completes
+whatever an agent that was killed left unfinished. A namespace that was recorded and never served is
+removed; a server without served namespaces is stopped; one with a ``restart_reason`` is started
+again with everything that it served.
 """
 
 import logging
@@ -194,7 +194,7 @@ class ManagedServer:
             self.make_spare()
 
     def complete(self) -> None:
-        """As ``tend``, for somebody who waits for it: at once, and without a look."""
+        """As ``maintain``, for somebody who waits for it: at once, and without a look."""
         try:
             if not self._state.served:
                 self._end()

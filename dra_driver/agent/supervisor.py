@@ -74,7 +74,7 @@ class OrphanedServers:
         self._names -= {name}
 
     def try_to_remove(self, name: MpsServerName) -> None:
-        """As ``take_away``; if it fails, it is done later."""
+        """As ``remove``; if it fails, it is done later."""
         try:
             self.remove(name)
         except DriverError as e:

@@ -250,7 +250,11 @@ def test_from_the_ledger_alone_json_says_what_it_does_not_know(claims, ledger):
     ("text", "held"),
     [
         pytest.param("{", [], id="nothing of it"),
-        pytest.param('{"device": "gpu-2", "device": "gpu-1"', ["gpu-1", "gpu-2"], id="its devices"),
+        pytest.param(
+            '{"holdings": [{"device": "gpu-2"}, {"device": "gpu-1"}], "co',
+            ["gpu-1", "gpu-2"],
+            id="its devices",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_read_is_shown_with_what_it_may_hold_and_left_where_it_is(

@@ -84,7 +84,7 @@ class Node:
     def __init__(self, directory):
         self.api = Api()
         api: Any = self.api  # it cannot do all that ResourceApi may ask for
-        self.on_unsettled: Callable[[], None] = lambda: None
+        self.on_owners_unknown: Callable[[], None] = lambda: None
         self.ledger = Ledger(directory, "boot")
         self.ledger.reload()
         for number in range(CLAIMS):

@@ -77,7 +77,7 @@ class NodeMemoryLimits:
         self._changes = 0  # how often something happened that ``settle`` has to act on
         self._settled: _SettledState | None = None
         self._read: ReadPodShares = lambda containers: ()
-        self.on_unsettled: Callable[[], None] = lambda: None  # it would be good to settle now
+        self.on_owners_unknown: Callable[[], None] = lambda: None  # to settle soon would help
 
     def status(self) -> MemoryLimitSupport:
         """What the driver offers, read once a minute at most where it is ready."""
@@ -237,7 +237,7 @@ class NodeMemoryLimits:
         if gpus or not readable:
             self._count_change()
         if not readable:
-            self.on_unsettled()
+            self.on_owners_unknown()
 
     def _shares_of(self, pod: PodUid) -> Iterable[PodMemoryShare]:
         shares = self._read(self._containers.known)

@@ -49,9 +49,9 @@ class MpsDaemons:
         self._control = ControlProgram(driver, run, locate)
         self._processes = DaemonProcesses()
         self._timeouts = timeouts
-        self._shelter = cgroup or DaemonCgroup(Path("/sys/fs/cgroup"))
+        self._cgroup = cgroup or DaemonCgroup(Path("/sys/fs/cgroup"))
         labels = SelinuxLabels(Path(driver.here("/sys/fs/selinux/enforce")))
-        self._directories = DaemonDirectories(self._control, labels, self._shelter.in_container)
+        self._directories = DaemonDirectories(self._control, labels, self._cgroup.in_container)
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
             2: Protocol2(self._control),
             3: Protocol3(self._control),
@@ -163,9 +163,9 @@ class MpsDaemons:
 
     def detach(self, daemon: ControlDaemon) -> bool:
         """Have it outlive this container, unless it does. False: it does not, which is logged."""
-        if not self._shelter.in_container:
+        if not self._cgroup.in_container:
             return True
-        safe = self._shelter.take_in([one.pid for one in self._processes.of(daemon.token)])
+        safe = self._cgroup.take_in([one.pid for one in self._processes.of(daemon.token)])
         (self._exposed.discard if safe else self._exposed.add)(daemon.token)
         return safe
 
@@ -227,7 +227,7 @@ class MpsDaemons:
             remaining = self._ended(find, SIGKILL, self._timeouts.kill)
         self._forget(daemon, remaining)
         self._directories.remove(daemon)
-        self._shelter.close()
+        self._cgroup.close()
 
     def _ended(
         self, find: Callable[[], tuple[DaemonProcess, ...]], number: Signals, seconds: float

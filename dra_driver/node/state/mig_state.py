@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _MigStateOfBoot:
+class MigStateOfBoot:
     """What layouts made, and during which boot."""
 
     boot: str
     state: MigState
 
 
-_CODEC: Final = Codec[_MigStateOfBoot](_MigStateOfBoot)
+_CODEC: Final = Codec[MigStateOfBoot](MigStateOfBoot)
 
 
 class _DamagedMigState(NodeError):
@@ -102,7 +102,7 @@ class MigStateFile:
     def _write(self, state: MigState) -> None:
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            text = _CODEC.encode(_MigStateOfBoot(self._boot, state), indent=2)
+            text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
         except OSError as e:
             raise NodeError(

@@ -139,7 +139,7 @@ class PodLimits:
     def wake(self, update: Callable[[], None], settle: Callable[[], None]) -> None:
         """Call these, from now on, when one of the two is due before its time."""
         self._update_soon = update
-        self._settle_soon = self._limits.on_unsettled = settle
+        self._settle_soon = self._limits.on_owners_unknown = settle
 
     def update_pods(self) -> float | None:
         """Read the claims whose pods matter. What fails waits for the next time.

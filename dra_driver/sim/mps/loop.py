@@ -280,12 +280,12 @@ class DaemonLoop:
                     raise CommandRefused(
                         "CUDA_ERROR_MPS_CONNECTION_FAILED: no shared memory with it"
                     )
-                self._refuse_stranger(int(ask["pid"]), uid)
+                self._refuse_other_user(int(ask["pid"]), uid)
                 return {"done": self._do(ask["call"], place, {**ask, "uid": uid})}
             except CommandRefused as error:
                 return {"refused": str(error)}
 
-    def _refuse_stranger(self, pid: int, uid: int) -> None:
+    def _refuse_other_user(self, pid: int, uid: int) -> None:
         """Who connects for a process has to be of its user; without one, of the daemon's."""
         try:
             owner = user_of(pid).uid if pid else self.control.options.uid

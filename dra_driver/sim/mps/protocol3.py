@@ -111,7 +111,7 @@ class SimulatedProtocol3:
             raise CommandRefused("This daemon speaks protocol 3: say <module> <verb> as arguments")
         said = _without_protocol(words[1:])
         if "-q" in said or "--quit" in said:
-            self._refuse_stranger(uid, "quit")
+            self._refuse_other_user(uid, "quit")
             return self._quit()
         if len(said) < 2:
             raise CommandRefused("Usage: nvidia-cuda-mps-control <module> <verb>; see help")
@@ -119,10 +119,10 @@ class SimulatedProtocol3:
         if verb is None:
             raise CommandRefused(f"Unknown command '{said[0]} {said[1]}'")
         if said[1] in _CHANGES:
-            self._refuse_stranger(uid, f"{said[0]} {said[1]}")
+            self._refuse_other_user(uid, f"{said[0]} {said[1]}")
         return verb(parse_command(said[2:]))
 
-    def _refuse_stranger(self, uid: int, command: str) -> None:
+    def _refuse_other_user(self, uid: int, command: str) -> None:
         if uid not in (0, self._control.options.uid):
             raise CommandRefused(f"Insufficient privileges for UID {uid} to run {command}")
 

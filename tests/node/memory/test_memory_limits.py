@@ -549,7 +549,7 @@ def test_the_members_of_a_claim_that_names_no_pod_are_limited(either):
 def test_a_container_that_could_not_be_read_as_it_appeared_wakes_who_settles(either):
     either.joined = {"c": 4 * GIB}
     woken = threading.Event()
-    either.limits.on_unsettled = woken.set
+    either.limits.on_owners_unknown = woken.set
     either.node.tree.make("kubepods/burstable")
     either.settle(joinable=True)
     joins = either.node.pod("joins")

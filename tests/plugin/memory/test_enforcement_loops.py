@@ -33,7 +33,7 @@ class Plugin:
         self.newest = True
         self.tells_of_pods = False
         self.a_pod_came: Callable[[], None] | None = None
-        self.on_unsettled = lambda: None
+        self.on_owners_unknown = lambda: None
         self.done = []
         self._changed = threading.Condition()
 
@@ -157,7 +157,7 @@ def test_a_limit_that_came_undone_wakes_the_limits(stack):
     begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    plugin.on_unsettled()
+    plugin.on_owners_unknown()
 
     assert plugin.wait(SETTLED, times=2)
 

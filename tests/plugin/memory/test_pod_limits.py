@@ -32,7 +32,7 @@ class World:
         self.refused = False  # a strict limit that cannot be set
         self.can_tell = True
         self.told: Any = None  # of pods that come
-        self.on_unsettled: Callable[[], None] = lambda: None
+        self.on_owners_unknown: Callable[[], None] = lambda: None
         self.in_memory: tuple[Pod, ...] = (pod("later"),)
         self.reserved: tuple[Pod, ...] = self.in_memory
         self.asked = []
@@ -243,7 +243,7 @@ def test_as_long_as_the_records_are_the_same_nothing_is_computed_anew():
 
 def test_the_limits_of_the_node_wake_who_settles():
     world = World()
-    world.on_unsettled()
+    world.on_owners_unknown()
     assert world.woken == ["settle"]
 
 
