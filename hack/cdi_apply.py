@@ -174,10 +174,10 @@ def _filled(**values: object) -> Config:
 
 def _add_gids(config: Config, gids: tuple[int, ...]) -> None:
     # 0 would be the group root, and is ignored: CDI SPEC, "additionalGids".
-    wanted = [gid for gid in gids if gid != 0]
-    if wanted:
+    additional = [gid for gid in gids if gid != 0]
+    if additional:
         user = _child(_child(config, "process"), "user")
-        user["additionalGids"] = list(dict.fromkeys([*user.get("additionalGids", []), *wanted]))
+        user["additionalGids"] = list(dict.fromkeys([*user.get("additionalGids", []), *additional]))
 
 
 def _child(parent: Config, name: str) -> Config:

@@ -64,24 +64,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
     check = parser.parse_args(arguments).check
     points, marks = read_points(POINTS.read_text()), list(read_marks(TESTS))
-    found = problems(points, marks)
+    faults = problems(points, marks)
     text = table(points, marks)
     if not check:
         TABLE.write_text(text)
     elif not TABLE.exists() or TABLE.read_text() != text:
-        found = (*found, f"{TABLE.relative_to(REPOSITORY)} is stale: run hack/update-conformance")
-    for problem in found:
+        faults = (*faults, f"{TABLE.relative_to(REPOSITORY)} is stale: run hack/update-conformance")
+    for problem in faults:
         print(problem, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if faults else 0
 
 
 def read_points(text: str) -> tuple[Point, ...]:
     """The points of a YAML document ``{area: {number: {level, what, ...}}}``, in its order."""
     areas: Mapping[str, Mapping[int, Mapping[str, Any]]] = yaml.safe_load(text)
     return tuple(
-        Point(number, area, **said)
+        Point(number, area, **fields)
         for area, points in areas.items()
-        for number, said in points.items()
+        for number, fields in points.items()
     )
 
 

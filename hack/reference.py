@@ -93,7 +93,9 @@ def profile_rows() -> list[Row]:
 
 def _field_rows(model: Mapping[str, Any], models: Mapping[str, Any], path: str) -> Iterator[Row]:
     for name, field in model["properties"].items():
-        reference = next((one["$ref"] for one in _variants(field) if "$ref" in one), None)
+        reference = next(
+            (variant["$ref"] for variant in _variants(field) if "$ref" in variant), None
+        )
         if reference:
             nested = models[reference.rpartition("/")[2]]
             yield from _field_rows(nested, models, f"{path}{name}.")
@@ -106,29 +108,30 @@ def _field_rows(model: Mapping[str, Any], models: Mapping[str, Any], path: str) 
 def _variants(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What a field can be, but null."""
     variants = field.get("anyOf") or field.get("allOf") or [field]
-    return [one for one in variants if one.get("type") != "null"]
+    return [variant for variant in variants if variant.get("type") != "null"]
 
 
 def _value(field: Mapping[str, Any]) -> str:
     """The values that a field takes, in words."""
-    [one] = _variants(field)
-    if "enum" in one:
-        return ", ".join(f"`{word}`" for word in one["enum"])
-    match one["type"]:
-        case "array" if "enum" in one["items"]:
-            return f"list of {_value(one['items'])}"
+    [variant] = _variants(field)
+    if "enum" in variant:
+        return ", ".join(f"`{word}`" for word in variant["enum"])
+    match variant["type"]:
+        case "array" if "enum" in variant["items"]:
+            return f"list of {_value(variant['items'])}"
         case "array":
-            return f"list of {_value(one['items'])}s"
+            return f"list of {_value(variant['items'])}s"
         case "object":
-            return f"{_value(one['additionalProperties'])}, by {one['propertyNames']['format']}"
-        case "integer" if "maximum" in one:
-            return f"{one['minimum']} to {one['maximum']}"
+            key = variant["propertyNames"]["format"]
+            return f"{_value(variant['additionalProperties'])}, by {key}"
+        case "integer" if "maximum" in variant:
+            return f"{variant['minimum']} to {variant['maximum']}"
         case "integer":
             return "number"
         case "boolean":
             return "`true`, `false`"
         case _:
-            return str(one.get("format", "text"))
+            return str(variant.get("format", "text"))
 
 
 def metric_rows() -> list[Row]:

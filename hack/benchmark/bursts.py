@@ -106,11 +106,11 @@ def parts(mix: Mix, count: int) -> dict[str, int]:
     >>> parts({"gpu": 6, "1g.10gb": 1, "3g.40gb": 1}, 12)
     {'gpu': 9, '1g.10gb': 1, '3g.40gb': 2}
     """
-    total, done, found = sum(mix.values()), 0, {}
+    total, done, numbers = sum(mix.values()), 0, {}
     for kind, share in mix.items():
-        found[kind] = (done + share) * count // total - done * count // total
+        numbers[kind] = (done + share) * count // total - done * count // total
         done += share
-    return {kind: number for kind, number in found.items() if number}
+    return {kind: number for kind, number in numbers.items() if number}
 
 
 def _name(kind: str) -> str:
@@ -123,12 +123,12 @@ def _class_of(kind: str) -> str:
 
 def _device_class(name: str) -> Document:
     documents = yaml.safe_load_all(_CHART.read_text())
-    found: Document = next(
+    device_class: Document = next(
         each
         for each in documents
         if each["kind"] == "DeviceClass" and each["metadata"]["name"] == name
     )
-    return found
+    return device_class
 
 
 def _template(kind: str) -> Document:

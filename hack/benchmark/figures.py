@@ -201,13 +201,13 @@ def document(
 ) -> Document:
     """One JSON object: every figure by its name (null: not measured), then *facts*."""
     known = _known(results)
-    found: Document = {
+    values: Document = {
         figure.name: None if figure.name not in known else round(known[figure.name], 4)
         for figure in figures
     }
     aims = {figure.name: figure.aim(known) for figure in figures}
     return {
-        **found,
+        **values,
         "aims": {name: round(aim, 4) for name, aim in aims.items() if aim is not None},
         "missed": [figure.name for figure in figures if _missed(figure, known)],
         "samples": {name: measured.samples for name, measured in results.items()},
@@ -217,7 +217,7 @@ def document(
 
 
 def _known(results: Results) -> dict[str, float]:
-    return {name: found.value for name, found in results.items() if found.value is not None}
+    return {name: result.value for name, result in results.items() if result.value is not None}
 
 
 def _missed(figure: Figure, known: Values) -> bool:

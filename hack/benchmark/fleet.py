@@ -67,8 +67,8 @@ def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
         lifted = course.run(_CASES, sizes.lifted_pods, sizes.rounds)
         cut = course.run(_CUT, sizes.cut_pods, sizes.rounds)
         api.close()
-    found = {f"fleet_{name}": measured for name, measured in (limited | cut).items()}
-    return found | {f"fleet_unthrottled_{name}": measured for name, measured in lifted.items()}
+    results = {f"fleet_{name}": measured for name, measured in (limited | cut).items()}
+    return results | {f"fleet_unthrottled_{name}": measured for name, measured in lifted.items()}
 
 
 class Course:
@@ -84,16 +84,16 @@ class Course:
 
     def run(self, cases: Mapping[str, Case], pods: int, rounds: int) -> dict[str, Measured]:
         """The median of *rounds* for each of *cases*; another one is first each time."""
-        found: dict[str, list[Burst]] = {name: [] for name in cases}
+        bursts: dict[str, list[Burst]] = {name: [] for name in cases}
         for turn in range(rounds):
             for name in list(cases)[:: -1 if turn % 2 else 1]:
                 burst = self._burst(cases[name], pods)
-                found[name].append(burst)
+                bursts[name].append(burst)
                 self._progress(
                     f"round {turn + 1}: {name} {burst.pods_per_second:.1f}, "
                     f"{burst.cpu_ms:.1f} ms of the scheduler's processor time a pod"
                 )
-        return {name: _measured(each) for name, each in found.items()}
+        return {name: _measured(each) for name, each in bursts.items()}
 
     def _burst(self, case: Case, pods: int) -> Burst:
         self._fleet.publish(case.shape)

@@ -121,5 +121,5 @@ def _gpu(node: str, minor: int) -> Gpu:
 
 def _mig() -> MigInfo | None:
     """How it can be cut, in MIG mode as soon as a claim needs that."""
-    found = board_geometry(_PRODUCT)
-    return MigInfo(False, False, True, found.profiles) if found else None
+    geometry = board_geometry(_PRODUCT)
+    return MigInfo(False, False, True, geometry.profiles) if geometry else None

@@ -45,8 +45,11 @@ def nvidia_cut(node: FleetNode) -> Pool:
 
 def _less(document: Mapping[str, Any]) -> Document:
     """Without the attributes that are ours alone."""
-    there = document["attributes"].items()
-    return {**document, "attributes": {name: one for name, one in there if name not in _NOT_THERE}}
+    attributes = document["attributes"].items()
+    return {
+        **document,
+        "attributes": {name: value for name, value in attributes if name not in _NOT_THERE},
+    }
 
 
 def _devices(gpu: Gpu, mig: MigInfo) -> Iterator[Document]:
@@ -60,7 +63,7 @@ def _devices(gpu: Gpu, mig: MigInfo) -> Iterator[Document]:
         "consumesCounters": [_consumed(gpu, everything, Placement(0, mig.units))],
     }
     partitions = (Partition(each, place) for each in mig.profiles for place in each.placements)
-    parents = {name: one for name, one in attributes.items() if name != names.UUID}
+    parents = {name: value for name, value in attributes.items() if name != names.UUID}
     parents |= {"type": {"string": "mig"}, "parentUUID": attributes[names.UUID]}
     for name, each in sorted((partition_name(gpu, each), each) for each in partitions):
         amounts = _amounts(each.profile)

@@ -38,5 +38,5 @@ def plain(node: FleetNode) -> Pool:
 
 
 def _offered(node: FleetNode, profile: Profile) -> Pool:
-    found = build_offer(Inventory(node.gpus), profile, ApiFeatures(), {})
-    return split_into_slices(node.name, published_devices(found), published_counters(found))
+    offer = build_offer(Inventory(node.gpus), profile, ApiFeatures(), {})
+    return split_into_slices(node.name, published_devices(offer), published_counters(offer))

@@ -38,11 +38,11 @@ def measure(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
                 kept, *others = _claims(stage, there, memory)
                 wholes = stage.claims.on([_WHOLE] * _NEXT)
                 first.append(calls.prepare(kept))
-                for one, other in zip(others, wholes, strict=True):
-                    whole.append(calls.prepare(other))
-                    calls.unprepare(other)
-                    following.append(calls.prepare(one))
-                    removed.append(calls.unprepare(one))
+                for partition, whole_gpu in zip(others, wholes, strict=True):
+                    whole.append(calls.prepare(whole_gpu))
+                    calls.unprepare(whole_gpu)
+                    following.append(calls.prepare(partition))
+                    removed.append(calls.unprepare(partition))
                 calls.unprepare(kept)
     finally:
         stage.claims.delete()
@@ -59,16 +59,16 @@ def measure(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
 
 def partitions(slices: Iterable[Document], gpu: str, profile: str) -> tuple[list[str], str]:
     """The devices of *gpu* that are partitions of *profile*, and how much memory each has."""
-    found = {
+    memory_by_device = {
         device["name"]: device["capacity"][names.MEMORY]["value"]
         for each in slices
         for device in each["spec"].get("devices") or ()
         if device["name"].startswith(f"{gpu}-mig-")
         and device["attributes"]["profile"]["string"] == profile
     }
-    if not found:
+    if not memory_by_device:
         raise BenchError(f"{gpu} is published without partitions {profile}")
-    return sorted(found), next(iter(found.values()))
+    return sorted(memory_by_device), next(iter(memory_by_device.values()))
 
 
 def _claims(stage: Stage, there: Sequence[str], memory: str) -> list[ClaimRef]:

@@ -29,7 +29,7 @@ def measure(stage: Stage, number: int) -> Results:
     if stage.cluster.mode != "full":
         why = Measured(None, f"no containers here: {stage.cluster.why}")
         return dict.fromkeys(KINDS, why)
-    found: dict[str, list[float]] = {name: [] for name in KINDS}
+    samples: dict[str, list[float]] = {name: [] for name in KINDS}
     with stage.plugin():
         stage.kube.apply(template(_NAME), NAMESPACE)
         stage.kube.apply(template(f"{_NAME}-share", fraction("10Gi")), NAMESPACE)
@@ -37,10 +37,10 @@ def measure(stage: Stage, number: int) -> Results:
             _start(stage, source)  # the first of a kind warms caches
         for turn in range(number):
             for name in _from(turn, list(KINDS)):
-                found[name].append(_start(stage, KINDS[name]))
+                samples[name].append(_start(stage, KINDS[name]))
         for name in (_NAME, f"{_NAME}-share"):
             stage.kube.delete("ResourceClaimTemplate", name, NAMESPACE)
-    return {name: _result(seconds) for name, seconds in found.items()}
+    return {name: _result(seconds) for name, seconds in samples.items()}
 
 
 def _result(seconds: Sequence[float]) -> Measured:
@@ -61,16 +61,16 @@ def _start(stage: Stage, source: Mapping[str, str]) -> float:
     created = time.time()
     stage.kube.apply(_pod(source), NAMESPACE)
     stage.kube.wait_pod(_NAME, "Succeeded", "Failed", namespace=NAMESPACE, seconds=120)
-    said = stage.kube.logs(_NAME, namespace=NAMESPACE).strip()
+    output = stage.kube.logs(_NAME, namespace=NAMESPACE).strip()
     stage.kube.delete("Pod", _NAME, NAMESPACE)
     stage.kube.wait_gone("Pod", _NAME, NAMESPACE)
     if source is _CLAIM:
         stage.kube.delete("ResourceClaim", _NAME, NAMESPACE)
     wait("the pod's claim to go", lambda: not stage.kube.all("ResourceClaim", NAMESPACE))
     try:
-        return float(said) - created
+        return float(output) - created
     except ValueError as e:
-        raise BenchError(f"the container did not say when it began: {said!r}") from e
+        raise BenchError(f"the container did not say when it began: {output!r}") from e
 
 
 def _pod(source: Mapping[str, str]) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def measure(stage: Stage, number: int, directory: Path) -> Results:
     node = directory / "node.yaml"
     node.write_text(node_file(_NODE).read_text())
     first = _start(stage, node)[0]
-    found = [_start(stage, node) for _ in range(number)]
-    starts, changes = zip(*found, strict=True)
+    timings = [_start(stage, node) for _ in range(number)]
+    starts, changes = zip(*timings, strict=True)
     low, high = min(changes) * 1000, max(changes) * 1000
     return {
         "publish_16_mig_gpus_ms": Measured(

@@ -55,13 +55,13 @@ class Stage:
 
     def slices_version(self) -> str:
         """The resource version from which to watch for changes of them."""
-        found = self.kube.api.list(_SLICES, self.slices_query())
-        return str(found["metadata"]["resourceVersion"])
+        document = self.kube.api.list(_SLICES, self.slices_query())
+        return str(document["metadata"]["resourceVersion"])
 
     def delete_slices(self) -> str:
         """Delete the driver's slices; the resource version from which to watch for new ones."""
-        for found in self.slices():
-            self.kube.api.delete(f"{_SLICES}/{found['metadata']['name']}")
+        for resource_slice in self.slices():
+            self.kube.api.delete(f"{_SLICES}/{resource_slice['metadata']['name']}")
         return self.slices_version()
 
     def launch(self, **flags: str) -> None:
@@ -85,12 +85,12 @@ class Stage:
     def served(self, operation: str) -> tuple[float, float]:
         """What the plugin itself counted: seconds in all, and claims that were served well."""
         text = self.driver.ask("/metrics")[1]
-        wanted = f'{{operation="{operation}",outcome="ok"}}'
-        found = dict(line.rsplit(" ", 1) for line in text.splitlines() if wanted in line)
+        labels = f'{{operation="{operation}",outcome="ok"}}'
+        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if labels in line)
         name = "dra_driver_request_duration_seconds"
         return (
-            float(found.get(f"{name}_sum{wanted}", 0)),
-            float(found.get(f"{name}_count{wanted}", 0)),
+            float(samples.get(f"{name}_sum{labels}", 0)),
+            float(samples.get(f"{name}_count{labels}", 0)),
         )
 
 
@@ -113,10 +113,10 @@ def stage(version: str, progress: Progress) -> Iterator[Stage]:
         stack.enter_context(namespace(kube))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-bench-"))
         driver = Driver(cluster, kube, Path(directory))
-        found = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
-        stack.callback(found.delete_slices)
+        new_stage = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
+        stack.callback(new_stage.delete_slices)
         stack.callback(driver.stop_all)
-        yield found
+        yield new_stage
 
 
 def _refuse_other_plugin(cluster: Cluster) -> None:

@@ -14,10 +14,10 @@ _SECONDS = 30
 
 def measure(stage: Stage, number: int) -> Results:
     """*number* starts on a node whose slices are gone."""
-    found = [_start(stage) for _ in range(number)]
+    timings = [_start(stage) for _ in range(number)]
     imports = percentile([_imports() for _ in range(3)], 0.5) * 1000
     where = f"interpreter and imports {imports:.0f}, then first look, connection, write"
-    return {"start_to_slices_ms": median_of(found, where)}
+    return {"start_to_slices_ms": median_of(timings, where)}
 
 
 def _start(stage: Stage) -> float:

@@ -97,8 +97,8 @@ class Plugin:
             "profile": self._profile,
             "mps-socket": self._mps_socket,
         }
-        said = _dra_driver("devices", *(f"--{name}={value}" for name, value in flags.items()))
-        drawn = (part for part in said.split("\n\n") if "free of" in part)
+        output = _dra_driver("devices", *(f"--{name}={value}" for name, value in flags.items()))
+        drawn = (part for part in output.split("\n\n") if "free of" in part)
         return next(drawn, "")
 
     def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:

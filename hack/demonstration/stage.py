@@ -207,7 +207,7 @@ class Stage:
         """Everything on the way from the node's GPU to the container."""
         (claim,) = self._kubectl.get("resourceclaims", f"--namespace={POD}")["items"]
         result = claim["status"]["allocation"]["devices"]["results"][0]
-        found = (s for s in self._slices() if _has(s, result["pool"], result["device"]))
+        slices = (s for s in self._slices() if _has(s, result["pool"], result["device"]))
         (path,) = self.cluster.cdi_dir.glob(f"*{claim['metadata']['uid']}*.json")
         return Seen(
             version=self.cluster.version,
@@ -215,7 +215,7 @@ class Stage:
             why=self.cluster.why,
             log=log,
             claim=claim,
-            resource_slice=next(found),
+            resource_slice=next(slices),
             spec_path=str(path),
             spec=json.loads(path.read_text()),
             quarters=quarters,
@@ -288,14 +288,16 @@ class Stage:
         return Kubectl(self.cluster.kubectl, self.cluster.kubeconfig, cache)
 
     def _slices(self) -> list[Document]:
-        found: list[Document] = self._kubectl.get("resourceslices")["items"]
-        ours = [each for each in found if each["spec"]["driver"] == "gpu.nvidia.com"]
+        items: list[Document] = self._kubectl.get("resourceslices")["items"]
+        ours = [each for each in items if each["spec"]["driver"] == "gpu.nvidia.com"]
         return sorted(ours, key=lambda each: str(each["metadata"]["name"]))
 
     def _devices(self) -> list[Document]:
         """What is published for pods that compute."""
-        found = [device for each in self._slices() for device in each["spec"].get("devices") or ()]
-        return [d for d in found if d["attributes"]["type"]["string"] != "gpu-monitor"]
+        devices = [
+            device for each in self._slices() for device in each["spec"].get("devices") or ()
+        ]
+        return [d for d in devices if d["attributes"]["type"]["string"] != "gpu-monitor"]
 
     def _is_running(self, pod: str, space: str) -> bool:
         status = self._kubectl.get("pod", pod, space).get("status", {})

@@ -105,13 +105,13 @@ def find_programs(names: Iterable[str], version: str, progress: Progress) -> dic
     given = _given_directory()
     if given is None:
         return {name: find_program(name, version, progress) for name in names}
-    found = {name: given / name for name in names}
-    if missing := [name for name, path in found.items() if not os.access(path, os.X_OK)]:
+    paths = {name: given / name for name in names}
+    if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:
         raise ClusterError(
             f"KUBE_ASSETS={given} lacks: {', '.join(missing)}. Put them there (executable), "
             "or unset KUBE_ASSETS to have them built"
         )
-    return found
+    return paths
 
 
 def _given_directory() -> Path | None:

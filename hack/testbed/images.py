@@ -168,10 +168,10 @@ def standard_images() -> list[Image]:
 
 
 def _the_busybox() -> Path:
-    found = static_busybox()
-    if found is None:
+    busybox = static_busybox()
+    if busybox is None:
         raise ClusterError("no static busybox here: install the package busybox-static")
-    return found
+    return busybox
 
 
 def _pause() -> Image:
@@ -210,13 +210,13 @@ def _glibc() -> Image:
 
 
 def _libraries(programs: Iterable[Path]) -> list[Path]:
-    found: set[str] = set()
+    paths: set[str] = set()
     for program in programs:
         answer = subprocess.run(
             ["ldd", str(program)], capture_output=True, text=True, timeout=30, check=False
         )
-        found.update(re.findall(r"(/\S+) \(0x", answer.stdout))
-    return [Path(path) for path in sorted(found)]
+        paths.update(re.findall(r"(/\S+) \(0x", answer.stdout))
+    return [Path(path) for path in sorted(paths)]
 
 
 def _below_usr(library: Path) -> str:

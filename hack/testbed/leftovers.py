@@ -42,7 +42,7 @@ def _pids_in_cgroups() -> set[int]:
     return pids - {0}
 
 
-def _pids_with_argument(wanted: str) -> set[int]:
+def _pids_with_argument(argument: str) -> set[int]:
     """Processes with exactly this argument: only the shims get containerd's socket as one."""
     pids = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -50,7 +50,7 @@ def _pids_with_argument(wanted: str) -> set[int]:
             arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if wanted.encode() in arguments and b"containerd-shim" in arguments[0]:
+        if argument.encode() in arguments and b"containerd-shim" in arguments[0]:
             pids.add(int(process.name))
     return pids
 

@@ -78,8 +78,8 @@ def _delegate(directory: Path) -> None:
     """Let the cgroups below this one limit something (cgroup version 2)."""
     setting = directory / "cgroup.subtree_control"
     enabled = setting.read_text().split()
-    if wanted := [f"+{name}" for name in _V2_CONTROLLERS if name not in enabled]:
-        setting.write_text(" ".join(wanted))
+    if missing := [f"+{name}" for name in _V2_CONTROLLERS if name not in enabled]:
+        setting.write_text(" ".join(missing))
 
 
 def _why_no_cgroups() -> str | None:

@@ -16,15 +16,15 @@ _CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/usr/libexec/cni"), Path("/opt/c
 
 def system_program(name: str) -> Path | None:
     """Where a program of the system is; a user's PATH may lack the sbin directories."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
-    return Path(found) if found else None
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+    return Path(path) if path else None
 
 
 def cni_directory() -> Path | None:
     """The first directory with the plugins that our network configuration names."""
-    wanted = ("bridge", "host-local")
-    found = (d for d in _CNI_DIRECTORIES if all((d / name).exists() for name in wanted))
-    return next(found, None)
+    plugins = ("bridge", "host-local")
+    directories = (d for d in _CNI_DIRECTORIES if all((d / name).exists() for name in plugins))
+    return next(directories, None)
 
 
 def static_busybox() -> Path | None:

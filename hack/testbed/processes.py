@@ -94,12 +94,12 @@ class Process:
 def _inheritable() -> list[int]:
     """What a program would have open that we start, beside standard input and output: a lock that
     flock(1) holds around us, say, which would be held for as long as the program lives."""
-    found = []
+    descriptors = []
     for fd in (int(name) for name in os.listdir("/proc/self/fd")):
         with suppress(OSError):  # that of the directory itself, which is closed
             if fd > 2 and os.get_inheritable(fd):
-                found.append(fd)
-    return found
+                descriptors.append(fd)
+    return descriptors
 
 
 def _end(name: str, handle: int, how: signal.Signals, grace_seconds: float) -> None:

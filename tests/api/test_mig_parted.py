@@ -40,22 +40,22 @@ mig-configs:
 
 def one(**fields):
     """The only entry of a layout with these fields."""
-    (found,) = entries({"version": "v1", "mig-configs": {"x": [dashed(fields)]}}, "x")
-    return found
+    (config,) = entries({"version": "v1", "mig-configs": {"x": [dashed(fields)]}}, "x")
+    return config
 
 
 def entries(document, name):
-    found = layouts(document)[name]
-    assert isinstance(found, list), found
-    assert all(isinstance(each, MigConfig) for each in found)
-    return found
+    layout = layouts(document)[name]
+    assert isinstance(layout, list), layout
+    assert all(isinstance(each, MigConfig) for each in layout)
+    return layout
 
 
 def problems(**fields):
     """What is wrong with a layout that has this entry."""
-    found = layouts({"version": "v1", "mig-configs": {"x": [dashed(fields)]}})["x"]
-    assert isinstance(found, tuple)
-    return found
+    messages = layouts({"version": "v1", "mig-configs": {"x": [dashed(fields)]}})["x"]
+    assert isinstance(messages, tuple)
+    return messages
 
 
 def dashed(fields):
@@ -69,9 +69,9 @@ def refused(**document):
 
 
 def test_every_shape_of_a_file_is_read():
-    found = layouts(yaml.safe_load(FILE))
+    parsed = layouts(yaml.safe_load(FILE))
 
-    assert {name: len(entries) for name, entries in found.items()} == {
+    assert {name: len(entries) for name, entries in parsed.items()} == {
         "all-off": 1,
         "all-on": 1,
         "halves": 2,
@@ -218,7 +218,7 @@ def test_partitions_and_the_mode_have_to_fit_together(fields, words):
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         pytest.param("7", 'the key 7 is a number to YAML; write it in quotes: "7"', id="number"),
         pytest.param(
@@ -240,20 +240,20 @@ def test_partitions_and_the_mode_have_to_fit_together(fields, words):
         ),
     ],
 )
-def test_what_yaml_takes_for_no_text_is_to_be_quoted_wherever_it_is_a_key(key, told):
+def test_what_yaml_takes_for_no_text_is_to_be_quoted_wherever_it_is_a_key(key, message):
     entry = "{devices: all, mig-enabled: false}"
     of_devices = f"{{devices: all, mig-enabled: true, mig-devices: {{{key}: 1, 1g.5gb: 2}}}}"
     of_entry = f"{{devices: all, mig-enabled: false, {key}: 1}}"
     file = "{{version: v1, mig-configs: {{x: [{}], good: [{}]}}}}"
 
     for broken, where in ((of_devices, "[0].mig-devices"), (of_entry, "[0]")):
-        found = layouts(yaml.safe_load(file.format(broken, entry)))
-        assert found["x"] == (f"mig-configs.x{where}: {told}",)
-        assert isinstance(found["good"], list)
+        parsed = layouts(yaml.safe_load(file.format(broken, entry)))
+        assert parsed["x"] == (f"mig-configs.x{where}: {message}",)
+        assert isinstance(parsed["good"], list)
     if key == "7":  # a name of a layout may be a number
         return
     names = f"{{version: v1, mig-configs: {{{key}: [{entry}], good: [{entry}]}}}}"
-    assert refused(**yaml.safe_load(names)) == (f"mig-configs: {told}",)
+    assert refused(**yaml.safe_load(names)) == (f"mig-configs: {message}",)
 
 
 @pytest.mark.parametrize(("written", "name"), [("7", "7"), ("0x10", "16"), ("-1", "-1")])
@@ -261,10 +261,10 @@ def test_a_layout_may_be_called_by_a_whole_number_as_in_mig_parted(written, name
     entry = "{devices: all, mig-enabled: false}"
     file = f"{{version: v1, mig-configs: {{{written}: [{entry}], good: [{entry}]}}}}"
 
-    found = layouts(yaml.safe_load(file))
+    parsed = layouts(yaml.safe_load(file))
 
-    assert set(found) == {name, "good"}
-    assert found[name] == found["good"]
+    assert set(parsed) == {name, "good"}
+    assert parsed[name] == parsed["good"]
 
 
 def test_a_number_and_the_same_number_in_quotes_are_one_name():
@@ -300,10 +300,10 @@ def test_one_broken_layout_spoils_no_other():
         },
     }
 
-    found = layouts(file)
+    parsed = layouts(file)
 
-    assert found["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
-    assert isinstance(found["good"], list)
+    assert parsed["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
+    assert isinstance(parsed["good"], list)
 
 
 def test_what_is_wrong_with_the_file_is_wrong_with_all_of_it():

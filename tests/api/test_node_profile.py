@@ -96,9 +96,9 @@ def test_off_which_yaml_takes_for_false_is_off():
     assert entry.memory_guard.policy == "Off"
 
 
-@pytest.mark.parametrize("said", [False, "Off", "off", {"mode": False}, {"mode": "OFF"}])
-def test_partitions_that_are_not_cut_are_off(said):
-    (entry,) = read({"mig": said}).spec.gpus
+@pytest.mark.parametrize("section", [False, "Off", "off", {"mode": False}, {"mode": "OFF"}])
+def test_partitions_that_are_not_cut_are_off(section):
+    (entry,) = read({"mig": section}).spec.gpus
 
     assert entry.mig == MigSectionConfig(mode="Off")
 
@@ -184,17 +184,17 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_its_path(entry, problem):
-    (found,) = problems(entry)
+    (message,) = problems(entry)
 
-    assert found.startswith(f"spec.gpus[0].{problem}")
+    assert message.startswith(f"spec.gpus[0].{problem}")
 
 
 def test_everything_that_is_wrong_is_said_at_once():
-    found = problems(
+    messages = problems(
         {"replicas": 0}, 5, {"select": {"index": []}}, metadata={"name": "a b"}, status={}
     )
 
-    assert [each.partition(": ")[0] for each in found] == [
+    assert [each.partition(": ")[0] for each in messages] == [
         "metadata.name",
         "spec.gpus[0].replicas",
         "spec.gpus[1]",

@@ -23,11 +23,11 @@ SHARES = st.floats(0, 1)
 
 @given(NUMBERS, SHARES)
 def test_a_percentile_is_a_value_that_the_share_does_not_exceed(values, share):
-    found = percentile(values, share)
+    result = percentile(values, share)
 
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values) * (1 - 1e-12)
-    assert sum(value < found for value in values) < max(1, share * len(values))
+    assert result in values
+    assert sum(value <= result for value in values) >= share * len(values) * (1 - 1e-12)
+    assert sum(value < result for value in values) < max(1, share * len(values))
 
 
 def test_the_median_is_in_milliseconds_with_the_number_of_samples():
@@ -39,14 +39,14 @@ def everything(value: float = 0.01) -> dict[str, Measured]:
 
 
 def test_every_figure_is_in_the_json_object_measured_or_not():
-    found = document({"rss_mib": Measured(61.25, "own 40", 1)}, {"kubernetes": "1.36.3"})
+    report = document({"rss_mib": Measured(61.25, "own 40", 1)}, {"kubernetes": "1.36.3"})
 
-    assert set(found) >= {figure.name for figure in FIGURES}
-    assert found["rss_mib"] == 61.25
-    assert found["prepare_p50_ms"] is None
-    assert found["kubernetes"] == "1.36.3"
-    assert found["where"] == {"rss_mib": "own 40"}
-    assert json.loads(json.dumps(found)) == found
+    assert set(report) >= {figure.name for figure in FIGURES}
+    assert report["rss_mib"] == 61.25
+    assert report["prepare_p50_ms"] is None
+    assert report["kubernetes"] == "1.36.3"
+    assert report["where"] == {"rss_mib": "own 40"}
+    assert json.loads(json.dumps(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_every_figure_is_in_the_json_object_measured_or_not():
     ],
 )
 def test_an_aim_is_missed_above_it(name, value, missed):
-    found = document({name: Measured(value)}, {})
+    report = document({name: Measured(value)}, {})
 
-    assert (name in found["missed"]) is missed
-    assert not missed or found["aims"][name] < value
+    assert (name in report["missed"]) is missed
+    assert not missed or report["aims"][name] < value
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,18 @@ def test_a_rate_misses_its_aim_below_it(name, other, share):
 
 
 def test_a_rate_that_was_not_measured_misses_nothing():
-    found = document({"fleet_plain_pods_per_second": Measured(14.0)}, {}, FLEET_FIGURES)
+    report = document({"fleet_plain_pods_per_second": Measured(14.0)}, {}, FLEET_FIGURES)
 
-    assert found["fleet_pods_per_second"] is None
-    assert found["missed"] == []
-    assert set(found) & {figure.name for figure in FIGURES} == set()
+    assert report["fleet_pods_per_second"] is None
+    assert report["missed"] == []
+    assert set(report) & {figure.name for figure in FIGURES} == set()
 
 
 def test_without_the_other_figure_there_is_no_aim():
-    found = document({"pod_start_with_claim_ms": Measured(200.0)}, {})
+    report = document({"pod_start_with_claim_ms": Measured(200.0)}, {})
 
-    assert found["missed"] == []
-    assert "pod_start_with_claim_ms" not in found["aims"]
+    assert report["missed"] == []
+    assert "pod_start_with_claim_ms" not in report["aims"]
 
 
 def test_the_table_has_a_row_for_each_figure_and_marks_what_misses_its_aim():

@@ -33,7 +33,7 @@ def profile(device):
 
 def taken(device):
     (consumed,) = device["consumesCounters"]
-    return {name: one["value"] for name, one in consumed["counters"].items()}
+    return {name: counter["value"] for name, counter in consumed["counters"].items()}
 
 
 def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
@@ -56,9 +56,9 @@ def test_the_api_server_takes_every_shape(shape, node):
 
 @pytest.mark.parametrize("shape", [ours_cut, nvidia_cut])
 def test_partitions_are_offered_by_nodes_that_are_cut_and_by_no_other(shape):
-    wanted = {profile for profile in PARTITIONS if profile != "gpu"}
+    profiles = {profile for profile in PARTITIONS if profile != "gpu"}
 
-    assert wanted <= {profile(device) for device in shape(CUT).devices}
+    assert profiles <= {profile(device) for device in shape(CUT).devices}
     assert {profile(device) for device in shape(NODE).devices} == {None}
     assert not any("consumesCounters" in device for device in shape(NODE).devices)
 
@@ -78,7 +78,7 @@ def test_nvidias_driver_publishes_every_placement_in_a_slice_for_each_gpu():
 def test_in_nvidias_shape_a_whole_gpu_leaves_nothing_for_a_partition():
     pool = nvidia_cut(CUT)
     everything = {
-        each["name"]: {name: one["value"] for name, one in each["counters"].items()}
+        each["name"]: {name: counter["value"] for name, counter in each["counters"].items()}
         for each in pool.slices[0].shared_counters
     }
 
@@ -86,15 +86,15 @@ def test_in_nvidias_shape_a_whole_gpu_leaves_nothing_for_a_partition():
 
 
 def test_in_nvidias_shape_two_partitions_share_a_unit_of_memory_where_they_overlap():
-    found = {
+    consumption = {
         (profile(device), *sorted(name for name in taken(device) if "-slice-" in name))
         for device in nvidia_cut(CUT).slices[1].devices
     }
     first_half = tuple(f"memory-slice-{unit}" for unit in range(4))
 
-    assert ("3g.40gb", *first_half) in found
-    assert ("1g.10gb", "memory-slice-3") in found
-    assert ("1g.10gb", "memory-slice-7") not in found
+    assert ("3g.40gb", *first_half) in consumption
+    assert ("1g.10gb", "memory-slice-3") in consumption
+    assert ("1g.10gb", "memory-slice-7") not in consumption
 
 
 def test_ours_has_fewer_devices_and_fewer_counters():
@@ -129,9 +129,9 @@ def test_as_many_nodes_as_wanted_are_cut_and_they_are_spread(count, data):
 
 @given(MIXES, st.integers(1, 400))
 def test_a_burst_is_of_as_many_pods_as_wanted_each_kind_by_its_share(mix, count):
-    found = parts(mix, count)
+    pods = parts(mix, count)
 
-    assert sum(found.values()) == count
-    assert set(found) <= set(mix)
+    assert sum(pods.values()) == count
+    assert set(pods) <= set(mix)
     for kind, share in mix.items():
-        assert abs(found.get(kind, 0) - count * share / sum(mix.values())) < 1
+        assert abs(pods.get(kind, 0) - count * share / sum(mix.values())) < 1

@@ -8,10 +8,10 @@ from hack.benchmark.publishing import is_whole, number_of_static
 
 
 def device(name, profile="", **attributes):
-    its = {"type": {"string": "mig" if profile else "gpu"}, **attributes}
+    all_attributes = {"type": {"string": "mig" if profile else "gpu"}, **attributes}
     if profile:
-        its["profile"] = {"string": profile}
-    return {"name": name, "attributes": its, "capacity": {"memory": {"value": "9984Mi"}}}
+        all_attributes["profile"] = {"string": profile}
+    return {"name": name, "attributes": all_attributes, "capacity": {"memory": {"value": "9984Mi"}}}
 
 
 def slice_of(*devices, generation=1, count=1, counter_sets=0):
@@ -32,9 +32,9 @@ ELSEWHERE = device("gpu-12-mig-1g10gb-19-0", "1g.10gb")
 def test_partitions_are_those_of_the_gpu_and_the_profile_by_name():
     slices = [slice_of(device("gpu-1"), SMALL, ELSEWHERE), slice_of(LARGE, OTHER), slice_of()]
 
-    found = partitions(slices, "gpu-1", "1g.10gb")
+    result = partitions(slices, "gpu-1", "1g.10gb")
 
-    assert found == (["gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-19-2"], "9984Mi")
+    assert result == (["gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-19-2"], "9984Mi")
 
 
 def test_a_gpu_without_such_partitions_cannot_be_measured():

@@ -12,10 +12,10 @@ from hack.benchmark.usage import cpu_seconds, rss_mib
 
 
 def test_memory_in_all_is_files_and_its_own():
-    found = rss_mib(os.getpid())
+    usage = rss_mib(os.getpid())
 
-    assert found["all"] == pytest.approx(found["own"] + found["files"], abs=1.0)
-    assert found["peak"] >= found["all"] > 1
+    assert usage["all"] == pytest.approx(usage["own"] + usage["files"], abs=1.0)
+    assert usage["peak"] >= usage["all"] > 1
 
 
 def test_processor_time_of_another_process_is_that_of_all_its_threads():

@@ -82,11 +82,11 @@ def test_a_node_described_wholly_needs_no_host_and_may_do_anything_in_its_cgroup
 
 
 def test_a_number_that_is_said_is_not_taken_from_the_host():
-    said = apply_edits({}, node(DeviceNode("/dev/null", major=9, minor=9)))
-    wholly = apply_edits({}, node(DeviceNode("/dev/null", type="c", major=9, minor=9)))
+    partial = apply_edits({}, node(DeviceNode("/dev/null", major=9, minor=9)))
+    full = apply_edits({}, node(DeviceNode("/dev/null", type="c", major=9, minor=9)))
 
-    assert said == wholly
-    assert said["linux"]["devices"][0]["major"] == 9
+    assert partial == full
+    assert partial["linux"]["devices"][0]["major"] == 9
 
 
 def test_a_mode_that_is_said_is_not_taken_from_the_host():
@@ -118,9 +118,9 @@ def test_a_node_replaces_one_at_the_same_path_and_keeps_the_rules():
 def test_a_node_belongs_to_the_user_of_the_container_unless_the_spec_names_an_owner(
     user, owner, expected
 ):
-    wanted = DeviceNode("/dev/x", type="c", major=1, minor=3, **owner)
+    device_node = DeviceNode("/dev/x", type="c", major=1, minor=3, **owner)
 
-    [device] = apply_edits({"process": {"user": user}}, node(wanted))["linux"]["devices"]
+    [device] = apply_edits({"process": {"user": user}}, node(device_node))["linux"]["devices"]
 
     assert {name: device[name] for name in ("uid", "gid") if name in device} == expected
 
@@ -129,32 +129,32 @@ def test_a_fifo_has_no_number_and_no_rule(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     path = str(tmp_path / "fifo")
 
-    found = apply_edits({}, node(DeviceNode(path)))
-    said = apply_edits({}, node(DeviceNode(path, type="p")))
+    untyped = apply_edits({}, node(DeviceNode(path)))
+    typed = apply_edits({}, node(DeviceNode(path, type="p")))
 
-    assert found == said
-    assert found["linux"]["devices"][0]["type"] == "p"
-    assert "resources" not in found["linux"]
+    assert untyped == typed
+    assert untyped["linux"]["devices"][0]["type"] == "p"
+    assert "resources" not in untyped["linux"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("device_node", "message"),
     [
         (DeviceNode("/dev/x", "/nowhere"), "device /dev/x: cannot look at /nowhere: No such file"),
         (DeviceNode("/dev/null", type="b"), "device /dev/null: /dev/null has type 'c', not 'b'"),
         (DeviceNode("/dev/x", "/"), "device /dev/x: / is not a device node"),
     ],
 )
-def test_a_node_the_host_does_not_have_is_refused(wanted, message):
+def test_a_node_the_host_does_not_have_is_refused(device_node, message):
     with pytest.raises(CdiDeviceError, match=f"^{message}"):
-        apply_edits({}, node(wanted))
+        apply_edits({}, node(device_node))
 
 
 def test_a_mount_replaces_one_at_the_same_place_and_deeper_ones_come_later():
     config = {"mounts": [{"destination": f"/{name}"} for name in ("a/b/c", "x", "a/b")]}
-    wanted = (Mount("/1", "/a/b", "none", ("rbind",)), Mount("/2", "/y"), Mount("/3", "/x/"))
+    mounts = (Mount("/1", "/a/b", "none", ("rbind",)), Mount("/2", "/y"), Mount("/3", "/x/"))
 
-    edited = apply_edits(config, ContainerEdits(mounts=wanted))
+    edited = apply_edits(config, ContainerEdits(mounts=mounts))
 
     assert edited["mounts"] == [
         {"destination": "/x"},

@@ -142,14 +142,16 @@ def test_what_a_killed_writer_left_is_swept_when_it_is_old(store, directory):
 
 def test_what_a_killed_writer_left_goes_with_its_spec_however_new_it_is(store, directory):
     store.write(spec(), "a")
-    left = {of: directory / f".{store.path(of).name}.ab_cd012.tmp" for of in ("a", "a.json.b", "c")}
-    for path in left.values():
+    leftovers = {
+        of: directory / f".{store.path(of).name}.ab_cd012.tmp" for of in ("a", "a.json.b", "c")
+    }
+    for path in leftovers.values():
         path.write_text("{")
 
     store.remove("a")
-    assert names(directory) == sorted([left["a.json.b"].name, left["c"].name])
+    assert names(directory) == sorted([leftovers["a.json.b"].name, leftovers["c"].name])
     store.remove("c")
-    assert names(directory) == [left["a.json.b"].name]
+    assert names(directory) == [leftovers["a.json.b"].name]
 
 
 def test_a_file_in_the_place_of_the_directory_is_named_with_the_mend(store, directory):
@@ -237,9 +239,9 @@ def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_aga
             assert path.read_text() in whole
 
     assert seen == whole
-    left = [name for name in names(directory) if name != path.name]
-    assert all(name.endswith(".tmp") for name in left)
-    assert store.sweep(0) == tuple(left)
+    leftovers = [name for name in names(directory) if name != path.name]
+    assert all(name.endswith(".tmp") for name in leftovers)
+    assert store.sweep(0) == tuple(leftovers)
     assert names(directory) == [path.name]
 
 
@@ -303,7 +305,7 @@ def test_a_directory_without_the_right_to_write_is_named_with_the_mend(directory
     """
 
     with writer(directory, body) as process:
-        said = process.communicate()[0]
+        output = process.communicate()[0]
 
-    assert said.startswith(f"CDI directory {directory}: cannot write vendor.example-gpu_a.json: ")
-    assert said.endswith(": let this user write there\n")
+    assert output.startswith(f"CDI directory {directory}: cannot write vendor.example-gpu_a.json: ")
+    assert output.endswith(": let this user write there\n")

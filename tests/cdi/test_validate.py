@@ -120,8 +120,8 @@ def test_an_illegal_edit_is_refused_with_its_path(edits, problem):
             edits = ContainerEdits(net_devices=(edits,))
         case int():
             edits = ContainerEdits(additional_gids=(edits,))
-    [found] = problems(one_device(edits))
-    assert found.startswith(f"{AT}.{problem}")
+    [message] = problems(one_device(edits))
+    assert message.startswith(f"{AT}.{problem}")
 
 
 def test_the_source_of_a_file_system_that_is_no_bind_mount_is_a_word():

@@ -37,8 +37,8 @@ def type_in(
             code = main([str(word) for word in words])
         except SystemExit as stopped:  # argparse's own way to end
             code = int(stopped.code or 0)
-        said = capsys.readouterr()
-        return Answer(code, said.out, said.err)
+        output = capsys.readouterr()
+        return Answer(code, output.out, output.err)
 
     return run
 

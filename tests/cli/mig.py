@@ -76,10 +76,10 @@ def holding(claim: str, name: str = "", start: int = 0, minor: int = 0, **fields
 
 
 def held(*holdings: Holding) -> dict[DeviceName, list[Holding]]:
-    found: dict[DeviceName, list[Holding]] = {}
-    for one in holdings:
-        found.setdefault(one.device, []).append(one)
-    return found
+    by_device: dict[DeviceName, list[Holding]] = {}
+    for holding in holdings:
+        by_device.setdefault(holding.device, []).append(holding)
+    return by_device
 
 
 def offered(*gpus: Gpu, whole: bool = False) -> Offer:

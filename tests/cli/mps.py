@@ -23,7 +23,7 @@ SERVER = mps_server_name([GPU.uuid])
 
 
 def namespace(claim, gpus=(GPU,), percent=30, memory=10 * GIB, **fields):
-    uuids = tuple(one.uuid for one in gpus)
+    uuids = tuple(gpu.uuid for gpu in gpus)
     limits = tuple(memory for _ in gpus)
     return MpsNamespace(
         MpsNamespaceName(f"c_{claim}"), ref(claim).uid, uuids, percent, limits, **fields
@@ -34,8 +34,8 @@ def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
     """A claim with 10Gi of each of *gpus*, under MPS."""
     consumed = (("cores", str(cores)), ("memory", "10Gi"), ("shares", "1"))
     holdings = tuple(
-        Holding(ref(name), DeviceName(one.name), consumed=consumed, gpu=one.uuid, shape=SLICEABLE)
-        for one in gpus
+        Holding(ref(name), DeviceName(gpu.name), consumed=consumed, gpu=gpu.uuid, shape=SLICEABLE)
+        for gpu in gpus
     )
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
     steps = (ServeMpsNamespace(namespace(name, gpus, **fields)),)
@@ -54,12 +54,18 @@ def server(*records, clients=(), protocol=3, ready=True, **fields):
     told."""
     namespaces = tuple(served(record, protocol) for record in records)
     gpus = namespaces[0].namespace.gpus if namespaces else (GPU.uuid,)
-    told = tuple(
-        MpsClient(one)
-        if isinstance(one, int)
-        else MpsClient(one[0], MpsNamespaceName(f"c_{one[1]}"))
-        for one in clients
+    mps_clients = tuple(
+        MpsClient(client)
+        if isinstance(client, int)
+        else MpsClient(client[0], MpsNamespaceName(f"c_{client[1]}"))
+        for client in clients
     )
     return MpsServer(
-        mps_server_name(gpus), gpus, protocol, ready, namespaces=namespaces, clients=told, **fields
+        mps_server_name(gpus),
+        gpus,
+        protocol,
+        ready,
+        namespaces=namespaces,
+        clients=mps_clients,
+        **fields,
     )

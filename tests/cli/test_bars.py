@@ -72,12 +72,12 @@ def test_cells_add_up_to_the_width_and_nobody_vanishes_while_there_is_room(parts
 def test_who_has_more_never_has_fewer_cells(parts, width):
     number = cells(parts, width)
 
-    for one, cells_of_one in zip(parts, number, strict=True):
+    for part, cells_of_part in zip(parts, number, strict=True):
         for other, cells_of_other in zip(parts, number, strict=True):
-            if one > other:
-                assert cells_of_one >= cells_of_other - 1
-            if one >= other * 2 and one * width >= 4 * sum(parts):
-                assert cells_of_one >= cells_of_other
+            if part > other:
+                assert cells_of_part >= cells_of_other - 1
+            if part >= other * 2 and part * width >= 4 * sum(parts):
+                assert cells_of_part >= cells_of_other
 
 
 @given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 3000), st.integers(10, 120))
@@ -142,8 +142,8 @@ def test_a_whole_gpu_is_one_full_bar_however_it_was_offered():
     exclusive = record("a", device=DeviceName("gpu-0"))
     all_of_it = part("a", consumed=(("memory", "81559Mi"),))
 
-    for one in (exclusive, all_of_it):
-        head, line = shown(one)
+    for claim in (exclusive, all_of_it):
+        head, line = shown(claim)
         assert set(bar_in(head)) == {"#"}
         assert head.endswith("all 79.6 GiB held")
         assert line == "  # team-a/a  all of it"
@@ -292,7 +292,7 @@ def test_a_gpu_that_got_another_name_keeps_its_claims_under_the_new_one():
 
 
 def test_a_gpu_that_is_gone_is_not_taken_for_the_one_that_has_its_name_now():
-    by_name = {one.name: one for one in gpu_usages([part("a")], [replace(gpu(1), minor=0)])}
+    by_name = {usage.name: usage for usage in gpu_usages([part("a")], [replace(gpu(1), minor=0)])}
 
     assert by_name.keys() == {"gpu-0", GPU.uuid}
     assert by_name["gpu-0"].held.shares == 0

@@ -31,7 +31,7 @@ FILES = DriverFiles(
 
 def book(*records, aside=()):
     return LedgerSnapshot(
-        {one.claim.uid: one for one in records},
+        {record.claim.uid: record for record in records},
         {
             ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path(f"/s/{uid}"), "cut", m)
             for uid, m in aside
@@ -39,8 +39,8 @@ def book(*records, aside=()):
     )
 
 
-def levels(found):
-    return [finding.level for finding in found]
+def levels(findings):
+    return [finding.level for finding in findings]
 
 
 def test_the_examples_in_the_modules_hold():
@@ -56,16 +56,16 @@ def test_only_what_is_to_be_mended_has_a_second_line():
 
 class TestDriver:
     def test_a_whole_driver_is_named_with_its_version_and_root(self):
-        found = gpu_checks.driver_files_finding(FILES)
+        finding = gpu_checks.driver_files_finding(FILES)
 
-        assert found.level is Level.OK
-        assert "580.95.05 in /:" in found.message
+        assert finding.level is Level.OK
+        assert "580.95.05 in /:" in finding.message
 
     def test_an_incomplete_one_fails_with_what_is_missing(self):
-        found = gpu_checks.driver_files_finding(NodeError("no libcuda.so"))
+        finding = gpu_checks.driver_files_finding(NodeError("no libcuda.so"))
 
-        assert (found.level, found.message) == (Level.FAIL, "no libcuda.so")
-        assert "--driver-root" in found.remedy
+        assert (finding.level, finding.message) == (Level.FAIL, "no libcuda.so")
+        assert "--driver-root" in finding.remedy
 
     @pytest.mark.parametrize(
         ("loaded", "files", "level"),
@@ -83,9 +83,9 @@ class TestDriver:
 
 class TestGpus:
     def test_those_of_one_product_are_counted_together(self):
-        (found,) = gpu_checks.inventory_findings(Inventory((gpu(0), gpu(1))))
+        (finding,) = gpu_checks.inventory_findings(Inventory((gpu(0), gpu(1))))
 
-        assert found.message == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
+        assert finding.message == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
 
     def test_an_unavailable_one_is_a_warning_beside_others_and_a_failure_alone(self):
         lost = UnavailableGpu("GPU 0000:1b:00.0", "it is lost")
@@ -104,10 +104,10 @@ class TestGpus:
         control = DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255)
         first = DeviceFile("/dev/nvidia0", "/dev/nvidia0", 195, 0)
 
-        found = gpu_checks.device_files_finding(DeviceFiles((control,), {0: first}))
+        finding = gpu_checks.device_files_finding(DeviceFiles((control,), {0: first}))
 
-        assert found.level is Level.OK
-        assert found.message.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
+        assert finding.level is Level.OK
+        assert finding.message.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
 
     def test_device_files_that_cannot_be_made_fail(self):
         assert gpu_checks.device_files_finding(NodeError("missing")).level is Level.FAIL
@@ -141,26 +141,26 @@ class TestDisk:
     def test_a_cdi_directory_that_no_runtime_made_is_worth_a_warning(self):
         missing = DirectoryState(Path("/var/run/cdi"), False, True, True)
 
-        found = host_checks.cdi_directory_finding(missing)
+        finding = host_checks.cdi_directory_finding(missing)
 
-        assert found.level is Level.WARN
-        assert "enable_cdi" in found.remedy
+        assert finding.level is Level.WARN
+        assert "enable_cdi" in finding.remedy
 
     def test_prepared_claims_and_files_that_agree_are_in_order(self):
-        found = host_checks.cdi_file_finding(
+        finding = host_checks.cdi_file_finding(
             {ClaimUid("uid-a")}, book(record("a"), record("b", completed=False))
         )
 
-        assert (found.level, found.message) == (
+        assert (finding.level, finding.message) == (
             Level.OK,
             "1 claims are prepared, each has its file",
         )
 
     def test_a_prepared_claim_without_its_file_fails(self):
-        found = host_checks.cdi_file_finding(set(), book(record("a")))
+        finding = host_checks.cdi_file_finding(set(), book(record("a")))
 
-        assert found.level is Level.FAIL
-        assert "default/a" in found.message
+        assert finding.level is Level.FAIL
+        assert "default/a" in finding.message
 
     def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
         assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, book()).level is Level.WARN
@@ -178,27 +178,27 @@ class TestDisk:
         known = book(aside=[("uid-x", frozenset({DeviceName("gpu-3")}))])
         unknown = book(aside=[("uid-y", frozenset())])
 
-        (one,) = host_checks.ledger_findings(Path("/s"), known)
+        (finding,) = host_checks.ledger_findings(Path("/s"), known)
         (any_,) = host_checks.ledger_findings(Path("/s"), unknown)
 
-        assert one.level is any_.level is Level.FAIL
-        assert "/s/uid-x cannot be read: cut" in one.message
-        assert one.remedy.startswith("gpu-3 takes no new claim")
+        assert finding.level is any_.level is Level.FAIL
+        assert "/s/uid-x cannot be read: cut" in finding.message
+        assert finding.remedy.startswith("gpu-3 takes no new claim")
         assert any_.remedy.startswith("every GPU takes no new claim")
 
     def test_a_claim_that_was_only_begun_is_told(self):
-        found = list(host_checks.ledger_findings(Path("/s"), book(record("a", completed=False))))
+        findings = list(host_checks.ledger_findings(Path("/s"), book(record("a", completed=False))))
 
-        assert levels(found) == [Level.WARN, Level.OK]
-        assert found[0].message.startswith("1 claims are begun, or half given back: ")
-        assert "an event of the pod" in found[0].remedy
+        assert levels(findings) == [Level.WARN, Level.OK]
+        assert findings[0].message.startswith("1 claims are begun, or half given back: ")
+        assert "an event of the pod" in findings[0].remedy
 
 
 class TestPlugins:
     def test_one_process_that_answers_is_in_order(self):
-        found = host_checks.plugin_process_findings({PluginProcess(1, "0b7e-1"): ""})
+        findings = host_checks.plugin_process_findings({PluginProcess(1, "0b7e-1"): ""})
 
-        assert [(one.level, one.message) for one in found] == [
+        assert [(finding.level, finding.message) for finding in findings] == [
             (Level.OK, "pod 0b7e-1 answers over both its sockets")
         ]
 
@@ -222,7 +222,7 @@ class TestPlugins:
 
         assert levels(rival) == [Level.FAIL]
         assert "/r/gpu-reg.sock" in rival[0].message
-        assert [(one.level, one.message.rpartition(": ")[2]) for one in peace] == [
+        assert [(finding.level, finding.message.rpartition(": ")[2]) for finding in peace] == [
             (Level.OK, "csi.example")
         ]
 
@@ -242,11 +242,11 @@ class TestCluster:
     def test_each_missing_right_is_named_with_the_rule_that_gives_it(self):
         missing = ApiPermission("resource.k8s.io", "resourceslices", "watch")
 
-        (found,) = cluster_checks.permission_findings({missing: "no rule"})
+        (finding,) = cluster_checks.permission_findings({missing: "no rule"})
 
-        assert found.level is Level.FAIL
-        assert "may not watch resourceslices.resource.k8s.io (no rule)" in found.message
-        assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in found.remedy
+        assert finding.level is Level.FAIL
+        assert "may not watch resourceslices.resource.k8s.io (no rule)" in finding.message
+        assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in finding.remedy
 
     def test_all_rights_are_one_line(self):
         assert levels(cluster_checks.permission_findings({})) == [Level.OK]
@@ -262,10 +262,10 @@ class TestCluster:
             list_attributes=True,
         )
 
-        found, follows = cluster_checks.api_feature_findings(kept)
+        finding, follows = cluster_checks.api_feature_findings(kept)
 
-        assert found.level is follows.level is Level.OK
-        assert found.message == (
+        assert finding.level is follows.level is Level.OK
+        assert finding.message == (
             "kept: device taints, shared counters, list attributes; "
             "off, by feature gate: consumable capacity (DRAConsumableCapacity)"
         )

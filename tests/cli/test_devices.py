@@ -158,7 +158,7 @@ def test_replicas_by_mps_of_the_device_plugin_have_their_part_of_the_cores(
 
 
 @pytest.mark.parametrize(
-    ("entry", "shape", "said"),
+    ("entry", "shape", "note"),
     [
         pytest.param(
             {"defaultStrategy": "MPS", "replicas": 2},
@@ -177,7 +177,7 @@ def test_replicas_by_mps_of_the_device_plugin_have_their_part_of_the_cores(
         ),
     ],
 )
-def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape, said):
+def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape, note):
     where = profiles(tmp_path, mine=[entry]) / "mine.yaml"
     node = tmp_path / "node"
     node.write_text(yaml.safe_dump({"gpus": [{"product": "P4", "bus_id": "0000:1b:00.0"}]}))
@@ -190,7 +190,7 @@ def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape,
         "-",
         "-" if shape == "exclusive" else "TimeSlicing",
     )
-    assert below == [said]
+    assert below == [note]
 
 
 def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path):
@@ -243,10 +243,10 @@ def test_a_profile_says_what_becomes_of_each_gpu(type_in, tmp_path):
 
     answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "mixed")
 
-    found, below = shapes(answer)
-    assert (found["gpu-0"], found["gpu-2"]) == ("exclusive", "4 replicas (gpu-shared)")
-    assert found["gpu-3"] == "sliceable"
-    assert not {"gpu-1", "gpu-0-mon"} & found.keys()
+    gpu_shapes, below = shapes(answer)
+    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-2"]) == ("exclusive", "4 replicas (gpu-shared)")
+    assert gpu_shapes["gpu-3"] == "sliceable"
+    assert not {"gpu-1", "gpu-0-mon"} & gpu_shapes.keys()
     (left_out,) = below
     assert left_out.startswith("not offered: GPU ")
     assert "include: false" in left_out
@@ -254,9 +254,9 @@ def test_a_profile_says_what_becomes_of_each_gpu(type_in, tmp_path):
 
 
 def test_a_bundled_profile_needs_no_file(type_in):
-    found, _ = shapes(type_in("devices", "--sim", "h100x8", "--profile", "exclusive"))
+    gpu_shapes, _ = shapes(type_in("devices", "--sim", "h100x8", "--profile", "exclusive"))
 
-    assert found == {f"gpu-{minor}": "exclusive" for minor in range(8)}
+    assert gpu_shapes == {f"gpu-{minor}": "exclusive" for minor in range(8)}
 
 
 def test_fields_of_the_device_plugin_that_mean_nothing_here_are_told(type_in, tmp_path):
@@ -275,8 +275,8 @@ def test_fields_of_the_device_plugin_that_mean_nothing_here_are_told(type_in, tm
 
     answer = type_in("devices", "--sim", "h100x8", "--profiles", file, "--profile", "old")
 
-    found, below = shapes(answer)
-    assert set(found.values()) == {"4 replicas", "monitor (admin access)"}
+    gpu_shapes, below = shapes(answer)
+    assert set(gpu_shapes.values()) == {"4 replicas", "monitor (admin access)"}
     assert below and all(line.startswith("profile old: ") for line in below)
     assert any("has no meaning here" in line for line in below)
 
@@ -312,9 +312,9 @@ def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, t
     holding = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=Exclusive())
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
 
-    found, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
+    gpu_shapes, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
 
-    assert (found["gpu-0"], found["gpu-1"]) == ("exclusive", "sliceable")
+    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-1"]) == ("exclusive", "sliceable")
     assert below == [
         "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable",
     ]
@@ -323,11 +323,11 @@ def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, t
 def test_what_cannot_be_published_as_the_profile_says_is_told(type_in, tmp_path):
     where = profiles(tmp_path, tiny=[{"replicas": 2, "memory": {"step": "60Gi"}}])
 
-    found, below = shapes(
+    gpu_shapes, below = shapes(
         type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "tiny")
     )
 
-    assert found["gpu-0"] == "exclusive"
+    assert gpu_shapes["gpu-0"] == "exclusive"
     assert below[0].startswith("not as the profile says: gpu-0: exclusive: ")
 
 
@@ -386,9 +386,9 @@ def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
     where = profiles(tmp_path, mine=[{"replicas": 4, "rename": True}]) / "mine.yaml"
     words = ("--profiles", where, "--profile", "mine", "--state-dir", tmp_path)
 
-    found, below = shapes(type_in("devices", "--sim", "h100x8", *words))
+    gpu_shapes, below = shapes(type_in("devices", "--sim", "h100x8", *words))
 
-    assert (found["gpu-0"], found["gpu-1"]) == ("4 replicas", "4 replicas (gpu-shared)")
+    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-1"]) == ("4 replicas", "4 replicas (gpu-shared)")
     assert below == [
         "pending: gpu-0 keeps its shape while a claim holds it, then: 4 replicas (gpu-shared)"
     ]
@@ -417,9 +417,9 @@ def test_the_bundled_profile_mig_lists_partitions_by_gpu_profile_and_first_unit(
 ):
     answer = type_in("devices", "--sim", name, "--profile", "mig", "-o", "json")
 
-    found = partitions_of(answer)
-    assert all(re.fullmatch(r"gpu-\d+-mig-\d+g\d+gb-\d+-\d+", each) for each in found)
-    assert Counter(each.partition("-mig-")[0] for each in found) == gpus
+    partitions = partitions_of(answer)
+    assert all(re.fullmatch(r"gpu-\d+-mig-\d+g\d+gb-\d+-\d+", each) for each in partitions)
+    assert Counter(each.partition("-mig-")[0] for each in partitions) == gpus
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -518,13 +518,13 @@ def test_a_book_of_layouts_that_cannot_be_read_is_a_warning(tmp_path, caplog):
 
 def parent(answer):
     """The UUID of the one GPU that has partitions."""
-    (found,) = {
+    (uuid,) = {
         GpuUuid(device["attributes"]["parentUUID"]["string"])
         for item in json.loads(answer.out)["items"]
         for device in item["spec"].get("devices", ())
         if "parentUUID" in device["attributes"]
     }
-    return found
+    return uuid
 
 
 @pytest.mark.parametrize("cut", [True, False])

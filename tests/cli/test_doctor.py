@@ -169,13 +169,13 @@ def test_a_missing_driver_is_told_once_and_what_needs_it_is_not_looked_at(world,
     answer = world.ask("--mps-socket", world.kubelet / "agent.sock")
 
     assert answer.code == 1
-    (told,) = lines(answer, "[FAIL]")
-    assert told.startswith(f"[FAIL] {failed}: ")
+    (failure,) = lines(answer, "[FAIL]")
+    assert failure.startswith(f"[FAIL] {failed}: ")
     assert (
         "[skip] GPUs, device files, MIG mode, MIG instances, MIG device files, MIG layouts, memory "
         "limits, MPS programs, compute modes: needs the driver, which is to be mended first\n"
     ) in answer.out
-    assert answer.out.count(told.partition(": ")[2].partition("(")[0]) == 1
+    assert answer.out.count(failure.partition(": ")[2].partition("(")[0]) == 1
     assert "NVML" not in answer.out
     assert "[ok]   ledger: " in answer.out
     assert lines(answer, "[warn] MPS agent"), "what does not need the driver is looked at"
@@ -332,10 +332,10 @@ def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
         raise NodeError("the disk is gone")
         yield
 
-    found = list(run_checks([("a", broken), ("b", impossible), ("c", lambda: [ok("c", "")])]))
+    findings = list(run_checks([("a", broken), ("b", impossible), ("c", lambda: [ok("c", "")])]))
 
-    assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.OK]
-    assert "the disk is gone" in found[1].message
+    assert [finding.level for finding in findings] == [Level.FAIL, Level.FAIL, Level.OK]
+    assert "the disk is gone" in findings[1].message
     assert "a check broke" in caplog.text
 
 
@@ -343,13 +343,13 @@ def test_a_place_that_this_user_may_not_read_is_named_and_no_fault_of_ours():
     def hidden():
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/sys/module/nvidia")
 
-    (found,) = run_checks([("kernel module", hidden)])
+    (finding,) = run_checks([("kernel module", hidden)])
 
-    assert found.level == Level.FAIL
+    assert finding.level == Level.FAIL
     assert (
-        "cannot be looked at: [Errno 13] Permission denied: '/sys/module/nvidia'" in found.message
+        "cannot be looked at: [Errno 13] Permission denied: '/sys/module/nvidia'" in finding.message
     )
-    assert "fault of ours" not in str(found)
+    assert "fault of ours" not in str(finding)
 
 
 def test_what_several_checks_run_into_is_told_once():
@@ -359,23 +359,25 @@ def test_what_several_checks_run_into_is_told_once():
     def lost():
         raise NodeError("the disk is gone")
 
-    found = list(run_checks([("a", locked), ("b", lost), ("c", locked)]))
+    findings = list(run_checks([("a", locked), ("b", lost), ("c", locked)]))
 
-    assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.SKIP]
-    assert found[2].message == "cannot be looked at, for the same reason as a"
+    assert [finding.level for finding in findings] == [Level.FAIL, Level.FAIL, Level.SKIP]
+    assert findings[2].message == "cannot be looked at, for the same reason as a"
 
 
-def of(found, what):
-    return [one for one in found if one.subject == what]
+def of(findings, what):
+    return [finding for finding in findings if finding.subject == what]
 
 
 def test_a_cluster_in_order_is_four_lines_and_one_for_features_claims_and_pods_each(client):
-    found = examine(client)
+    findings = examine(client)
 
-    assert [one.level for one in found] == [Level.OK] * 7
-    assert found[0].message.endswith("serves resource.k8s.io/v1")
-    assert [one.subject for one in found[-2:]] == ["pending claims", "pending pods"]
-    assert found[-3].message.startswith("kept: device taints, consumable capacity, shared counters")
+    assert [finding.level for finding in findings] == [Level.OK] * 7
+    assert findings[0].message.endswith("serves resource.k8s.io/v1")
+    assert [finding.subject for finding in findings[-2:]] == ["pending claims", "pending pods"]
+    assert findings[-3].message.startswith(
+        "kept: device taints, consumable capacity, shared counters"
+    )
 
 
 def test_exactly_the_rights_that_are_missing_are_named(client):
@@ -385,17 +387,17 @@ def test_exactly_the_rights_that_are_missing_are_named(client):
         ("get", "nodes", ""),
     }
 
-    failed = [one for one in examine(client, missing) if one.level is Level.FAIL]
+    failed = [finding for finding in examine(client, missing) if finding.level is Level.FAIL]
 
     assert len(failed) == 3
-    assert any('verb "list" on "resourceclaims"' in one.remedy for one in failed)
-    assert all("ClusterRole" in one.remedy for one in failed)
+    assert any('verb "list" on "resourceclaims"' in finding.remedy for finding in failed)
+    assert all("ClusterRole" in finding.remedy for finding in failed)
 
 
 def test_pods_need_to_be_read_only_where_there_is_mps(client):
     missing = {("get", "pods", "")}
 
-    (failed,) = (one for one in examine(client, missing) if one.level is Level.FAIL)
+    (failed,) = (finding for finding in examine(client, missing) if finding.level is Level.FAIL)
 
     assert "may not get pods" in failed.message
     assert 'verb "get" on "pods" in API group ""' in failed.remedy
@@ -421,9 +423,9 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
 
 
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
-    found = list(examine_cluster(CheckedCluster(client, ResourceApi(client), DRIVER, NODE)))
+    findings = list(examine_cluster(CheckedCluster(client, ResourceApi(client), DRIVER, NODE)))
 
-    assert [one.level for one in found] == [
+    assert [finding.level for finding in findings] == [
         *(Level.OK, Level.OK, Level.SKIP),
         *[Level.OK] * 4,
     ]
@@ -432,13 +434,17 @@ def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, clie
 def test_a_node_that_the_api_server_does_not_know_fails(server, client):
     server.remove("nodes", NODE)
 
-    assert [one.subject for one in examine(client) if one.level is Level.FAIL] == ["Node object"]
+    assert [finding.subject for finding in examine(client) if finding.level is Level.FAIL] == [
+        "Node object"
+    ]
 
 
 def test_a_missing_device_class_is_a_warning(server, client):
     server.remove("deviceclasses", DRIVER)
 
-    assert [one.subject for one in examine(client) if one.level is Level.WARN] == ["DeviceClass"]
+    assert [finding.subject for finding in examine(client) if finding.level is Level.WARN] == [
+        "DeviceClass"
+    ]
 
 
 def test_what_we_may_not_read_is_skipped(server, client):
@@ -446,7 +452,7 @@ def test_what_we_may_not_read_is_skipped(server, client):
         server.deny("get", resource)
     server.deny("create", "resourceslices")
 
-    skipped = [one.subject for one in examine(client) if one.level is Level.SKIP]
+    skipped = [finding.subject for finding in examine(client) if finding.level is Level.SKIP]
 
     assert skipped == ["Node object", "DeviceClass", "API features", "pending claims"]
 
@@ -463,10 +469,10 @@ def test_a_gate_that_is_off_is_told(server, client):
 def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server, client):
     server.served.clear()
 
-    found = examine(client)
+    findings = examine(client)
 
-    assert [one.level for one in found] == [Level.FAIL, Level.SKIP]
-    assert "DynamicResourceAllocation" in found[0].message
+    assert [finding.level for finding in findings] == [Level.FAIL, Level.SKIP]
+    assert "DynamicResourceAllocation" in findings[0].message
 
 
 def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):
@@ -527,23 +533,23 @@ def test_claims_that_can_never_be_placed_are_named_with_the_field(server, client
     put_claim(server, "theirs", "other.example", capacity={"requests": {"memory": "200Gi"}})
     server.served = [version]
 
-    warned, rest = of(examine(client), "pending claims")
+    warned, summary = of(examine(client), "pending claims")
 
-    assert (warned.level, rest.level) == (Level.WARN, Level.OK)
+    assert (warned.level, summary.level) == (Level.WARN, Level.OK)
     assert warned.message.startswith(
         "team-a/large can never be served as it is: "
         "spec.devices.requests[0].exactly.capacity.requests[memory]: asks for 200Gi"
     )
-    assert rest.message.startswith("1 wait")
+    assert summary.message.startswith("1 wait")
 
 
 def test_claims_that_wait_where_nothing_is_published_are_counted(server, client):
     put_class(server, DRIVER, "gpu")
     put_claim(server, "fine")
 
-    (found,) = of(examine(client), "pending claims")
+    (finding,) = of(examine(client), "pending claims")
 
-    assert (found.level, found.message) == (
+    assert (finding.level, finding.message) == (
         Level.WARN,
         f"1 wait, and no node publishes a device of {DRIVER}",
     )
@@ -569,13 +575,13 @@ def test_pods_that_can_never_be_scheduled_are_named_with_the_resource(server, cl
     put_pod(server, "by-its-class", f"deviceclass.resource.kubernetes.io/{DRIVER}")
     put_pod(server, "cpu", "cpu")
 
-    warned, rest = of(examine(client), "pending pods")
+    warned, summary = of(examine(client), "pending pods")
 
     assert warned.level is Level.WARN
     assert warned.message.startswith(
         "team-a/old can never be scheduled: container main, nvidia.com/mig-1g.10gb: no DeviceClass"
     )
-    assert (rest.level, rest.message.partition(" wait ")[0]) == (Level.OK, "1")
+    assert (summary.level, summary.message.partition(" wait ")[0]) == (Level.OK, "1")
 
 
 @pytest.mark.parametrize(
@@ -597,9 +603,9 @@ def test_a_device_plugin_on_some_node_serves_its_own_resource(
     }
     server.put({"kind": "Node", "metadata": {"name": "n2"}, "status": status})
 
-    (found,) = of(examine(client), "pending pods")
+    (finding,) = of(examine(client), "pending pods")
 
-    assert found.level is (Level.OK if served else Level.WARN)
+    assert finding.level is (Level.OK if served else Level.WARN)
 
 
 def test_slices_and_classes_are_listed_once_for_claims_and_pods(server, client):
@@ -617,10 +623,10 @@ def test_slices_and_classes_are_listed_once_for_claims_and_pods(server, client):
 def test_pods_that_may_not_be_listed_are_skipped(server, client):
     server.deny("list", "pods")
 
-    (found,) = of(examine(client), "pending pods")
+    (finding,) = of(examine(client), "pending pods")
 
-    assert found.level is Level.SKIP
-    assert "--kubeconfig" in found.message
+    assert finding.level is Level.SKIP
+    assert "--kubeconfig" in finding.message
 
 
 def profiles(directory, **specs):
@@ -723,13 +729,13 @@ def test_what_the_agent_tells_is_told(world, capsys):
         return MpsStatus((server_of(),), unmanaged=("nvidia-cuda-mps-control (process 7)",))
 
     doctor(settings, node_opener(settings, copy=True), ask)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     assert asked == [Path("/run/agent.sock")]
-    assert "[ok]   MPS agent: answers at /run/agent.sock" in said
-    assert "[ok]   MPS servers: s" in said
-    assert "[warn] other MPS daemons: nvidia-cuda-mps-control (process 7) is none" in said
-    assert "[ok]   MPS claims: 0 are prepared" in said
+    assert "[ok]   MPS agent: answers at /run/agent.sock" in output
+    assert "[ok]   MPS servers: s" in output
+    assert "[warn] other MPS daemons: nvidia-cuda-mps-control (process 7) is none" in output
+    assert "[ok]   MPS claims: 0 are prepared" in output
 
 
 def test_gpus_that_no_guard_looks_at_are_told(world, tmp_path):
@@ -831,7 +837,7 @@ def test_who_may_not_look_is_told_to_ask_as_root_and_of_no_fault_of_ours(world):
     assert "broke" not in answer.out + answer.err
     refused = lines(answer, "[FAIL]")
     for what in ("CDI files", "kubelet directory", "state directory", "ledger"):
-        (line,) = (one for one in refused if one.startswith(f"[FAIL] {what}: "))
+        (line,) = (entry for entry in refused if entry.startswith(f"[FAIL] {what}: "))
         assert "Permission denied; ask as root" in line and str(world.kubelet) in line
     (cause,) = lines(answer, "[warn] user")
     assert "the plugin is root" in cause

@@ -12,8 +12,8 @@ GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 
 
 def container(name, sidecar=False, **resources):
-    found = {"name": name, "resources": resources}
-    return found | ({"restartPolicy": "Always"} if sidecar else {})
+    document = {"name": name, "resources": resources}
+    return document | ({"restartPolicy": "Always"} if sidecar else {})
 
 
 def gpus(name, number, sidecar=False):
@@ -25,7 +25,7 @@ def pod(*containers, init=()):
 
 
 def counts(*containers, init=()):
-    return {one.container: one.count for one in amounts_of(pod(*containers, init=init))}
+    return {request.container: request.count for request in amounts_of(pod(*containers, init=init))}
 
 
 def test_every_container_has_devices_of_its_own():
@@ -33,9 +33,9 @@ def test_every_container_has_devices_of_its_own():
 
 
 def test_what_is_asked_for_by_a_limit_alone_counts_and_cpu_does_not():
-    found = amounts_of(pod(container("a", limits={MIG: "2", "cpu": "4", "memory": "1Gi"})))
+    requests = amounts_of(pod(container("a", limits={MIG: "2", "cpu": "4", "memory": "1Gi"})))
 
-    assert found == [ExtendedResourceRequest("a", MIG, 2)]
+    assert requests == [ExtendedResourceRequest("a", MIG, 2)]
 
 
 @pytest.mark.parametrize("resources", [{}, {"limits": {GPU: "0"}}, {"limits": None}])
@@ -74,7 +74,7 @@ def named(name, resource=None, made="2026-01-01T00:00:00Z"):
 
 
 def by_name(*classes):
-    return classes_of({one["metadata"]["name"]: one for one in classes})
+    return classes_of({device_class["metadata"]["name"]: device_class for device_class in classes})
 
 
 def test_a_class_serves_the_resource_that_it_names_and_one_called_as_itself():

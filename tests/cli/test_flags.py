@@ -146,10 +146,10 @@ def attributes(tree: ast.AST) -> set[str]:
 
 def expanded(names: set[str], settings: type) -> set[str]:
     """*names*, and what those of them that are properties read in turn."""
-    found, unread = set[str](), set(names)
+    attributes, unread = set[str](), set(names)
     while unread:
         name = unread.pop()
-        found.add(name)
+        attributes.add(name)
         for each in settings.__mro__:
             prop = vars(each).get(name)
             if isinstance(prop, property) and prop.fget:
@@ -159,5 +159,5 @@ def expanded(names: set[str], settings: type) -> set[str]:
                     for node in ast.walk(body)
                     if isinstance(node, ast.Attribute)
                     and ast.unparse(node.value) in ("self", "super()")
-                } - found
-    return found
+                } - attributes
+    return attributes

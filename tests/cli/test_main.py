@@ -54,24 +54,24 @@ def test_the_plugin_prepares_with_the_agent_and_the_runtime_that_it_was_told_of(
 def test_every_setting_has_a_flag_whose_help_says_what_it_is_and_its_variable(settings):
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
-    told = {action.dest: action.help or "" for action in parser._actions}
+    helps = {action.dest: action.help or "" for action in parser._actions}
 
     for name, field in settings.model_fields.items():
         assert field.description
-        assert told[name].startswith(field.description)
-        assert f"${name.upper()}" in told[name]
+        assert helps[name].startswith(field.description)
+        assert f"${name.upper()}" in helps[name]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_default_is_told(settings):
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
-    told = {action.dest: action.help or "" for action in parser._actions}
+    helps = {action.dest: action.help or "" for action in parser._actions}
 
     for name, field in settings.model_fields.items():
         if not field.is_required() and field.default not in (None, ""):
             text = str(field.default)
-            assert text in told[name] or "default" in field.description, (name, text)
+            assert text in helps[name] or "default" in field.description, (name, text)
 
 
 @pytest.mark.parametrize("command", ["kubelet-plugin", "mps-agent", "devices", "claims", "doctor"])
@@ -104,8 +104,8 @@ def test_profiles_and_their_choice_are_flags_and_variables(settings):
     given = ("--node-name", "n") if settings is PluginSettings else ()
 
     assert (read(settings, *given).profiles, read(settings, *given).profile) == (None, "")
-    found = read(settings, *given, "--profiles", "here/all.yaml", PROFILE="a100.v2")
-    assert (found.profiles, found.profile) == (Path("here/all.yaml"), "a100.v2")
+    parsed = read(settings, *given, "--profiles", "here/all.yaml", PROFILE="a100.v2")
+    assert (parsed.profiles, parsed.profile) == (Path("here/all.yaml"), "a100.v2")
 
 
 def test_a_simulated_node_with_an_endless_name_is_one_clear_line(type_in):

@@ -19,10 +19,12 @@ ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
 
 
 def record(name, *where, completed=True, **fields):
-    found = instance(*where) if completed else None
-    one = holding(name, *where, **{"instance": found} | fields)
-    prepared = (PreparedDevice(("gpu",), "n1", one.device, ()),)
-    return ClaimRecord(one.claim, (one,), prepared=prepared if completed else None)
+    partition = instance(*where) if completed else None
+    device_holding = holding(name, *where, **{"instance": partition} | fields)
+    prepared = (PreparedDevice(("gpu",), "n1", device_holding.device, ()),)
+    return ClaimRecord(
+        device_holding.claim, (device_holding,), prepared=prepared if completed else None
+    )
 
 
 def seen(*gpus, before=(), after=None):
@@ -31,7 +33,7 @@ def seen(*gpus, before=(), after=None):
     return list(
         gpu_checks.check_mig_instances(
             lambda: Inventory(gpus),
-            lambda: LedgerSnapshot({one.claim.uid: one for one in next(books)}, {}),
+            lambda: LedgerSnapshot({record.claim.uid: record for record in next(books)}, {}),
         )
     )
 
@@ -40,8 +42,8 @@ def files(*names, absent=()):
     def of(capabilities):
         if missing := set(capabilities) - {*names, *absent, "mig/monitor"}:
             raise NodeError(f"there is no capability {sorted(missing)[0]}")
-        found = {name: DeviceFile(f"/dev/{name}", f"/dev/{name}", 240, 1) for name in names}
-        return found | dict.fromkeys(absent)
+        device_files = {name: DeviceFile(f"/dev/{name}", f"/dev/{name}", 240, 1) for name in names}
+        return device_files | dict.fromkeys(absent)
 
     return of
 
@@ -59,11 +61,11 @@ def test_no_file_is_looked_for_while_mig_mode_is_off():
 
 
 def test_modes_are_one_line_while_none_waits_for_a_reset():
-    (found,) = gpu_checks.check_mig_modes(
+    (finding,) = gpu_checks.check_mig_modes(
         [a100(0), a100(1, on=False, pending=False), gpu(2), a100(3)]
     )
 
-    assert (found.level, found.message) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
+    assert (finding.level, finding.message) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
 
 
 def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
@@ -79,9 +81,9 @@ def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
 
 
 def test_a_mode_that_waits_in_a_virtual_machine_waits_for_a_reboot():
-    (found,) = gpu_checks.check_mig_modes([a100(0, on=False, fixed=GuestRestriction.MODE)])
+    (finding,) = gpu_checks.check_mig_modes([a100(0, on=False, fixed=GuestRestriction.MODE)])
 
-    assert (found.level, found.remedy) == (Level.WARN, "drain and reboot the node")
+    assert (finding.level, finding.remedy) == (Level.WARN, "drain and reboot the node")
 
 
 def test_instances_are_told_apart_by_who_made_them():
@@ -121,9 +123,9 @@ def test_an_instance_that_is_no_partition_says_how_to_mend_it():
 def test_an_instance_that_is_just_being_cut_is_no_trouble():
     begun = record("a", "3g.20gb", 4, completed=False)
 
-    (found,) = seen(a100(unusable=(unusable("3g.20gb", 4),)), before=[], after=[begun])
+    (finding,) = seen(a100(unusable=(unusable("3g.20gb", 4),)), before=[], after=[begun])
 
-    assert found.level is Level.OK
+    assert finding.level is Level.OK
 
 
 def test_a_partition_that_vanished_under_its_claim_fails():
@@ -153,7 +155,7 @@ def test_an_instance_made_anew_where_a_claims_was_given_up_is_a_warning():
     assert warned.message.startswith("claim team-a/a had gpu-0-mig-1g5gb-19-0, which was removed")
     assert "delete the pods" in warned.remedy
     assert foreign.message.endswith("left as they are: gpu-0-mig-1g5gb-19-0")
-    assert [one.level for one in seen(a100(), before=[after])] == [Level.FAIL]
+    assert [finding.level for finding in seen(a100(), before=[after])] == [Level.FAIL]
     assert seen(gpu(0), before=[after]) == []
 
 
@@ -166,10 +168,10 @@ def test_a_claim_that_was_given_what_was_there_is_told_nothing():
 
 
 def test_a_claim_that_came_or_went_meanwhile_says_nothing():
-    one = record("a", "1g.5gb", 0)
+    claim = record("a", "1g.5gb", 0)
 
-    assert [each.level for each in seen(a100(), before=[one], after=[])] == [Level.OK]
-    assert [each.level for each in seen(a100(), before=[], after=[one])] == [Level.OK]
+    assert [each.level for each in seen(a100(), before=[claim], after=[])] == [Level.OK]
+    assert [each.level for each in seen(a100(), before=[], after=[claim])] == [Level.OK]
 
 
 def test_nothing_vanished_that_is_not_prepared_or_is_of_a_gpu_that_is_gone():
@@ -177,50 +179,50 @@ def test_nothing_vanished_that_is_not_prepared_or_is_of_a_gpu_that_is_gone():
     elsewhere = record("b", "1g.5gb", 0, minor=5)
     watcher = record("c", "1g.5gb", 1, admin=True, cut=False)
 
-    said = seen(a100(), before=[begun, elsewhere, watcher])
+    findings = seen(a100(), before=[begun, elsewhere, watcher])
 
-    assert [each.level for each in said] == [Level.OK]
+    assert [each.level for each in findings] == [Level.OK]
 
 
 def test_every_instance_has_the_files_of_its_capabilities():
     board = a100(0, ONE)
-    its = ("gpu0/mig/gi1", "gpu0/mig/gi1/ci0")
+    capabilities = ("gpu0/mig/gi1", "gpu0/mig/gi1/ci0")
 
-    (found,) = gpu_checks.check_mig_device_files(
-        lambda: Inventory((board,)), files(*its, "mig/monitor")
+    (finding,) = gpu_checks.check_mig_device_files(
+        lambda: Inventory((board,)), files(*capabilities, "mig/monitor")
     )
 
-    assert (found.level, found.message) == (Level.OK, "2 that the instances need")
+    assert (finding.level, finding.message) == (Level.OK, "2 that the instances need")
 
 
 def test_a_driver_without_the_file_for_who_looks_on_is_no_fault():
-    found, absent = gpu_checks.check_mig_device_files(lambda: Inventory((a100(),)), files())
+    finding, absent = gpu_checks.check_mig_device_files(lambda: Inventory((a100(),)), files())
 
-    assert (found.level, found.message) == (Level.OK, "none is needed now")
+    assert (finding.level, finding.message) == (Level.OK, "none is needed now")
     assert absent.level is Level.SKIP
 
 
 def test_a_capability_without_its_file_fails_and_says_where_to_look():
-    (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), files())
+    (finding,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), files())
 
-    assert found.level is Level.FAIL
-    assert found.message == "there is no capability gpu0/mig/gi1"
-    assert "/proc/driver/nvidia/capabilities" in found.remedy
+    assert finding.level is Level.FAIL
+    assert finding.message == "there is no capability gpu0/mig/gi1"
+    assert "/proc/driver/nvidia/capabilities" in finding.remedy
 
 
 def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
     of = files("gpu0/mig/gi1", "mig/monitor", absent=["gpu0/mig/gi1/ci0"])
-    (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), of)
+    (finding,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), of)
 
-    assert found.level is Level.OK
-    assert found.message == "2 that the instances need, 1 of them made when a claim does"
+    assert finding.level is Level.OK
+    assert finding.message == "2 that the instances need, 1 of them made when a claim does"
 
 
 def test_an_instance_that_goes_while_its_files_are_looked_at_is_no_fault():
     looks = iter([a100(0, ONE), a100(0, ONE), a100()])
 
-    found = list(
+    findings = list(
         gpu_checks.check_mig_device_files(lambda: Inventory((next(looks),)), files("mig/monitor"))
     )
 
-    assert [each.level for each in found] == [Level.OK]
+    assert [each.level for each in findings] == [Level.OK]

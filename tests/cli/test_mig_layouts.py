@@ -32,16 +32,16 @@ def test_a_layout_that_there_is_not_is_told_without_any_gpu():
     book = MigState(problem="there is no layout 'x'")
 
     assert list(layout_lines(book, GPUS)) == ["layout: there is no layout 'x'"]
-    (found,) = layout_findings(book, GPUS)
-    assert found.level is Level.FAIL
-    assert "nvidia.com/mig.config" in found.remedy
+    (finding,) = layout_findings(book, GPUS)
+    assert finding.level is Level.FAIL
+    assert "nvidia.com/mig.config" in finding.remedy
 
 
 def test_doctor_fails_where_a_layout_failed_and_warns_where_it_waits():
-    found = list(layout_findings(BOOK, GPUS))
+    findings = list(layout_findings(BOOK, GPUS))
 
-    assert [one.level for one in found] == [Level.OK, Level.WARN, Level.FAIL, Level.WARN]
-    assert all(one.remedy for one in found[1:3])
+    assert [finding.level for finding in findings] == [Level.OK, Level.WARN, Level.FAIL, Level.WARN]
+    assert all(finding.remedy for finding in findings[1:3])
 
 
 def test_gpus_that_are_gone_are_not_told_of():

@@ -27,8 +27,8 @@ PLAIN = bar_style(Terminal())
 
 def shown(*gpus, holdings=(), laid=None, width=100, offer=None, **fields):
     what = offered(*gpus) if offer is None else offer
-    found = gpu_mig_pictures(what, gpus, held(*holdings), laid or {})
-    return mig_picture(found, Terminal(width=width, **fields)).splitlines()
+    pictures = gpu_mig_pictures(what, gpus, held(*holdings), laid or {})
+    return mig_picture(pictures, Terminal(width=width, **fields)).splitlines()
 
 
 def test_a_board_shows_whose_each_unit_is_and_what_still_fits():
@@ -226,19 +226,23 @@ def test_as_many_partitions_fit_as_there_is_room_for(data):
     taken = []
     for _ in range(data.draw(st.integers(0, 4))):
         profile = data.draw(st.sampled_from(list(PROFILES.values())))
-        free = [p for p in profile.placements if not any(p.overlaps(one) for one in taken)]
+        free = [
+            p for p in profile.placements if not any(p.overlaps(placement) for placement in taken)
+        ]
         if free:
             taken.append(data.draw(st.sampled_from(free)))
 
-    found = dict(available_partitions(offered(board), board, taken, ()).partitions)
+    available = dict(available_partitions(offered(board), board, taken, ()).partitions)
 
     for name, profile in PROFILES.items():
-        free = [p for p in profile.placements if not any(p.overlaps(one) for one in taken)]
-        assert found.get(name, 0) == _most(free)
+        free = [
+            p for p in profile.placements if not any(p.overlaps(placement) for placement in taken)
+        ]
+        assert available.get(name, 0) == _most(free)
 
 
 def _most(places):
     if not places:
         return 0
-    first, *rest = places
-    return max(_most(rest), 1 + _most([p for p in rest if not p.overlaps(first)]))
+    first, *remaining = places
+    return max(_most(remaining), 1 + _most([p for p in remaining if not p.overlaps(first)]))

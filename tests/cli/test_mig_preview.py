@@ -51,8 +51,8 @@ def show(type_in, node, tmp_path):
 
 
 def uuids(node, tmp_path):
-    with open_simulated(node, tmp_path / "other") as found:
-        return {gpu.name: gpu.uuid for gpu in found.refresh().gpus}
+    with open_simulated(node, tmp_path / "other") as plugin:
+        return {gpu.name: gpu.uuid for gpu in plugin.refresh().gpus}
 
 
 def keep(tmp_path, book):
@@ -144,9 +144,9 @@ def test_gpus_of_which_the_label_says_something_are_not_cut_for_claims(
     keep(tmp_path, MigState(label=label))
     where = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
-    found = names(type_in(*where, "-o", "json").out)
+    device_names = names(type_in(*where, "-o", "json").out)
 
-    assert sorted(found) == ["gpu-0", "gpu-0-mon", "gpu-1", "gpu-1-mon"]
+    assert sorted(device_names) == ["gpu-0", "gpu-0-mon", "gpu-1", "gpu-1-mon"]
     assert about(type_in(*where).out, "label") == [f"{LABEL}{label}; it goes before the profile"]
 
 
@@ -258,7 +258,7 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuid, True)
         cut = [plugin.mig.create(uuid, key) for key in keys]
-    made = tuple(LayoutInstance(one.key, one.gi, one.uuid) for one in cut)
+    made = tuple(LayoutInstance(instance.key, instance.gi, instance.uuid) for instance in cut)
     keep(
         tmp_path,
         MigState({uuid: made}, outcomes={uuid: LayoutOutcome("sevenths", LayoutState.SUCCESS)}),
@@ -266,7 +266,7 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
 
     text = show("sevenths")
 
-    assert all(one.uuid in text for one in cut)
+    assert all(instance.uuid in text for instance in cut)
     assert "created by a layout" not in text
     assert about(text, "layout", "shown as") == ["layout sevenths on gpu-0: success"]
 
@@ -283,6 +283,8 @@ def test_a_board_that_the_plugin_cannot_switch_is_shown_whole_with_its_words(
     assert about(text, "gpu-0: ") == [f"gpu-0: {why}"]
     assert about(text, "shown as") == []
     assert about(text, "not as the profile says: gpu-0: ")
-    found = names(type_in(*words, "-o", "json").out)
-    assert "gpu-0" in found and not any(name.startswith("gpu-0-mig") for name in found)
-    assert any(name.startswith("gpu-1-mig") for name in found)
+    device_names = names(type_in(*words, "-o", "json").out)
+    assert "gpu-0" in device_names and not any(
+        name.startswith("gpu-0-mig") for name in device_names
+    )
+    assert any(name.startswith("gpu-1-mig") for name in device_names)

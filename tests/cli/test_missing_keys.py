@@ -48,34 +48,33 @@ def verdict(*expressions, on=None, **fields):
 
 
 def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_write_it():
-    found = verdict(f"{A}.uuid == '{STATIC.uuid}'")
+    outcome = verdict(f"{A}.uuid == '{STATIC.uuid}'")
 
-    assert found.problems == ()
-    ((name, why),) = found.risks
+    assert outcome.problems == ()
+    ((name, why),) = outcome.risks
     assert name == "team-a/a"
     assert why == (
         "spec.devices.requests[0].exactly.selectors: gpu-0-mig-3g20gb-9-0 on n1 has "
         "no uuid, which ends the scheduler's search with an error (no such key: uuid); ask first "
         f"whether it is there: 'uuid' in {A} && …"
     )
-    told, rest = [*of_verdict(found), None]
-    assert told.level is Level.WARN
-    assert told.message == f"team-a/a may not be served although it could be: {why}"
-    assert rest is None
+    (finding,) = of_verdict(outcome)
+    assert finding.level is Level.WARN
+    assert finding.message == f"team-a/a may not be served although it could be: {why}"
 
 
 def test_where_no_device_has_it_the_claim_can_never_be_served_and_says_why():
-    found = verdict(f"{A}.uuid == 'MIG-1'", on=[slices(profiles=("1g.5gb",))])
+    outcome = verdict(f"{A}.uuid == 'MIG-1'", on=[slices(profiles=("1g.5gb",))])
 
-    ((_, why),) = found.problems
+    ((_, why),) = outcome.problems
     assert "none of the 7 devices of its class match them; their MIG profiles are 1g.5gb" in why
     assert "(and 6 more of its class) has no uuid" in why
 
 
 def test_what_is_missing_of_the_capacity_is_asked_for_there():
-    found = verdict(f"device.capacity['{DRIVER}'].memorySlice4.compareTo(quantity('1')) >= 0")
+    outcome = verdict(f"device.capacity['{DRIVER}'].memorySlice4.compareTo(quantity('1')) >= 0")
 
-    ((_, why),) = found.risks
+    ((_, why),) = outcome.risks
     assert f"'memorySlice4' in device.capacity['{DRIVER}']" in why
 
 

@@ -27,13 +27,13 @@ DOWN = MpsAgentUnreachable(
 )
 
 
-def levels(found):
-    return [finding.level for finding in found]
+def levels(findings):
+    return [finding.level for finding in findings]
 
 
 def book(*records, aside=()):
     return LedgerSnapshot(
-        {one.claim.uid: one for one in records},
+        {record.claim.uid: record for record in records},
         {
             ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", frozenset())
             for uid in aside
@@ -51,9 +51,9 @@ class TestAgent:
     def test_one_that_answers_is_in_order(self, tmp_path):
         scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
 
-        (found,) = mps_checks.check_mps_agent(scene)
+        (finding,) = mps_checks.check_mps_agent(scene)
 
-        assert (found.level, found.message) == (Level.OK, "answers at /run/a.sock")
+        assert (finding.level, finding.message) == (Level.OK, "answers at /run/a.sock")
 
     def test_a_node_without_mps_is_in_order_and_nothing_else_is_asked(self, tmp_path):
         def ask(socket):
@@ -61,9 +61,9 @@ class TestAgent:
 
         scene = CheckedMpsAgent("", lambda: tmp_path, ask)
 
-        (found,) = mps_checks.check_mps_agent(scene)
-        assert found.level is Level.OK
-        assert "switched off" in found.message
+        (finding,) = mps_checks.check_mps_agent(scene)
+        assert finding.level is Level.OK
+        assert "switched off" in finding.message
         for check in (
             mps_checks.check_mps_servers,
             mps_checks.check_unmanaged_daemons,
@@ -73,10 +73,10 @@ class TestAgent:
         assert list(mps_checks.check_mps_programs(scene, DriverRoot(None, tmp_path))) == []
 
     def test_mps_that_was_switched_off_under_its_claims_fails(self):
-        found = mps_checks.no_mps_agent_finding([ref("a")])
+        finding = mps_checks.no_mps_agent_finding([ref("a")])
 
-        assert found.level is Level.FAIL
-        assert "1 claims are under it: default/a" in found.message
+        assert finding.level is Level.FAIL
+        assert "1 claims are under it: default/a" in finding.message
 
     def test_one_that_is_missing_fails_where_it_is_missed(self):
         assert mps_checks.silent_mps_agent_finding(DOWN, []).level is Level.WARN
@@ -99,23 +99,23 @@ class TestAgent:
 
         scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path / "boot", ask)
 
-        (found,) = mps_checks.check_mps_agent(scene)
+        (finding,) = mps_checks.check_mps_agent(scene)
         assert scene.holders() == (ref("a"),)
-        assert found.level is Level.FAIL
+        assert finding.level is Level.FAIL
         assert list(mps_checks.check_mps_servers(scene)) == [], "it was said why once"
 
 
 class TestServers:
     def test_each_that_is_ready_is_a_line(self):
-        (found,) = mps_checks.mps_server_findings([server(claim("a"), clients=[7])], [])
+        (finding,) = mps_checks.mps_server_findings([server(claim("a"), clients=[7])], [])
 
-        assert found.level is Level.OK
-        assert found.message == f"{SERVER}: protocol 3, ready, 1 client"
+        assert finding.level is Level.OK
+        assert finding.message == f"{SERVER}: protocol 3, ready, 1 client"
 
     def test_one_that_is_not_ready_fails_with_its_reason(self):
-        (found,) = mps_checks.mps_server_findings([server(ready=False, reason="Fault")], [])
+        (finding,) = mps_checks.mps_server_findings([server(ready=False, reason="Fault")], [])
 
-        assert (found.level, "not ready: Fault" in found.message) == (Level.FAIL, True)
+        assert (finding.level, "not ready: Fault" in finding.message) == (Level.FAIL, True)
 
     def test_one_that_was_restarted_says_why_the_last_time_and_what_was_lost(self):
         incidents = [
@@ -123,28 +123,28 @@ class TestServers:
             MpsServerRestart(2, SERVER, 2.0, "it did not answer twice", clients=3),
         ]
 
-        (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=2)], incidents)
+        (finding,) = mps_checks.mps_server_findings([server(claim("a"), restarts=2)], incidents)
 
-        assert found.level is Level.WARN
-        assert found.message.endswith(
+        assert finding.level is Level.WARN
+        assert finding.message.endswith(
             "restarted 2 times; the last time: it did not answer twice, and 3 clients were lost"
         )
 
     def test_a_restart_of_which_the_reason_is_forgotten_is_told_all_the_same(self):
-        (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=1)], [])
+        (finding,) = mps_checks.mps_server_findings([server(claim("a"), restarts=1)], [])
 
-        assert (found.level, found.message.endswith("restarted once")) == (Level.WARN, True)
+        assert (finding.level, finding.message.endswith("restarted once")) == (Level.WARN, True)
 
     def test_none_is_in_order(self):
         assert levels(mps_checks.mps_server_findings([], [])) == [Level.OK]
 
 
 def test_other_daemons_are_named_with_what_they_mean():
-    (found,) = mps_checks.unmanaged_daemon_findings(["nvidia-cuda-mps-control (process 4711)"])
+    (finding,) = mps_checks.unmanaged_daemon_findings(["nvidia-cuda-mps-control (process 4711)"])
 
-    assert found.level is Level.WARN
-    assert "process 4711" in found.message and "left alone" in found.message
-    assert "EXCLUSIVE_PROCESS" in found.remedy and "/tmp/nvidia-mps" in found.remedy
+    assert finding.level is Level.WARN
+    assert "process 4711" in finding.message and "left alone" in finding.message
+    assert "EXCLUSIVE_PROCESS" in finding.remedy and "/tmp/nvidia-mps" in finding.remedy
     assert levels(mps_checks.unmanaged_daemon_findings([])) == [Level.OK]
 
 
@@ -153,16 +153,16 @@ class TestClaims:
         a, begun = claim("a"), claim("b", completed=False)
         status = MpsStatus((server(a, begun),))
 
-        (found,) = mps_checks.mps_namespace_findings(seen(status, a, begun))
+        (finding,) = mps_checks.mps_namespace_findings(seen(status, a, begun))
 
-        assert found.level is Level.OK
-        assert found.message.startswith("1 are prepared")
+        assert finding.level is Level.OK
+        assert finding.message.startswith("1 are prepared")
 
     def test_a_prepared_claim_that_is_not_served_fails(self):
-        (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a")))
+        (finding,) = mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a")))
 
-        assert found.level is Level.FAIL
-        assert found.message.endswith("does not serve them: default/a")
+        assert finding.level is Level.FAIL
+        assert finding.message.endswith("does not serve them: default/a")
 
     @pytest.mark.parametrize(
         "later",
@@ -177,31 +177,33 @@ class TestClaims:
         ) == [Level.OK]
         status = MpsStatus((server(claim("a")),))
         for both in (((), [claim("a")]), ([claim("a")], ())):
-            found = mps_checks.mps_namespace_findings(seen(status, *both[0], later=both[1]))
-            assert levels(found) == [Level.OK]
+            findings = mps_checks.mps_namespace_findings(seen(status, *both[0], later=both[1]))
+            assert levels(findings) == [Level.OK]
 
     def test_other_limits_than_were_granted_fail(self):
         status = MpsStatus((server(claim("a", percent=60)),))
 
-        (found,) = mps_checks.mps_namespace_findings(seen(status, claim("a")))
+        (finding,) = mps_checks.mps_namespace_findings(seen(status, claim("a")))
 
-        assert found.level is Level.FAIL
-        assert found.message.endswith("other limits than the ledger has: default/a")
+        assert finding.level is Level.FAIL
+        assert finding.message.endswith("other limits than the ledger has: default/a")
 
     def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
         before = claim("a", default_limits=MpsLimits(50, 10 * GIB))
 
-        (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus((server(before),)), claim("a")))
+        (finding,) = mps_checks.mps_namespace_findings(
+            seen(MpsStatus((server(before),)), claim("a"))
+        )
 
-        assert found.level is Level.OK
+        assert finding.level is Level.OK
 
     def test_what_is_served_for_nobody_is_a_warning_unless_its_record_is_only_unreadable(self):
         status = MpsStatus((server(claim("gone")),))
 
-        (found,) = mps_checks.mps_namespace_findings(seen(status))
+        (finding,) = mps_checks.mps_namespace_findings(seen(status))
 
-        assert found.level is Level.WARN
-        assert "c_gone (claim UID uid-gone)" in found.message
+        assert finding.level is Level.WARN
+        assert "c_gone (claim UID uid-gone)" in finding.message
         assert levels(mps_checks.mps_namespace_findings(seen(status, aside=["uid-gone"]))) == [
             Level.OK
         ]
@@ -222,9 +224,9 @@ def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
         mps_checks.check_mps_claims,
     )
 
-    found = [finding.level for check in checks for finding in check(scene)]
+    severities = [finding.level for check in checks for finding in check(scene)]
 
-    assert found == [Level.OK, Level.FAIL, Level.WARN, Level.OK]
+    assert severities == [Level.OK, Level.FAIL, Level.WARN, Level.OK]
     assert asked == [Path("/run/a.sock")]
 
 
@@ -241,10 +243,10 @@ def test_a_driver_without_the_programs_of_mps_is_a_warning():
 def test_a_driver_that_is_not_there_is_told_once(tmp_path):
     scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
 
-    (found,) = mps_checks.check_mps_programs(scene, DriverRoot("/none", tmp_path))
+    (finding,) = mps_checks.check_mps_programs(scene, DriverRoot("/none", tmp_path))
 
-    assert found.level is Level.WARN
-    assert found.message.count("no complete NVIDIA driver") == 1
+    assert finding.level is Level.WARN
+    assert finding.message.count("no complete NVIDIA driver") == 1
 
 
 def test_a_simulated_driver_has_the_programs(tmp_path):
@@ -257,9 +259,9 @@ class TestComputeModes:
     def test_gpus_in_the_default_mode_are_one_line(self):
         modes = {GPU: ComputeMode.DEFAULT, OTHER: ComputeMode.DEFAULT}
 
-        (found,) = gpu_checks.compute_mode_findings(modes, [])
+        (finding,) = gpu_checks.compute_mode_findings(modes, [])
 
-        assert (found.level, found.message) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
+        assert (finding.level, finding.message) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
 
     @pytest.mark.parametrize(
         ("mode", "level"),
@@ -270,19 +272,19 @@ class TestComputeModes:
         ],
     )
     def test_a_mode_that_no_claim_set_is_told_with_the_command_that_mends_it(self, mode, level):
-        (found,) = gpu_checks.compute_mode_findings({GPU: mode}, [claim("a")])
+        (finding,) = gpu_checks.compute_mode_findings({GPU: mode}, [claim("a")])
 
-        assert found.level is level
-        assert f"gpu-0 is in {mode.name}, which no claim of this node set" in found.message
-        assert f"nvidia-smi -i {GPU.pci_bus_id} -c DEFAULT" in found.remedy
+        assert finding.level is level
+        assert f"gpu-0 is in {mode.name}, which no claim of this node set" in finding.message
+        assert f"nvidia-smi -i {GPU.pci_bus_id} -c DEFAULT" in finding.remedy
 
     def test_one_that_a_claim_set_is_in_order_on_that_gpu_alone(self):
         mode = ComputeMode.EXCLUSIVE_PROCESS
         holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
 
-        found = gpu_checks.compute_mode_findings({GPU: mode, OTHER: mode}, [holder])
+        findings = gpu_checks.compute_mode_findings({GPU: mode, OTHER: mode}, [holder])
 
-        assert [(one.level, one.message.partition(",")[0]) for one in found] == [
+        assert [(finding.level, finding.message.partition(",")[0]) for finding in findings] == [
             (Level.OK, "gpu-0 is in EXCLUSIVE_PROCESS"),
             (Level.WARN, "gpu-1 is in EXCLUSIVE_PROCESS"),
         ]
@@ -292,14 +294,14 @@ class TestComputeModes:
             if gpu == OTHER.uuid:
                 raise NodeError("it is lost")
 
-        found = list(gpu_checks.check_compute_modes(book, [GPU, OTHER], read))
+        findings = list(gpu_checks.check_compute_modes(book, [GPU, OTHER], read))
 
-        assert levels(found) == [Level.SKIP, Level.SKIP]
+        assert levels(findings) == [Level.SKIP, Level.SKIP]
 
     def test_a_claim_that_is_given_back_while_the_gpus_are_read_counts(self):
         mode = ComputeMode.EXCLUSIVE_PROCESS
         holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
         for both in ([book(holder), book()], [book(), book(holder)]):
             books = iter(both)
-            found = gpu_checks.check_compute_modes(partial(next, books), [GPU], lambda gpu: mode)
-            assert levels(found) == [Level.OK]
+            findings = gpu_checks.check_compute_modes(partial(next, books), [GPU], lambda gpu: mode)
+            assert levels(findings) == [Level.OK]

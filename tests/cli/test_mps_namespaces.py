@@ -27,9 +27,9 @@ NAMES = ("big", "small")
 
 
 def holding(share, namespaces=(BIG, SMALL)):
-    one = namespaces[NAMES.index(share)]
-    memory = f"{one.memory_bytes[0] // GIB}Gi"
-    consumed = (("cores", str(one.percent)), ("memory", memory), ("shares", "1"))
+    namespace = namespaces[NAMES.index(share)]
+    memory = f"{namespace.memory_bytes[0] // GIB}Gi"
+    consumed = (("cores", str(namespace.percent)), ("memory", memory), ("shares", "1"))
     return Holding(
         ref("a"),
         DeviceName(GPU.name),
@@ -40,15 +40,15 @@ def holding(share, namespaces=(BIG, SMALL)):
     )
 
 
-def served(one, protocol=3):
+def served(namespace, protocol=3):
     """With protocol 2 all namespaces of a server have one directory."""
     return ServedNamespace(
-        one, protocol, f"/run/mps/{one.name}" if protocol > 2 else "/run/mps/pipe"
+        namespace, protocol, f"/run/mps/{namespace.name}" if protocol > 2 else "/run/mps/pipe"
     )
 
 
-def edits(one, name):
-    return ContainerEdits(env=(f"REQUEST={name}",)) + mps_edits(one)
+def edits(namespace, name):
+    return ContainerEdits(env=(f"REQUEST={name}",)) + mps_edits(namespace)
 
 
 def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
@@ -56,14 +56,14 @@ def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
     begun = ClaimRecord(
         ref("a"),
         tuple(holding(name, namespaces) for name in NAMES),
-        steps=tuple(ServeMpsNamespace(one) for one in reversed(namespaces)),
+        steps=tuple(ServeMpsNamespace(namespace) for namespace in reversed(namespaces)),
         pods=(POD,),
     )
     if not completed:
         return begun
     devices = [
-        CdiDevice(name, container_edits=edits(served(one, protocol), name))
-        for name, one in zip(NAMES, namespaces, strict=True)
+        CdiDevice(name, container_edits=edits(served(namespace, protocol), name))
+        for name, namespace in zip(NAMES, namespaces, strict=True)
     ]
     prepared = tuple(
         PreparedDevice((name,), "n1", GPU.name, (f"{KIND}={name}",), ShareId(name))
@@ -73,12 +73,21 @@ def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
 
 
 def status(*clients, namespaces=(BIG, SMALL), protocol=3):
-    its = tuple(served(one, protocol) for one in namespaces)
-    found = tuple(
+    served_namespaces = tuple(served(namespace, protocol) for namespace in namespaces)
+    mps_clients = tuple(
         MpsClient(pid, MpsNamespaceName(f"c_{name}") if name else None) for pid, name in clients
     )
     return MpsStatus(
-        (MpsServer(SERVER, (GPU.uuid,), protocol, True, namespaces=its, clients=found),)
+        (
+            MpsServer(
+                SERVER,
+                (GPU.uuid,),
+                protocol,
+                True,
+                namespaces=served_namespaces,
+                clients=mps_clients,
+            ),
+        )
     )
 
 
@@ -95,11 +104,11 @@ def lines(*args, output="bars", **fields):
 
 def mps_of_devices(*args, **fields):
     """The ``mps`` of both devices: percent, limit and clients."""
-    (found,) = report_document(report(*args, **fields))["claims"]
+    (claim_document,) = report_document(report(*args, **fields))["claims"]
     return [
         device["mps"]
         and (device["mps"]["percent"], device["mps"]["memoryLimitBytes"], device["mps"]["clients"])
-        for device in found["devices"]
+        for device in claim_document["devices"]
     ]
 
 
@@ -135,9 +144,9 @@ def test_namespaces_with_the_same_limits_are_told_apart_by_the_way_that_leads_to
 
 def test_with_protocol_2_clients_of_a_pod_with_both_namespaces_are_known_of_neither():
     now = status((7, None), protocol=2)
-    found = mps_of_devices(claim(protocol=2), now, pods={7: POD.uid})
+    usages = mps_of_devices(claim(protocol=2), now, pods={7: POD.uid})
 
-    assert found == [(60, 20 * GIB, None), (10, 5 * GIB, None)]
+    assert usages == [(60, 20 * GIB, None), (10, 5 * GIB, None)]
 
 
 @pytest.mark.parametrize(
@@ -156,19 +165,23 @@ def test_where_nobody_can_tell_which_device_is_in_which_namespace_both_are_told(
     _, *both = lines(record)
     for line in both[:2]:
         assert "MPS 10 %, limit 5.0 GiB or 60 %, limit 20.0 GiB" in line
-    (found,) = report_document(report(record))["claims"]
-    assert [(one["name"], one["gpu"], one["percent"]) for one in found["mpsNamespaces"]] == [
+    (claim_document,) = report_document(report(record))["claims"]
+    assert [
+        (namespace["name"], namespace["gpu"], namespace["percent"])
+        for namespace in claim_document["mpsNamespaces"]
+    ] == [
         ("c_small", GPU.uuid, 10),
         ("c_big", GPU.uuid, 60),
     ]
 
 
 def test_the_namespaces_of_a_claim_have_what_devices_have():
-    (found,) = report_document(report(claim(), status((7, "big"))))["claims"]
+    (claim_document,) = report_document(report(claim(), status((7, "big"))))["claims"]
 
-    mps = [device["mps"] for device in found["devices"]]
+    mps = [device["mps"] for device in claim_document["devices"]]
     assert [
-        {k: v for k, v in one.items() if k not in ("name", "gpu")} for one in found["mpsNamespaces"]
+        {k: v for k, v in namespace.items() if k not in ("name", "gpu")}
+        for namespace in claim_document["mpsNamespaces"]
     ] == mps[::-1]
 
 

@@ -28,11 +28,13 @@ from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, namespace, 
 DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such file or directory)"
 
 
-def report(*records, told=None, gpus=(GPU,)):
-    return ClaimsReport(records, {}, Inventory(gpus), ClaimsMpsUsage(records, told or MpsReport()))
+def report(*records, answer=None, gpus=(GPU,)):
+    return ClaimsReport(
+        records, {}, Inventory(gpus), ClaimsMpsUsage(records, answer or MpsReport())
+    )
 
 
-def told(*servers, **fields):
+def mps_report(*servers, **fields):
     return MpsReport(MpsStatus(servers), **fields)
 
 
@@ -44,7 +46,7 @@ def lines(*records, output="bars", width=130, **fields):
 def mps_of(record, *others, **fields):
     """What JSON has of the first device of *record*."""
     every = report_document(report(record, *others, **fields))["claims"]
-    (mine,) = (one for one in every if one["uid"] == record.claim.uid)
+    (mine,) = (document for document in every if document["uid"] == record.claim.uid)
     return mine["devices"][0]["mps"]
 
 
@@ -59,12 +61,12 @@ def test_a_share_under_mps_is_told_from_one_that_takes_turns_by_a_word():
 
 def test_clients_and_what_they_use_are_told_beside_the_limits():
     a, b = claim("a"), claim("b", percent=70, cores=70)
-    known = told(
+    known = mps_report(
         server(a, b, clients=[(7, "a"), (9, "a"), (11, "b")]),
         used={GPU.uuid: {7: GIB, 9: 2 * GIB, 11: GIB, 12: GIB}},
     )
 
-    _, first, second, last = lines(a, b, told=known)
+    _, first, second, last = lines(a, b, answer=known)
 
     assert first.endswith("MPS 30 %, limit 10.0 GiB, 2 clients use 3.0 GiB")
     assert second.endswith("MPS 70 %, limit 10.0 GiB, 1 client uses 1.0 GiB")
@@ -82,8 +84,10 @@ def test_a_claim_without_a_limit_by_mps_says_so():
 
 
 def test_a_prepared_claim_that_the_agent_does_not_serve_is_told():
-    assert lines(claim("a"), told=told())[1].endswith("limit 10.0 GiB, not served by the agent")
-    begun = lines(claim("a", completed=False), told=told())[1]
+    assert lines(claim("a"), answer=mps_report())[1].endswith(
+        "limit 10.0 GiB, not served by the agent"
+    )
+    begun = lines(claim("a", completed=False), answer=mps_report())[1]
     assert begun.endswith("limit 10.0 GiB, not yet prepared")
 
 
@@ -117,13 +121,13 @@ def test_a_server_is_told_in_one_line(fields, expected):
 def test_a_server_over_several_gpus_is_told_below_each_of_them():
     both = claim("a", gpus=(GPU, OTHER))
 
-    shown = lines(both, told=told(server(both)), gpus=(GPU, OTHER))
+    shown = lines(both, answer=mps_report(server(both)), gpus=(GPU, OTHER))
 
     assert [line for line in shown if "over 2 GPUs" in line] == [shown[2], shown[5]]
 
 
 def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are_not_known():
-    _, line, last = lines(claim("a"), told=MpsReport(problem=DOWN))
+    _, line, last = lines(claim("a"), answer=MpsReport(problem=DOWN))
 
     assert line.endswith("MPS 30 %, limit 10.0 GiB")
     assert last == f"the clients of MPS are not known: {DOWN}"
@@ -132,15 +136,15 @@ def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are
 def test_an_agent_that_nobody_needs_is_not_missed():
     turns = replace(claim("turns"), steps=())
 
-    assert len(lines(turns, told=MpsReport(problem=DOWN))) == 2
+    assert len(lines(turns, answer=MpsReport(problem=DOWN))) == 2
 
 
 def test_the_table_gets_a_column_where_a_claim_is_under_mps():
     a = claim("a", gpus=(GPU, OTHER))
     turns = replace(claim("b"), steps=())
-    known = told(server(a, clients=[(7, "a")], restarts=2))
+    known = mps_report(server(a, clients=[(7, "a")], restarts=2))
 
-    head, first, second, last = lines(a, turns, told=known, output="table")
+    head, first, second, last = lines(a, turns, answer=known, output="table")
 
     assert head.split()[-2:] == ["UID", "MPS"]
     assert first.endswith("uid-a   30 %, limit 10.0 GiB, 1 client")
@@ -151,11 +155,11 @@ def test_the_table_gets_a_column_where_a_claim_is_under_mps():
 
 def test_json_has_limits_clients_and_directory_of_each_gpu_of_a_claim():
     a, b = claim("a"), claim("b")
-    known = told(
+    known = mps_report(
         server(a, b, clients=[(9, "a"), (7, "a"), (8, "b")]), used={GPU.uuid: {7: GIB, 9: None}}
     )
 
-    assert mps_of(a, b, told=known) == {
+    assert mps_of(a, b, answer=known) == {
         "percent": 30,
         "memoryLimitBytes": 10 * GIB,
         "memoryUsedBytes": None,
@@ -164,16 +168,16 @@ def test_json_has_limits_clients_and_directory_of_each_gpu_of_a_claim():
         "pipeDirectory": "/run/mps/c_a",
         "server": SERVER,
     }
-    assert mps_of(replace(a, steps=()), told=known) is None
+    assert mps_of(replace(a, steps=()), answer=known) is None
 
 
 def test_json_has_the_servers_and_whose_they_are():
     a, gone = claim("a"), claim("gone")
-    known = told(server(a, gone, clients=[(9, "a"), (7, "a")], restarts=1))
+    known = mps_report(server(a, gone, clients=[(9, "a"), (7, "a")], restarts=1))
 
-    found = report_document(report(a, told=known))
+    document = report_document(report(a, answer=known))
 
-    assert found["mpsServers"] == [
+    assert document["mpsServers"] == [
         {
             "name": SERVER,
             "gpus": [GPU.uuid],
@@ -186,17 +190,17 @@ def test_json_has_the_servers_and_whose_they_are():
             "claims": ["default/a"],
         }
     ]
-    assert found["mpsAgent"] == {"answers": True, "problem": ""}
+    assert document["mpsAgent"] == {"answers": True, "problem": ""}
 
 
 def test_json_says_what_it_does_not_know():
-    down = report_document(report(claim("a"), told=MpsReport(problem=DOWN)))
+    down = report_document(report(claim("a"), answer=MpsReport(problem=DOWN)))
     not_asked = report_document(report(claim("a")))
 
     assert down["mpsAgent"] == {"answers": False, "problem": DOWN}
     assert not_asked["mpsAgent"] == {"answers": None, "problem": ""}
-    for found in (down, not_asked):
-        mps = found["claims"][0]["devices"][0]["mps"]
+    for document in (down, not_asked):
+        mps = document["claims"][0]["devices"][0]["mps"]
         assert mps["percent"] == 30
         assert {mps[key] for key in ("clients", "protocol", "pipeDirectory", "server")} == {None}
 
@@ -233,18 +237,18 @@ class TestProtocolTwo:
 
     def test_of_a_server_with_one_claim_every_client_is_the_claims(self):
         a = claim("a")
-        known = told(server(a, clients=[9, 7], protocol=2))
+        known = mps_report(server(a, clients=[9, 7], protocol=2))
 
-        assert mps_of(a, told=known)["clients"] == [7, 9]
+        assert mps_of(a, answer=known)["clients"] == [7, 9]
         assert clients_without_namespace(known.status) == set(), "no pod has to be looked for"
 
     def test_of_several_claims_the_pod_tells(self):
         a, b = claim("a", pods=["pod-a"]), claim("b", pods=["pod-b", "pod-b2"])
         pods = {7: PodUid("pod-a"), 8: PodUid("pod-b2")}
-        known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
+        known = mps_report(server(a, b, clients=[7, 8], protocol=2), pods=pods)
 
         assert clients_without_namespace(known.status) == {7, 8}
-        assert [mps_of(a, b, told=known)["clients"], mps_of(b, a, told=known)["clients"]] == [
+        assert [mps_of(a, b, answer=known)["clients"], mps_of(b, a, answer=known)["clients"]] == [
             [7],
             [8],
         ]
@@ -259,11 +263,11 @@ class TestProtocolTwo:
     )
     def test_while_one_client_can_be_anybodys_nobodys_number_is_known(self, pods):
         a, b = claim("a", pods=["pod-a", "both"]), claim("b", pods=["pod-b", "both"])
-        known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
+        known = mps_report(server(a, b, clients=[7, 8], protocol=2), pods=pods)
 
-        assert mps_of(a, b, told=known)["clients"] is None
-        assert lines(a, b, told=known)[1].endswith("limit 10.0 GiB, pods pod-a, both")
-        assert lines(a, b, told=known)[3].endswith("2 clients")
+        assert mps_of(a, b, answer=known)["clients"] is None
+        assert lines(a, b, answer=known)[1].endswith("limit 10.0 GiB, pods pod-a, both")
+        assert lines(a, b, answer=known)[3].endswith("2 clients")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,9 @@ def test_what_clients_use_is_the_sum_where_all_of_it_is_known(used, clients, exp
     a = claim("a")
     status = server(a, clients=[(pid, "a") for pid in clients])
 
-    assert mps_of(a, told=told(status, used={GPU.uuid: used}))["memoryUsedBytes"] == expected
+    assert (
+        mps_of(a, answer=mps_report(status, used={GPU.uuid: used}))["memoryUsedBytes"] == expected
+    )
 
 
 CLIENTS = st.lists(
@@ -294,9 +300,9 @@ CLIENTS = st.lists(
 def test_no_process_is_counted_for_two_claims_and_none_that_is_counted_is_left_out(clients, pods):
     a, b = claim("a", pods=["pa"]), claim("b", pods=["pb"])
     listed = [(pid, name) if name else pid for pid, name in clients]
-    known = told(server(a, b, clients=listed), pods={k: PodUid(v) for k, v in pods.items()})
+    known = mps_report(server(a, b, clients=listed), pods={k: PodUid(v) for k, v in pods.items()})
 
-    mine, theirs = (mps_of(*both, told=known)["clients"] for both in ((a, b), (b, a)))
+    mine, theirs = (mps_of(*both, answer=known)["clients"] for both in ((a, b), (b, a)))
 
     assert (mine is None) == (theirs is None)
     if mine is not None:
@@ -322,12 +328,12 @@ def test_the_agent_is_asked_at_its_socket(settings):
         asked.append(socket)
         return MpsStatus((server(claim("a"), clients=[(7, "a")]),))
 
-    found = json.loads(
+    document = json.loads(
         claims(settings, node_opener(settings, copy=True), "json", Terminal(), ask=ask)
     )
 
     assert asked == [Path("/run/agent.sock")]
-    assert found["claims"][0]["devices"][0]["mps"]["clients"] == [7]
+    assert document["claims"][0]["devices"][0]["mps"]["clients"] == [7]
 
 
 def test_from_the_ledger_alone_no_agent_is_asked(settings):
@@ -362,7 +368,7 @@ def test_where_mps_was_switched_off_since_it_is_said_so(settings):
 
 def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
     uuid = GpuUuid("MIG-0")
-    one, other = (
+    first, second = (
         Holding(
             ref("a"),
             DeviceName(f"gpu-0-mig-1g10gb-19-{start}"),
@@ -377,12 +383,12 @@ def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
     steps = tuple(
         replace(step, namespace=replace(step.namespace, gpus=(uuid,))) for step in claim("a").steps
     )
-    record = replace(claim("a"), holdings=(one, other), steps=steps)
+    record = replace(claim("a"), holdings=(first, second), steps=steps)
     uses = ClaimsMpsUsage(
-        [record], told(server(record, clients=(7,), protocol=2), used={uuid: {7: GIB}})
+        [record], mps_report(server(record, clients=(7,), protocol=2), used={uuid: {7: GIB}})
     )
 
-    (use,) = uses.of(record, one)
+    (use,) = uses.of(record, first)
     assert (use.gpu, use.clients, use.used_bytes, use.lost) == (uuid, (7,), GIB, False)
-    assert uses.of(record, other) == ()
+    assert uses.of(record, second) == ()
     assert uses.gpus == {uuid}

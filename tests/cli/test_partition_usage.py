@@ -21,9 +21,11 @@ BOARD = a100(0, THREE, ONE)
 
 
 def record(name, *where, **fields):
-    one = holding(name, *where, **fields)
+    device_holding = holding(name, *where, **fields)
     return ClaimRecord(
-        one.claim, (one,), prepared=(PreparedDevice(("gpu",), "n1", one.device, ()),)
+        device_holding.claim,
+        (device_holding,),
+        prepared=(PreparedDevice(("gpu",), "n1", device_holding.device, ()),),
     )
 
 
@@ -40,15 +42,15 @@ def shown(*records, gpus=(BOARD,), width=100, **fields):
 def test_a_partition_that_several_claims_share_has_a_bar_with_all_of_them():
     lines = shown(part("a", 5), part("b", 10))
 
-    head, three, first, second, one = lines
+    head, large, first, second, small = lines
     assert head.startswith("gpu-0")
     assert "[AAAA" in head and head.endswith("2 partitions with 24.2 of 40.0 GiB")
-    assert three.startswith("  A gpu-0-mig-3g20gb-9-0  ")
-    assert three.endswith("]  15.0 of 19.5 GiB held, 4.5 free, 2 of 48 shares")
-    assert three.count("#") * 1.5 < three.count("=") + 2 < three.count("#") * 2.5
+    assert large.startswith("  A gpu-0-mig-3g20gb-9-0  ")
+    assert large.endswith("]  15.0 of 19.5 GiB held, 4.5 free, 2 of 48 shares")
+    assert large.count("#") * 1.5 < large.count("=") + 2 < large.count("#") * 2.5
     assert first == "      # team-a/a   5.0 GiB  no limit"
     assert second == "      = team-a/b  10.0 GiB  no limit"
-    assert one.startswith("  b gpu-0-mig-1g5gb-19-5") and one.endswith("all 4.8 GiB free")
+    assert small.startswith("  b gpu-0-mig-1g5gb-19-5") and small.endswith("all 4.8 GiB free")
 
 
 def test_bars_of_gpus_and_partitions_stand_below_each_other():
@@ -104,12 +106,12 @@ def test_without_a_look_at_the_gpus_partitions_have_the_names_of_the_ledger():
 
 def test_a_partition_follows_its_gpu_to_another_name():
     moved = a100(3)
-    its = part("a", 5, gpu=moved.uuid)
+    claim = part("a", 5, gpu=moved.uuid)
 
-    (usage,) = gpu_usages([its], [moved])
+    (usage,) = gpu_usages([claim], [moved])
 
     assert usage.name == "gpu-3"
-    assert [one.name for one in usage.parts] == ["gpu-3-mig-3g20gb-9-0"]
+    assert [partition.name for partition in usage.parts] == ["gpu-3-mig-3g20gb-9-0"]
 
 
 def test_a_profile_that_the_board_lacks_leaves_the_name_of_the_device():
@@ -117,16 +119,16 @@ def test_a_profile_that_the_board_lacks_leaves_the_name_of_the_device():
 
     (usage,) = gpu_usages([part("a", 5, gpu=bare.uuid)], [bare])
 
-    names = [one.name for one in usage.parts]
+    names = [partition.name for partition in usage.parts]
     assert names == ["gpu-0-mig-3g20gb-9-0", "profile 19 at 6"]
 
 
-def told(*records, gpus=(BOARD,)):
+def document(*records, gpus=(BOARD,)):
     return report_document(ClaimsReport(records, {}, Inventory(gpus), ClaimsMpsUsage(records)))
 
 
 def test_as_json_a_gpu_lists_its_partitions_and_counts_what_is_held_of_them():
-    (board,) = told(part("a", 5), part("b", 10))["gpus"]
+    (board,) = document(part("a", 5), part("b", 10))["gpus"]
 
     assert board["heldBytes"] == 15 * GIB
     assert board["freeBytes"] == (40960 - 19968 - 4864) * MIB
@@ -164,16 +166,16 @@ def test_as_json_a_gpu_lists_its_partitions_and_counts_what_is_held_of_them():
 
 
 def test_as_json_a_device_says_which_partition_it_is_and_whether_it_goes_with_the_claim():
-    claims = told(part("a", 5), record("new", "1g.5gb", 4))["claims"]
+    claims = document(part("a", 5), record("new", "1g.5gb", 4))["claims"]
 
-    assert [one["devices"][0]["partition"] for one in claims] == [
+    assert [claim["devices"][0]["partition"] for claim in claims] == [
         {"start": 0, "size": 4, "uuid": THREE.uuid, "created": True},
         {"start": 4, "size": 1, "uuid": None, "created": True},
     ]
 
 
 def test_what_nobody_knows_of_a_gpu_that_was_not_looked_at_is_null():
-    (board,) = told(record("whole", "1g.5gb", 4), gpus=())["gpus"]
+    (board,) = document(record("whole", "1g.5gb", 4), gpus=())["gpus"]
 
     assert (board["memoryBytes"], board["heldBytes"], board["freeBytes"]) == (None, None, None)
     assert board["partitions"][0]["profile"] is None

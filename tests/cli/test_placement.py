@@ -199,9 +199,9 @@ def test_what_can_never_be_placed_is_told_with_its_path(asked, expected):
 
 
 def test_everything_that_is_wrong_is_told_at_once():
-    said = why(request(**capacity(memory="100Gi", vram="1")), request(count=9))
+    reason = why(request(**capacity(memory="100Gi", vram="1")), request(count=9))
 
-    assert [part.partition(": ")[0] for part in said.split("; ")] == [
+    assert [part.partition(": ")[0] for part in reason.split("; ")] == [
         f"{PATH}.capacity.requests[memory]",
         f"{PATH}.capacity.requests[vram]",
         "spec.devices.requests[1].exactly.count",
@@ -209,10 +209,10 @@ def test_everything_that_is_wrong_is_told_at_once():
 
 
 def test_of_alternatives_every_one_has_to_be_hopeless():
-    said = why([request(count=9), request(**capacity(memory="1Ti"))])
+    reason = why([request(count=9), request(**capacity(memory="1Ti"))])
 
-    assert "requests[0].firstAvailable[0].count: asks for 9" in said
-    assert "requests[0].firstAvailable[1].capacity.requests[memory]: asks for 1Ti" in said
+    assert "requests[0].firstAvailable[0].count: asks for 9" in reason
+    assert "requests[0].firstAvailable[1].capacity.requests[memory]: asks for 1Ti" in reason
 
 
 def test_an_alternative_of_another_driver_is_a_way_out():
@@ -223,10 +223,10 @@ def test_amounts_that_no_one_device_has_together_are_told():
     small = slices(gpu(0, memory_bytes=16 << 30), node="small")
     no_cores = slices(gpu(0), rules=profile(strategies=()), node="big")
 
-    said = why(request(**capacity(memory="40Gi", cores="10")), on=fair(small, no_cores))
+    reason = why(request(**capacity(memory="40Gi", cores="10")), on=fair(small, no_cores))
 
     assert (
-        said == f"{PATH}.capacity.requests: no one device has all of it (cores: 10, memory: 40Gi)"
+        reason == f"{PATH}.capacity.requests: no one device has all of it (cores: 10, memory: 40Gi)"
     )
 
 
@@ -334,9 +334,9 @@ WHERE = "spec.devices.config[{}].opaque.parameters.sharing.strategy"
 
 
 def test_a_claim_that_names_mps_where_no_gpu_offers_it_is_told_with_the_field():
-    said = configured(config("MPS"), on=fair(slices(rules=TURNS)))
+    reason = configured(config("MPS"), on=fair(slices(rules=TURNS)))
 
-    assert said == (
+    assert reason == (
         f"{WHERE.format(0)}: none of the 2 devices that it could have is shared by MPS, for which "
         "a node has an MPS agent, a GPU compute capability 7.0 or above, and a profile does not "
         "forbid it"
@@ -345,9 +345,9 @@ def test_a_claim_that_names_mps_where_no_gpu_offers_it_is_told_with_the_field():
 
 
 def test_so_is_one_that_names_time_slicing_where_a_profile_allows_mps_alone():
-    said = configured(config("TimeSlicing"), on=fair(slices(rules=BY_MPS)))
+    reason = configured(config("TimeSlicing"), on=fair(slices(rules=BY_MPS)))
 
-    assert said.endswith("is shared by TimeSlicing, as the profiles of their nodes have it")
+    assert reason.endswith("is shared by TimeSlicing, as the profiles of their nodes have it")
     assert configured(config("TimeSlicing")) == ""
 
 
@@ -391,8 +391,8 @@ def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is
     asked = request(f"mps.{DRIVER}", **capacity(memory="10Gi", cores="30"))
 
     assert why(asked, on=fair(slices(), classes=classes)) == ""
-    said = why(asked, on=fair(slices(rules=TURNS), classes=classes))
-    assert said.startswith(
+    reason = why(asked, on=fair(slices(rules=TURNS), classes=classes))
+    assert reason.startswith(
         f"{PATH}.deviceClassName: no node publishes a device that DeviceClass mps.{DRIVER} "
         f"selects; there are devices of type gpu, gpu-monitor; DeviceClass mps.{DRIVER}, "
         "spec.config[0].opaque.parameters.sharing.strategy: none of the 4 devices"
@@ -443,18 +443,18 @@ def test_amounts_are_rounded_up_as_the_policy_says(amount, policy, expected):
 def test_findings_name_the_claim_and_are_no_fault_of_the_node():
     verdict = Verdict(25, tuple((f"ns/{n:02}", "spec.x: too much") for n in range(22)))
 
-    found = list(of_verdict(verdict))
+    findings = list(of_verdict(verdict))
 
-    assert [one.level for one in found] == [Level.WARN] * 21 + [Level.OK]
-    assert found[0].message == "ns/00 can never be served as it is: spec.x: too much"
-    assert found[20].message == "2 more can never be served"
-    assert found[21].message.startswith("3 wait")
+    assert [finding.level for finding in findings] == [Level.WARN] * 21 + [Level.OK]
+    assert findings[0].message == "ns/00 can never be served as it is: spec.x: too much"
+    assert findings[20].message == "2 more can never be served"
+    assert findings[21].message.startswith("3 wait")
 
 
 def test_no_claim_that_waits_is_in_order():
-    (found,) = of_verdict(Verdict(0, ()))
+    (finding,) = of_verdict(Verdict(0, ()))
 
-    assert found.level is Level.OK
+    assert finding.level is Level.OK
 
 
 def test_without_any_device_it_is_the_plugin_that_is_looked_for():

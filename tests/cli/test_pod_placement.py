@@ -205,35 +205,38 @@ def test_what_there_is_to_be_had_are_the_names_that_lead_to_devices():
     assert list(to_be_had(a100())) == ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"]
 
 
-def told(given, on):
+def pod_findings(given, on):
     return list(of_pods(judge_pods([given], on, ()), on))
 
 
 def test_the_mend_names_what_there_is():
-    (found,) = told(asking("nvidia.com/mig-1g.99gb"), a100())
+    (finding,) = pod_findings(asking("nvidia.com/mig-1g.99gb"), a100())
 
-    assert found.level is Level.WARN
-    assert found.message.startswith(
+    assert finding.level is Level.WARN
+    assert finding.message.startswith(
         "team-a/a can never be scheduled: container main, nvidia.com/mig"
     )
-    assert "what there is (nvidia.com/mig-1g.5gb, nvidia.com/mig-3g.20gb)" in found.remedy
+    assert "what there is (nvidia.com/mig-1g.5gb, nvidia.com/mig-3g.20gb)" in finding.remedy
 
 
 def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
-    plain = [{**one, "spec": {"selectors": one["spec"]["selectors"]}} for one in CLASSES]
+    plain = [
+        {**device_class, "spec": {"selectors": device_class["spec"]["selectors"]}}
+        for device_class in CLASSES
+    ]
 
-    (found,) = told(asking("nvidia.com/gpu"), fair(classes=plain))
+    (finding,) = pod_findings(asking("nvidia.com/gpu"), fair(classes=plain))
 
-    assert "no DeviceClass has it" in found.message
-    assert "DRAExtendedResource" in found.remedy and "spec.resourceClaims" in found.remedy
+    assert "no DeviceClass has it" in finding.message
+    assert "DRAExtendedResource" in finding.remedy and "spec.resourceClaims" in finding.remedy
 
 
 def test_where_nothing_is_published_pods_are_counted():
     empty = devices_of_slices(DRIVER, [], CLASSES)
 
-    (found,) = told(asking("nvidia.com/gpu"), empty)
+    (finding,) = pod_findings(asking("nvidia.com/gpu"), empty)
 
-    assert (found.level, found.message) == (
+    assert (finding.level, finding.message) == (
         Level.WARN,
         f"1 wait, and no node publishes a device of {DRIVER}",
     )
@@ -248,9 +251,9 @@ def test_reasons_are_told_as_far_as_people_read():
 
 
 def test_pods_of_which_nothing_is_known_are_counted():
-    (found,) = told(asking("nvidia.com/gpu"), fair())
+    (finding,) = pod_findings(asking("nvidia.com/gpu"), fair())
 
-    assert (found.level, found.message) == (
+    assert (finding.level, finding.message) == (
         Level.OK,
         "1 wait for a GPU, and nothing is known that they could not get",
     )

@@ -22,9 +22,9 @@ CHOSEN = SelectedProfile("mine", "--profile")
 
 def test_a_gpu_in_mig_mode_with_nothing_cut_of_it_is_said_and_what_to_do():
     gpus = Inventory((mig_gpu(on=True, switches=False),))
-    found = build_offer(gpus, Profile("default"), ApiFeatures(), {})
+    offer = build_offer(gpus, Profile("default"), ApiFeatures(), {})
 
-    (finding,) = checks.offer_findings(found, gpus)
+    (finding,) = checks.offer_findings(offer, gpus)
 
     assert finding.level is Level.FAIL
     assert "is not offered: MIG mode is on" in finding.message
@@ -57,16 +57,18 @@ def test_the_flag_chooses_before_the_labels_and_they_before_the_default(flag, la
 
 
 def test_an_unusable_profile_fails_with_who_chose_it():
-    found = checks.unusable_profile_finding(
+    finding = checks.unusable_profile_finding(
         CHOSEN, SettingsError("profile 'mine': a.yaml: spec.x: unknown")
     )
 
-    assert found.level is Level.FAIL
-    assert found.message == "--profile: profile 'mine': a.yaml: spec.x: unknown"
+    assert finding.level is Level.FAIL
+    assert finding.message == "--profile: profile 'mine': a.yaml: spec.x: unknown"
 
 
 def test_each_note_on_a_profile_is_a_warning():
-    assert [one.level for one in checks.profile_warning_findings(["a", "b"])] == [Level.WARN] * 2
+    assert [finding.level for finding in checks.profile_warning_findings(["a", "b"])] == [
+        Level.WARN
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -82,17 +84,17 @@ def test_each_note_on_a_profile_is_a_warning():
     ],
 )
 def test_gpus_are_told_by_shape_each_once(features, rules, expected):
-    found = list(checks.offer_findings(offered(features, **rules)))
+    findings = list(checks.offer_findings(offered(features, **rules)))
 
-    assert [one.message for one in found] == expected
-    assert all(one.level is Level.OK for one in found)
+    assert [finding.message for finding in findings] == expected
+    assert all(finding.level is Level.OK for finding in findings)
 
 
 def test_what_cannot_be_offered_as_the_profile_says_is_a_warning():
-    found = list(checks.offer_findings(offered(replicas=2, memory_step=60 << 30)))
+    findings = list(checks.offer_findings(offered(replicas=2, memory_step=60 << 30)))
 
-    assert [one.level for one in found] == [Level.OK, Level.WARN, Level.WARN]
-    assert "gpu-0 is not offered as the profile says, but exclusive: " in found[1].message
+    assert [finding.level for finding in findings] == [Level.OK, Level.WARN, Level.WARN]
+    assert "gpu-0 is not offered as the profile says, but exclusive: " in findings[1].message
 
 
 @pytest.mark.parametrize(
@@ -113,10 +115,10 @@ def test_what_cannot_be_offered_as_the_profile_says_is_a_warning():
     ],
 )
 def test_limits_that_the_driver_lacks_fail_only_where_a_profile_insists(status, strict, level):
-    found = checks.memory_limit_finding(status, strict)
+    finding = checks.memory_limit_finding(status, strict)
 
-    assert found.level is level
-    assert (status.reason or "dmem") in found.message
+    assert finding.level is level
+    assert (status.reason or "dmem") in finding.message
 
 
 def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
@@ -127,8 +129,8 @@ def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
 
 def test_gpus_that_nobody_watches_are_named():
     assert list(checks.unenforced_gpu_findings(offered())) == []
-    (found,) = checks.unenforced_gpu_findings(offered(limited=False))
-    assert found.message.endswith("gpu-0, gpu-1")
+    (finding,) = checks.unenforced_gpu_findings(offered(limited=False))
+    assert finding.message.endswith("gpu-0, gpu-1")
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,10 @@ def test_gpus_that_nobody_watches_are_named():
     ],
 )
 def test_the_cgroup_hierarchy_is_told(is_there, unified, level, word):
-    found = checks.cgroups_finding(Path("/sys/fs/cgroup"), is_there, unified, Path("/c/kubepods"))
+    finding = checks.cgroups_finding(Path("/sys/fs/cgroup"), is_there, unified, Path("/c/kubepods"))
 
-    assert found.level is level
-    assert word in found.message
+    assert finding.level is level
+    assert word in finding.message
 
 
 def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
@@ -151,28 +153,28 @@ def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
     (root / "kubepods.slice").mkdir(parents=True)
     (root / "cgroup.controllers").write_text("memory dmem\n")
 
-    (found,) = checks.check_cgroups(tmp_path)
+    (finding,) = checks.check_cgroups(tmp_path)
 
-    assert found.message == f"v2; pods are below {root / 'kubepods.slice'}"
+    assert finding.message == f"v2; pods are below {root / 'kubepods.slice'}"
 
 
 def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_where(tmp_path):
     (tmp_path / "own/io.containerd.runtime.v2.task/k8s.io").mkdir(parents=True)
 
     (lost,) = checks.check_container_runtime(tmp_path, "")
-    (found,) = checks.check_container_runtime(tmp_path, "/own")
+    (finding,) = checks.check_container_runtime(tmp_path, "/own")
 
     assert lost.level is Level.WARN
     assert "--runtime-dir" in lost.message
-    assert found.level is Level.OK
-    assert "/own/io.containerd" in found.message
+    assert finding.level is Level.OK
+    assert "/own/io.containerd" in finding.message
 
 
 def test_a_kubelet_that_does_not_answer_is_a_warning(tmp_path):
-    (found,) = checks.check_pod_resources(tmp_path)
+    (finding,) = checks.check_pod_resources(tmp_path)
 
-    assert found.level is Level.WARN
-    assert str(tmp_path / "pod-resources/kubelet.sock") in found.message
+    assert finding.level is Level.WARN
+    assert str(tmp_path / "pod-resources/kubelet.sock") in finding.message
 
 
 def test_a_process_that_sees_no_other_pods_is_told_how_it_would():
@@ -182,10 +184,10 @@ def test_a_process_that_sees_no_other_pods_is_told_how_it_would():
 
 
 def test_the_doctor_judges_the_process_namespace_as_the_memory_guard_does():
-    (found,) = checks.check_pid_namespace(simulated=False)
+    (finding,) = checks.check_pid_namespace(simulated=False)
 
-    assert found == checks.pid_namespace_finding(ContainerProcesses().sees_pods())
+    assert finding == checks.pid_namespace_finding(ContainerProcesses().sees_pods())
 
 
 def test_simulated_gpus_have_no_processes_to_be_seen():
-    assert [one.level for one in checks.check_pid_namespace(simulated=True)] == [Level.SKIP]
+    assert [finding.level for finding in checks.check_pid_namespace(simulated=True)] == [Level.SKIP]

@@ -44,11 +44,14 @@ def board(minor=0, whole=False, shared=False):
     for profile, (size, starts) in SIZES.items():
         for start in starts:
             name = f"gpu-{minor}-mig-{profile.replace('.', '')}-{start}"
-            its = device(name, minor, "mig", range(start, start + size))
-            its["attributes"] |= {"profile": string(profile), "parentUUID": string(f"GPU-{minor}")}
+            partition = device(name, minor, "mig", range(start, start + size))
+            partition["attributes"] |= {
+                "profile": string(profile),
+                "parentUUID": string(f"GPU-{minor}"),
+            }
             if shared:
-                its["allowMultipleAllocations"] = True
-            devices.append(its)
+                partition["allowMultipleAllocations"] = True
+            devices.append(partition)
     counters = {f"unit-{unit}": value(1) for unit in range(8)}
     return devices, {"name": f"set-{minor}", "counters": counters}
 
@@ -104,8 +107,8 @@ def why(*requests, on=None, constraints=()):
 
 
 def same_gpu(*requests):
-    found = {"matchAttribute": f"{DRIVER}/parentUUID"}
-    return {**found, "requests": list(requests)} if requests else found
+    constraint = {"matchAttribute": f"{DRIVER}/parentUUID"}
+    return {**constraint, "requests": list(requests)} if requests else constraint
 
 
 @pytest.mark.parametrize(
@@ -135,9 +138,9 @@ def test_what_fits_beside_each_other_is_not_told(asked):
     ],
 )
 def test_what_never_fits_beside_each_other_is(asked):
-    said = why(*asked)
+    reason = why(*asked)
 
-    assert said.startswith("spec.devices: on no node can it have all of that at once")
+    assert reason.startswith("spec.devices: on no node can it have all of that at once")
 
 
 def test_a_second_gpu_makes_room_and_a_second_node_does_not():
@@ -198,9 +201,9 @@ def test_who_looks_on_takes_nothing():
 
 
 def test_a_selector_that_nothing_matches_says_which_profiles_there_are():
-    said = why(asks("4g.20gb"))
+    reason = why(asks("4g.20gb"))
 
-    assert said.endswith(
+    assert reason.endswith(
         "none of the 12 devices of its class match them; "
         "their MIG profiles are 1g.5gb, 2g.10gb, 3g.20gb"
     )
@@ -241,8 +244,8 @@ def test_a_counter_that_no_slice_has_serves_nobody():
 
 def published_node(**rules):
     """An H100 as the plugin publishes it under ``mig: Dynamic``."""
-    its = Rules(**{"mig": MigRules(dynamic=True), **rules})
-    profile = Profile("test", (ProfileEntry(GpuSelector(), its, "spec.gpus[0]"),))
+    gpu_rules = Rules(**{"mig": MigRules(dynamic=True), **rules})
+    profile = Profile("test", (ProfileEntry(GpuSelector(), gpu_rules, "spec.gpus[0]"),))
     made = build_offer(Inventory((mig_gpu(),)), profile, ApiFeatures(), {})
     devices, counters = list(published_devices(made)), list(published_counters(made))
     spec = {"driver": DRIVER, "nodeName": "n1"}

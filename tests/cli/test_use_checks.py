@@ -58,9 +58,9 @@ def test_claims_that_pods_use_are_in_order(world):
     world.put(A)
     world.use(A)
 
-    (found,) = world.found()
+    (finding,) = world.found()
 
-    assert (found.level, found.message) == (Level.OK, "none that no pod is to use any more")
+    assert (finding.level, finding.message) == (Level.OK, "none that no pod is to use any more")
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_a_claim_that_a_process_keeps_is_named_with_pod_and_process(world, there
         world.put(A, **there)
     world.use(A, B)
 
-    (found,) = world.found()
+    (finding,) = world.found()
 
-    assert found.level is Level.WARN
-    assert found.message == (
+    assert finding.level is Level.WARN
+    assert finding.message == (
         f"claim default/a {why} and holds gpu-0: pod default/train: process 7 still runs"
     )
-    assert "reboot the node" in found.remedy
+    assert "reboot the node" in finding.remedy
 
 
 def test_a_claim_that_is_gone_and_used_by_nobody_is_soon_given_back(world):
-    assert [one.level for one in world.found()] == [Level.OK]
+    assert [finding.level for finding in world.found()] == [Level.OK]
 
 
 def test_what_cannot_be_looked_at_is_an_error_of_the_check(world):

@@ -23,13 +23,13 @@ RENDER_GOLDEN = (
 
 
 def values() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return document
 
 
 def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+    return document
 
 
 def objects(rendered: str) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def objects(rendered: str) -> dict[str, Any]:
     agent by component and kind, as in ``mps-agent DaemonSet``, and likewise the policy on nodes,
     with its binding; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
-    found = {_key(document): document for document in documents}
-    assert len(found) == len(documents)
-    return found
+    rendered_objects = {_key(document): document for document in documents}
+    assert len(rendered_objects) == len(documents)
+    return rendered_objects
 
 
 def _key(document: dict[str, Any]) -> str:

@@ -11,8 +11,8 @@ from hack.testbed.state import load_state
 def cluster() -> Cluster:
     """The one that is up, else a new one of the default version, left up for the next tests."""
     state = load_state(default_layout().state)
-    found = Cluster(state.version, state.feature_gates) if state else Cluster()
-    if found.mode != "full":
-        pytest.skip(f"no containers can run here: {found.why}")
-    found.up()
-    return found
+    shared_cluster = Cluster(state.version, state.feature_gates) if state else Cluster()
+    if shared_cluster.mode != "full":
+        pytest.skip(f"no containers can run here: {shared_cluster.why}")
+    shared_cluster.up()
+    return shared_cluster

@@ -194,31 +194,31 @@ def _use(sentence: str) -> Uses:
 
 def expectation(sentence: str) -> Expectation:
     """What a sentence ``Expect pod/...`` says."""
-    pod, namespace, phase, rest = _must(_EXPECT, sentence).groups()
-    parts = re.split(r", (?=log |events )", rest)
+    pod, namespace, phase, conditions = _must(_EXPECT, sentence).groups()
+    parts = re.split(r", (?=log |events )", conditions)
     return Expectation(namespace, pod, phase, tuple(_check(part, namespace, pod) for part in parts))
 
 
 def _check(part: str, namespace: str, pod: str) -> Check:
-    if found := _COUNT.fullmatch(part):
-        log = Log(namespace, pod, found["container"])
-        return ShowsCount(log, int(found["count"]), found["what"])
-    if found := _TEXT.fullmatch(part):
-        return Contains(Log(namespace, pod, found["container"]), found["text"])
-    if found := _EVENTS.fullmatch(part):
-        return Contains(Events(namespace, pod), found["text"])
-    if found := _SAME.fullmatch(part):
-        log = Log(namespace, pod, found["container"])
-        return ShowsGpusOf(log, _other(found, namespace, pod), found["what"])
-    found = _must(_APART, part)
-    log = Log(namespace, pod, found["container"])
-    return ShowsOtherGpusThan(log, _other(found, namespace, pod), found["what"])
+    if match := _COUNT.fullmatch(part):
+        log = Log(namespace, pod, match["container"])
+        return ShowsCount(log, int(match["count"]), match["what"])
+    if match := _TEXT.fullmatch(part):
+        return Contains(Log(namespace, pod, match["container"]), match["text"])
+    if match := _EVENTS.fullmatch(part):
+        return Contains(Events(namespace, pod), match["text"])
+    if match := _SAME.fullmatch(part):
+        log = Log(namespace, pod, match["container"])
+        return ShowsGpusOf(log, _other(match, namespace, pod), match["what"])
+    match = _must(_APART, part)
+    log = Log(namespace, pod, match["container"])
+    return ShowsOtherGpusThan(log, _other(match, namespace, pod), match["what"])
 
 
-def _other(found: re.Match[str], namespace: str, pod: str) -> Log:
-    if found["sibling"]:
-        return Log(namespace, pod, found["sibling"])
-    return Log(found["namespace"], found["pod"])
+def _other(match: re.Match[str], namespace: str, pod: str) -> Log:
+    if match["sibling"]:
+        return Log(namespace, pod, match["sibling"])
+    return Log(match["namespace"], match["pod"])
 
 
 def wrong(check: Check, read: Callable[[Log | Events], str]) -> str | None:
@@ -226,23 +226,23 @@ def wrong(check: Check, read: Callable[[Log | Events], str]) -> str | None:
     seen = read(check.log)
     match check:
         case ShowsCount(count=count, what=what):
-            found = len(uuids(seen, what))
-            told = None if found == count else f"shows {found} {what}s instead of {count}"
+            number = len(uuids(seen, what))
+            fault = None if number == count else f"shows {number} {what}s instead of {count}"
         case Contains(text=text):
-            told = None if text in seen else f"lacks {text!r}"
+            fault = None if text in seen else f"lacks {text!r}"
         case ShowsGpusOf(other=other, what=what):
             theirs = uuids(read(other), what)
             missing = sorted(theirs - uuids(seen, what))
-            told = f"lacks {missing} of {other}" if missing else None
-            told = told if theirs else f"cannot be compared: {other} shows no {what}"
+            fault = f"lacks {missing} of {other}" if missing else None
+            fault = fault if theirs else f"cannot be compared: {other} shows no {what}"
         case ShowsOtherGpusThan(other=other, what=what):
             common = sorted(uuids(seen, what) & uuids(read(other), what))
-            told = f"shows {common} as {other} does" if common else None
+            fault = f"shows {common} as {other} does" if common else None
         case _:
             assert_never(check)
-    return f"{check.log} {told}; it is:\n{seen}" if told else None
+    return f"{check.log} {fault}; it is:\n{seen}" if fault else None
 
 
 def uuids(log: str, what: str = "GPU") -> frozenset[str]:
     """The UUIDs of the GPUs, or of the partitions, in what ``nvidia-smi -L`` printed."""
-    return frozenset(found[0] for found in _UUID.finditer(log) if found[1] == _KINDS[what])
+    return frozenset(match[0] for match in _UUID.finditer(log) if match[1] == _KINDS[what])

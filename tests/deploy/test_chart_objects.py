@@ -149,9 +149,9 @@ def takes(name: str, kind: str, **attributes: Any) -> bool:
             },
         }
     }
-    found = evaluate(expression(name), variables_of(device, names.DRIVER))
-    assert isinstance(found, bool)
-    return found
+    result = evaluate(expression(name), variables_of(device, names.DRIVER))
+    assert isinstance(result, bool)
+    return result
 
 
 def published_kinds(product: str, directory: Path) -> set[str]:
@@ -161,8 +161,8 @@ def published_kinds(product: str, directory: Path) -> set[str]:
     profile = Profile("p", (ProfileEntry(GpuSelector(), everything, "spec.gpus[0]"),))
     ready = after_switch(inventory, profile, ApiFeatures(), {})
     devices = published_devices(build_offer(ready, profile, ApiFeatures(), {}))
-    found = (device["attributes"].get(names.PROFILE) for device in devices)
-    return {each["string"] for each in found if each}
+    attributes = (device["attributes"].get(names.PROFILE) for device in devices)
+    return {each["string"] for each in attributes if each}
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,10 @@ def test_a_class_has_the_name_that_device_plugins_serve(name: str, resource: str
 
 def test_no_two_classes_have_one_old_name() -> None:
     specs = [each["spec"] for each in CHART.values() if each["kind"] == "DeviceClass"]
-    found = [spec["extendedResourceName"] for spec in specs if "extendedResourceName" in spec]
-    assert len(found) == len(set(found)) == len(values()["mig"]["profiles"]) + 2
+    resource_names = [
+        spec["extendedResourceName"] for spec in specs if "extendedResourceName" in spec
+    ]
+    assert len(resource_names) == len(set(resource_names)) == len(values()["mig"]["profiles"]) + 2
 
 
 def test_the_shared_class_selects_one_type() -> None:
@@ -312,8 +314,8 @@ def test_the_mps_class_selects_gpus_that_have_it_and_none_that_say_nothing_of_it
 )
 def test_the_mps_class_takes(kind: str, attributes: dict[str, Any], taken: bool) -> None:
     device = {"attributes": {names.TYPE: {"string": kind}, **attributes}}
-    found = evaluate(expression(f"mps.{names.DRIVER}"), variables_of(device, names.DRIVER))
-    assert found is taken
+    result = evaluate(expression(f"mps.{names.DRIVER}"), variables_of(device, names.DRIVER))
+    assert result is taken
 
 
 def test_the_monitor_class_selects_monitors_and_gpus_that_have_none() -> None:
@@ -351,8 +353,8 @@ def test_directories_that_others_know_by_path_have_the_same_path_inside() -> Non
 
 def test_the_plugin_can_write_everywhere_it_keeps_something() -> None:
     writable = [Path(mounts()[name]["mountPath"]) for name in ("plugin", "registry", "cdi")]
-    for wanted in (settings().plugin_dir, settings().state, settings().cdi_dir):
-        assert any(wanted.is_relative_to(mounted) for mounted in writable), wanted
+    for directory in (settings().plugin_dir, settings().state, settings().cdi_dir):
+        assert any(directory.is_relative_to(mounted) for mounted in writable), directory
     assert settings().kubelet_dir / "plugins_registry" in writable
     assert mounts()["tmp"]["mountPath"] == "/tmp"
     assert PLUGIN["securityContext"]["readOnlyRootFilesystem"] is True

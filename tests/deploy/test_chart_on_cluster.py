@@ -138,7 +138,7 @@ def test_the_plugin_writes_and_removes_slices_of_its_own_node(enforced: Installe
 
 @pytest.mark.point(103)
 @pytest.mark.parametrize(
-    ("node", "pool", "driver", "said"),
+    ("node", "pool", "driver", "message"),
     [
         pytest.param(
             "another-node", None, DRIVER, "spec.nodeName of this one is 'another-node'", id="node"
@@ -152,13 +152,13 @@ def test_the_plugin_writes_and_removes_slices_of_its_own_node(enforced: Installe
     ],
 )
 def test_a_slice_of_another_node_pool_or_driver_is_denied(
-    enforced: Installed, node: str, pool: str | None, driver: str, said: str
+    enforced: Installed, node: str, pool: str | None, driver: str, message: str
 ) -> None:
     here = enforced.cluster.node_name
     foreign = resource_slice("chart-test-foreign", node or here, pool or node or here, driver)
     answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.token, stdin=foreign)
     assert answer.returncode != 0
-    assert said in answer.stderr
+    assert message in answer.stderr
 
 
 def test_a_slice_for_all_nodes_is_denied(enforced: Installed) -> None:
@@ -181,9 +181,9 @@ def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Inst
 
 
 def test_what_an_earlier_release_left_in_another_pool_can_be_removed(enforced: Installed) -> None:
-    left = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
-    assert enforced.kubectl("create", "-f-", stdin=left).returncode == 0
-    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=left)
+    leftover = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
+    assert enforced.kubectl("create", "-f-", stdin=leftover).returncode == 0
+    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=leftover)
     assert answer.returncode == 0, answer.stderr
 
 
@@ -220,8 +220,8 @@ def patched(
     )
 
 
-def labels(**found: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {STATE_LABEL: "success", **found}}}
+def labels(**changes: str | None) -> dict[str, Any]:
+    return {"metadata": {"labels": {STATE_LABEL: "success", **changes}}}
 
 
 def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installed) -> None:
@@ -231,7 +231,7 @@ def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installe
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         pytest.param(labels(**{"chart.test/mine": "x"}), "changes chart.test/mine", id="a label"),
         pytest.param(
@@ -255,11 +255,11 @@ def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installe
     ],
 )
 def test_anything_else_of_a_node_is_not_the_plugins_to_change(
-    watched: Installed, change: dict[str, Any], said: str
+    watched: Installed, change: dict[str, Any], message: str
 ) -> None:
     answer = patched(watched, change)
     assert answer.returncode != 0
-    assert said in answer.stderr
+    assert message in answer.stderr
 
 
 def test_the_plugin_says_nothing_of_another_node(watched: Installed) -> None:
@@ -411,16 +411,16 @@ def test_a_claim_with_admin_access_asks_for_monitors_instead(
         return stored()["all"]["deviceClassName"] == f"monitor.{DRIVER}"
 
     wait_for("the admission policy to take effect", rewritten, timeout_seconds=30)
-    found = stored()
+    rewrites = stored()
     taint = {"key": "gpu.nvidia.com/monitor", "operator": "Exists", "effect": "NoSchedule"}
     mine = {"key": "mine", "operator": "Exists"}
-    assert {name: each["deviceClassName"] for name, each in found.items()} == {
+    assert {name: each["deviceClassName"] for name, each in rewrites.items()} == {
         "plain": DRIVER,
         "all": f"monitor.{DRIVER}",
         "tolerant": f"monitor.{DRIVER}",
         "other": "another.test",
     }
-    assert {name: each.get("tolerations") for name, each in found.items()} == {
+    assert {name: each.get("tolerations") for name, each in rewrites.items()} == {
         "plain": None,
         "all": [taint],
         "tolerant": [mine, taint],

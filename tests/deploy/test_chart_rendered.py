@@ -56,12 +56,12 @@ def test_helm_finds_nothing_to_complain_about() -> None:
 def test_the_classes_are_of_the_newest_version_that_the_cluster_has(
     kubernetes: str, version: str
 ) -> None:
-    found = render("--kube-version", kubernetes)
-    classes = {name: found[name] for name in CLASSES}
+    rendered = render("--kube-version", kubernetes)
+    classes = {name: rendered[name] for name in CLASSES}
     assert {each["apiVersion"] for each in classes.values()} == {f"resource.k8s.io/{version}"}
     named = {name for name, each in classes.items() if "extendedResourceName" in each["spec"]}
     assert named == ({"gpu.nvidia.com", "shared.gpu.nvidia.com"} if version == "v1" else set())
-    of_a_profile = found["mig-7g-80gb.gpu.nvidia.com"]
+    of_a_profile = rendered["mig-7g-80gb.gpu.nvidia.com"]
     assert of_a_profile["apiVersion"] == f"resource.k8s.io/{version}"
     assert ("extendedResourceName" in of_a_profile["spec"]) is (version == "v1")
 
@@ -139,8 +139,8 @@ def test_a_cluster_that_is_too_old_is_refused() -> None:
 
 
 def test_the_extended_resources_can_be_left_to_a_device_plugin() -> None:
-    found = render("--set", OLD_NAMES)
-    assert not any("extendedResourceName" in each.get("spec", {}) for each in found.values())
+    rendered = render("--set", OLD_NAMES)
+    assert not any("extendedResourceName" in each.get("spec", {}) for each in rendered.values())
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_the_extended_resources_can_be_left_to_a_device_plugin() -> None:
 def test_a_profile_of_mig_has_the_class_and_the_resource(
     profile: str, name: str, resource: str
 ) -> None:
-    found = render("--set", f"mig.profiles={{{profile}}}")
-    spec = found[f"{name}.{names.DRIVER}"]["spec"]
+    rendered = render("--set", f"mig.profiles={{{profile}}}")
+    spec = rendered[f"{name}.{names.DRIVER}"]["spec"]
     assert spec["extendedResourceName"] == resource
     [selector] = spec["selectors"]
     assert selector["cel"]["expression"].endswith(f".profile == '{profile}'")
@@ -176,8 +176,8 @@ def test_partitions_have_the_class_of_nvidias_driver_only_where_the_driver_has_i
 
 def profiles(values: Path, *arguments: str) -> dict[str, Any]:
     """The profiles as the plugin finds them: the text of each file, by name."""
-    found: dict[str, Any] = render("--values", str(values), *arguments)["ConfigMap"]["data"]
-    return found
+    documents: dict[str, Any] = render("--values", str(values), *arguments)["ConfigMap"]["data"]
+    return documents
 
 
 def test_profiles_arrive_as_they_are_written(tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_profiles_arrive_as_they_are_written(tmp_path: Path) -> None:
     }
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"profiles": written}))
-    found = profiles(values)
-    assert yaml.safe_load(found.pop("default")) == written["default"]
-    assert found == {"by-four": written["by-four"]}
+    texts = profiles(values)
+    assert yaml.safe_load(texts.pop("default")) == written["default"]
+    assert texts == {"by-four": written["by-four"]}
 
 
 def test_layouts_of_mig_parted_arrive_beside_the_profiles(tmp_path: Path) -> None:
@@ -207,9 +207,9 @@ def test_layouts_of_mig_parted_arrive_beside_the_profiles(tmp_path: Path) -> Non
     file, values = tmp_path / "layouts.yaml", tmp_path / "values.yaml"
     file.write_text(f"# from elsewhere\n{yaml.safe_dump(layouts)}")
     values.write_text(yaml.safe_dump({"profiles": {"other": layouts}}))
-    found = profiles(values, "--set-file", f"profiles.layouts={file}")
-    assert found["layouts"] == file.read_text()
-    assert yaml.safe_load(found["other"]) == layouts
+    texts = profiles(values, "--set-file", f"profiles.layouts={file}")
+    assert texts["layouts"] == file.read_text()
+    assert yaml.safe_load(texts["other"]) == layouts
 
 
 def test_other_profiles_restart_nothing(tmp_path: Path) -> None:
@@ -224,15 +224,15 @@ def test_one_profile_can_hold_on_every_node() -> None:
 
 
 def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
-    found = render("--set", "existingProfilesConfigMap=gpu-profiles,profile=any")
-    assert "ConfigMap" not in found
-    volumes = found["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
+    rendered = render("--set", "existingProfilesConfigMap=gpu-profiles,profile=any")
+    assert "ConfigMap" not in rendered
+    volumes = rendered["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
     [volume] = [volume for volume in volumes if volume["name"] == "profiles"]
     assert volume["configMap"] == {"name": "gpu-profiles"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         pytest.param(["lgo.level=debug"], "'lgo' not allowed", id="a misspelt group"),
         pytest.param(["log.lvel=debug"], "'lvel' not allowed", id="a misspelt value in a group"),
@@ -287,14 +287,14 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: list[str], said: str) -> None:
-    assert said in refusal("--set", ",".join(arguments))
+def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
+    assert message in refusal("--set", ",".join(arguments))
 
 
 def test_the_default_namespace_is_refused_unless_allowed() -> None:
-    said = refusal(namespace="default")
-    assert "--namespace dra-driver-gpu --create-namespace" in said
-    assert "allowDefaultNamespace=true" in said
+    message = refusal(namespace="default")
+    assert "--namespace dra-driver-gpu --create-namespace" in message
+    assert "allowDefaultNamespace=true" in message
     render("--set", "allowDefaultNamespace=true", namespace="default")
 
 
@@ -323,46 +323,48 @@ def test_simulated_gpus_need_no_privilege_and_nothing_special_of_the_host() -> N
 
 def agent(*arguments: str) -> dict[str, Any]:
     """The pods of the MPS agent."""
-    found: dict[str, Any] = render(*arguments)[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
-    return found
+    pod_spec: dict[str, Any] = render(*arguments)[f"{MPS_AGENT} DaemonSet"]["spec"]["template"][
+        "spec"
+    ]
+    return pod_spec
 
 
 def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> None:
-    found = render("--set", "mps.enabled=false")
-    assert not any(key.startswith(MPS_AGENT) for key in found)
-    classes = {name for name, each in found.items() if each["kind"] == "DeviceClass"}
+    rendered = render("--set", "mps.enabled=false")
+    assert not any(key.startswith(MPS_AGENT) for key in rendered)
+    classes = {name for name, each in rendered.items() if each["kind"] == "DeviceClass"}
     assert {name for name in classes if not name.startswith("mig-")} == set(CLASSES) - {
         f"mps.{names.DRIVER}"
     }
-    assert not any("pods" in rule["resources"] for rule in found["ClusterRole"]["rules"])
-    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert not any("pods" in rule["resources"] for rule in rendered["ClusterRole"]["rules"])
+    pod = rendered["DaemonSet"]["spec"]["template"]["spec"]
     assert {"name": "MPS_SOCKET", "value": ""} in pod["containers"][0]["env"]
     assert "dra-driver-gpu/mps" not in str([pod["volumes"], pod["containers"][0]["volumeMounts"]])
 
 
 @pytest.mark.parametrize(
-    ("enabled", "said"),
+    ("enabled", "message"),
     [
         pytest.param("true", "before `helm uninstall` and before mps.enabled=false", id="on"),
         pytest.param("false", "MPS is off.", id="off"),
     ],
 )
-def test_what_is_installed_says_that_servers_outlive_it(enabled: str, said: str) -> None:
+def test_what_is_installed_says_that_servers_outlive_it(enabled: str, message: str) -> None:
     notes = helm(
         *("install", "dra-driver-gpu", str(CHART), "--namespace", "gpus", "--dry-run=client"),
         *("--set", f"mps.enabled={enabled}"),
     )
     assert notes.returncode == 0, notes.stderr
     _, _, text = notes.stdout.partition("NOTES:")
-    assert said in text
+    assert message in text
     assert "run on until their nodes restart" in text
 
 
 def test_another_mps_directory_is_followed_everywhere() -> None:
-    found = render("--set", "mps.dir=/data/mps")
+    rendered = render("--set", "mps.dir=/data/mps")
     for key in ("DaemonSet", f"{MPS_AGENT} DaemonSet"):
-        assert "/run/dra-driver-gpu" not in str(found[key])
-    plugin = found["DaemonSet"]["spec"]["template"]["spec"]
+        assert "/run/dra-driver-gpu" not in str(rendered[key])
+    plugin = rendered["DaemonSet"]["spec"]["template"]["spec"]
     [container] = plugin["containers"]
     assert {"name": "MPS_SOCKET", "value": "/data/mps/agent.sock"} in container["env"]
     directories = [v["hostPath"]["path"] for v in plugin["volumes"] if v["name"] == "mps"]
@@ -384,8 +386,8 @@ def test_agents_follow_what_is_said_of_where_and_how_plugins_run() -> None:
         "onlyLabelledNodes=true,driverRoot=/run/nvidia/driver,mps.resources.limits.memory=1Gi,"
         "priorityClassName=mine,updateAtOnce=10%,podAnnotations.scrape=yes"
     )
-    found = render("--set", options)
-    plugins, agents = found["DaemonSet"]["spec"], found[f"{MPS_AGENT} DaemonSet"]["spec"]
+    rendered = render("--set", options)
+    plugins, agents = rendered["DaemonSet"]["spec"], rendered[f"{MPS_AGENT} DaemonSet"]["spec"]
     mine, theirs = agents["template"]["spec"], plugins["template"]["spec"]
     for field in ("nodeSelector", "affinity", "priorityClassName", "imagePullSecrets"):
         assert mine[field] == theirs[field]
@@ -426,13 +428,13 @@ def test_other_directories_are_the_same_inside_and_out() -> None:
 
 
 def test_another_driver_name_is_followed_everywhere() -> None:
-    found = render("--set", "driverName=gpu.example.com")
-    classes = {name: found[name] for name in found if name.endswith("example.com")}
+    rendered = render("--set", "driverName=gpu.example.com")
+    classes = {name: rendered[name] for name in rendered if name.endswith("example.com")}
     assert len(classes) == len(CLASSES) + PROFILES
-    policies = found["ValidatingAdmissionPolicy"], found[NODE_POLICY]
-    for each in (*classes.values(), *policies, found["DaemonSet"]):
+    policies = rendered["ValidatingAdmissionPolicy"], rendered[NODE_POLICY]
+    for each in (*classes.values(), *policies, rendered["DaemonSet"]):
         assert "gpu.nvidia.com" not in str(each)
-    policy = str(found["MutatingAdmissionPolicy"]["spec"]).replace(names.MONITOR_TAINT, "")
+    policy = str(rendered["MutatingAdmissionPolicy"]["spec"]).replace(names.MONITOR_TAINT, "")
     assert "gpu.nvidia.com" not in policy
 
 

@@ -59,10 +59,10 @@ def test_every_value_has_a_comment_that_says_when_to_change_it() -> None:
 
 
 def test_every_object_of_the_schema_is_closed() -> None:
-    found = dict(object_schemas(schema()))
-    closed = {path for path, node in found.items() if node.get("additionalProperties") is False}
-    assert found.keys() - closed == MAPS | {FREE}
-    assert all(isinstance(found[path]["additionalProperties"], dict) for path in MAPS)
+    schemas = dict(object_schemas(schema()))
+    closed = {path for path, node in schemas.items() if node.get("additionalProperties") is False}
+    assert schemas.keys() - closed == MAPS | {FREE}
+    assert all(isinstance(schemas[path]["additionalProperties"], dict) for path in MAPS)
 
 
 def test_schema_and_values_name_the_same_things() -> None:

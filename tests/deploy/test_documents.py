@@ -55,13 +55,13 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 def profiles() -> dict[str, Any]:
     [block] = [block for block in BLOCKS if block.lstrip("# ").startswith("helm upgrade")]
-    found: dict[str, Any] = yaml.safe_load(block)
-    return found
+    values: dict[str, Any] = yaml.safe_load(block)
+    return values
 
 
 def test_its_profiles_are_ones_that_the_driver_reads() -> None:
-    found = profiles()["profiles"]
-    read = {name: decode_profile(document, name) for name, document in found.items()}
+    documents = profiles()["profiles"]
+    read = {name: decode_profile(document, name) for name, document in documents.items()}
     assert {name: len(profile.entries) for name, profile in read.items()} == {
         "default": 3,
         "training": 1,

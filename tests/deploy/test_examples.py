@@ -57,12 +57,12 @@ def of_kind(example: Example, *kinds: str) -> list[dict[str, Any]]:
 
 def claims(example: Example) -> dict[tuple[str, str, str], dict[str, Any]]:
     """``devices`` of every claim and template, by kind, namespace and name."""
-    found = {}
+    devices = {}
     for document in of_kind(example, "ResourceClaim", "ResourceClaimTemplate"):
         spec = document["spec"]
         key = (document["kind"], document["metadata"]["namespace"], document["metadata"]["name"])
-        found[key] = spec.get("spec", spec)["devices"]
-    return found
+        devices[key] = spec.get("spec", spec)["devices"]
+    return devices
 
 
 def asked(devices: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -249,11 +249,11 @@ def test_a_profile_without_a_file_comes_with_the_driver_and_is_chosen_by_label(
 def test_layouts_that_an_example_needs_are_ones_that_the_driver_reads(example: Example) -> None:
     assert example.layouts
     assert example.profile
-    found = decode_layouts(yaml.safe_load(example.layouts.read_text()), "layouts")
+    layouts = decode_layouts(yaml.safe_load(example.layouts.read_text()), "layouts")
     profile = decode_profile(yaml.safe_load(example.profile.read_text()), "default")
     named = {entry.rules.mig.layout for entry in profile.entries}
-    assert named <= found.keys()
-    assert not any(isinstance(layout, tuple) for layout in found.values())
+    assert named <= layouts.keys()
+    assert not any(isinstance(layout, tuple) for layout in layouts.values())
     option = f"--set-file profiles.layouts={example.layouts.relative_to(REPOSITORY)}\n"
     assert option in (EXAMPLES / example.name / "README.md").read_text()
 
@@ -282,13 +282,13 @@ def test_the_list_of_examples_is_complete() -> None:
 
 
 def test_a_sentence_becomes_the_checks_it_says() -> None:
-    said = (
+    sentence = (
         'Expect pod/a in b: Running, log shows 1 GPU, log of c contains "x, y", '
         "log shows the GPUs of pod/d in e, log of c shows other GPUs than f, "
         "log shows 2 partitions, log of c shows other partitions than f, "
         'log shows the partitions of f, events contain "g"'
     )
-    assert expectation(said) == Expectation(
+    assert expectation(sentence) == Expectation(
         "b",
         "a",
         "Running",
@@ -329,19 +329,19 @@ def test_what_an_example_needs_and_uses_is_read_from_its_comment(tmp_path: Path)
 def test_a_profile_that_comes_with_the_driver_has_a_name_only_and_layouts_are_a_file(
     tmp_path: Path,
 ) -> None:
-    for name, said in (
+    for name, need in (
         ("a", "with the profile mig"),
         ("b", "with the profile own.yaml and the layouts cuts.yaml: idle"),
     ):
         folder = tmp_path / name
         folder.mkdir()
-        lines = f"# Needs 1 GPU on one node and Kubernetes 1.36, {said}.\n# Simulated as a30x1.\n"
+        lines = f"# Needs 1 GPU on one node and Kubernetes 1.36, {need}.\n# Simulated as a30x1.\n"
         folder.joinpath(f"{name}.yaml").write_text(lines)
-    found = read(tmp_path / "a")
-    assert (found.bundled, found.profile, found.layouts) == ("mig", None, None)
-    found = read(tmp_path / "b")
-    assert (found.bundled, found.simulated) == ("", "a30x1")
-    assert (found.profile, found.layouts) == (
+    example = read(tmp_path / "a")
+    assert (example.bundled, example.profile, example.layouts) == ("mig", None, None)
+    example = read(tmp_path / "b")
+    assert (example.bundled, example.simulated) == ("", "a30x1")
+    assert (example.profile, example.layouts) == (
         tmp_path / "b/own.yaml",
         tmp_path / "b/cuts.yaml",
     )
@@ -363,7 +363,7 @@ def test_a_sentence_of_another_form_is_refused(sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "mine", "theirs", "told"),
+    ("condition", "mine", "theirs", "problem"),
     [
         pytest.param("shows 1 GPU", f"{FIRST} {FIRST}", "", None, id="one GPU, named twice"),
         pytest.param("shows 1 GPU", "", "", "shows 0 GPUs instead of 1", id="no GPU"),
@@ -403,9 +403,9 @@ def test_a_sentence_of_another_form_is_refused(sentence: str) -> None:
     ],
 )
 def test_logs_are_held_against_the_checks(
-    said: str, mine: str, theirs: str, told: str | None
+    condition: str, mine: str, theirs: str, problem: str | None
 ) -> None:
-    [check] = expectation(f"Expect pod/a in n: Running, log {said}").checks
+    [check] = expectation(f"Expect pod/a in n: Running, log {condition}").checks
     logs: dict[Log | Events, str] = {Log("n", "a"): mine, Log("n", "b"): theirs}
     answer = wrong(check, logs.__getitem__)
-    assert told in answer if told and answer else answer == told
+    assert problem in answer if problem and answer else answer == problem

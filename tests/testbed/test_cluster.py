@@ -15,11 +15,11 @@ from hack.testbed.running import process_of
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     """One of which nothing is on record."""
-    found = Cluster()
-    found.layout = Layout(tmp_path)
-    found.layout.pids.mkdir()
-    found.layout.logs.mkdir()
-    return found
+    bare_cluster = Cluster()
+    bare_cluster.layout = Layout(tmp_path)
+    bare_cluster.layout.pids.mkdir()
+    bare_cluster.layout.logs.mkdir()
+    return bare_cluster
 
 
 @pytest.fixture

@@ -246,8 +246,8 @@ def test_an_example_that_stays_by_itself_keeps_its_command() -> None:
     ],
 )
 def test_a_quarter_is_one_of_the_smallest_gpu_too(quarter: int, asked: str) -> None:
-    found = [with_memory(each, quarter) for each in documents("quarter-gpu")]
-    templates = [each for each in found if each["kind"] == "ResourceClaimTemplate"]
+    objects = [with_memory(each, quarter) for each in documents("quarter-gpu")]
+    templates = [each for each in objects if each["kind"] == "ResourceClaimTemplate"]
     requests = [each["spec"]["spec"]["devices"]["requests"][0] for each in templates]
     amounts = [request["exactly"]["capacity"]["requests"] for request in requests]
     assert amounts == [{"memory": asked}] * 3

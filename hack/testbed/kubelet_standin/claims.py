@@ -70,10 +70,10 @@ def cdi_names(
 ) -> tuple[str, ...]:
     """The CDI devices of one container, in the order of its claims (manager.go, GetResources)."""
     names: list[str] = []
-    for wanted in (container.get("resources") or {}).get("claims") or ():
+    for entry in (container.get("resources") or {}).get("claims") or ():
         for pod_claim, uid in claims:
-            if pod_claim.requests is None and pod_claim.name == wanted["name"]:
-                names += _names(devices[uid], wanted.get("request", ""))
+            if pod_claim.requests is None and pod_claim.name == entry["name"]:
+                names += _names(devices[uid], entry.get("request", ""))
     for pod_claim, uid in claims:
         for request in (pod_claim.requests or {}).get(container["name"], ()):
             names += _names(devices[uid], request)

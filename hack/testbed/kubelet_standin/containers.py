@@ -53,10 +53,10 @@ def _value(entry: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
     if "value" in entry:
         return str(entry["value"])
     path = ((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")
-    found: Any = pod
+    value: Any = pod
     for part in path.split(".") if path else ():
-        found = (found or {}).get(part)
-    return "" if found is None or found is pod else str(found)
+        value = (value or {}).get(part)
+    return "" if value is None or value is pod else str(value)
 
 
 class Run:
@@ -151,9 +151,9 @@ def _environment(config: Config, root: Path) -> dict[str, str]:
     environment = dict(entry.split("=", 1) for entry in config["process"]["env"] if "=" in entry)
     targets = [PurePosixPath(mount["destination"]) for mount in config["mounts"]]
     for kind, variable in (("bin", "PATH"), ("lib", "LD_LIBRARY_PATH")):
-        found = [_inside(root, str(t.parent)) for t in targets if _kind(t) == kind]
+        directories = [_inside(root, str(t.parent)) for t in targets if _kind(t) == kind]
         before = [environment[variable]] if environment.get(variable) else []
-        environment[variable] = ":".join([*dict.fromkeys(map(str, found)), *before])
+        environment[variable] = ":".join([*dict.fromkeys(map(str, directories)), *before])
     return environment
 
 

@@ -128,34 +128,34 @@ class Pod:
 
     def _prepared(self) -> tuple[Sequence[tuple[PodClaim, ClaimUid]], Devices] | None:
         """The pod's claims and their devices; None: deleted before they were there."""
-        told = ""
+        reason = ""
         while not self._deleted.is_set():
             try:
                 return self._prepare()
             except (NotYet, KubeletError, ApiServerError, TimedOut) as error:
-                if str(error) != told and not self._deleted.is_set():
-                    told = str(error)
-                    log.info("the pod waits: %s", told, extra={"pod": self._path})
-                    self._wait_because(told)
+                if str(error) != reason and not self._deleted.is_set():
+                    reason = str(error)
+                    log.info("the pod waits: %s", reason, extra={"pod": self._path})
+                    self._wait_because(reason)
             self._deleted.wait(_RETRY_SECONDS)
         return None
 
     def _prepare(self) -> tuple[Sequence[tuple[PodClaim, ClaimUid]], Devices]:
-        found = self._place.api.get(self._path)
-        if found["metadata"]["uid"] != self._uid:
+        document = self._place.api.get(self._path)
+        if document["metadata"]["uid"] != self._uid:
             self._deleted.set()
             raise NotYet("the pod is gone, and another one has its name")
-        self._pod = found
+        self._pod = document
         namespace = self._pod["metadata"]["namespace"]
-        wanted, asked = [], []
+        claims, asked = [], []
         for entry in pod_claims(self._pod):
             path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{entry.claim}"
             claim = self._place.api.get(path)
             ref = claim_ref(claim, self._pod)
-            wanted.append((entry, ref.uid))
+            claims.append((entry, ref.uid))
             asked.append((ref, drivers(claim)))
         self._refs = tuple(ref for ref, _ in asked)
-        return wanted, self._place.held.prepare(self._uid, asked)
+        return claims, self._place.held.prepare(self._uid, asked)
 
     def _containers(
         self, field: str, claims: Sequence[tuple[PodClaim, ClaimUid]], devices: Devices

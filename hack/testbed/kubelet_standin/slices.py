@@ -40,11 +40,11 @@ class SliceWiper:
 
     def _published(self) -> dict[str, list[str]]:
         """Names of this node's slices by driver."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
         for item in self._api.list(_PATH, selector)["items"]:
-            found.setdefault(item["spec"]["driver"], []).append(item["metadata"]["name"])
-        return found
+            names.setdefault(item["spec"]["driver"], []).append(item["metadata"]["name"])
+        return names
 
     def _wipe(self, driver: str) -> None:
         for name in sorted(self._published().get(driver, ())):
