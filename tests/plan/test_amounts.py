@@ -61,7 +61,7 @@ def test_who_looks_on_takes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "held", "expected"),
+    ("requested", "held", "expected"),
     [
         pytest.param(WHOLE_AMOUNT, NO_AMOUNT, "", id="nobody-is-there"),
         pytest.param(part(20), part(59), "", id="it-fits"),
@@ -83,8 +83,8 @@ def test_who_looks_on_takes_nothing():
         ),
     ],
 )
-def test_what_is_lacking_is_said_with_what_is_free(wanted, held, expected):
-    assert shortage(wanted, held, gpu(0).memory_bytes, SLICEABLE) == expected
+def test_what_is_lacking_is_said_with_what_is_free(requested, held, expected):
+    assert shortage(requested, held, gpu(0).memory_bytes, SLICEABLE) == expected
 
 
 def test_replicas_of_a_gpu_are_counted():
@@ -99,11 +99,11 @@ def test_an_exclusive_gpu_has_no_second_share():
 
 
 @given(st.lists(st.builds(part, st.integers(1, 80), st.integers(0, 100)), max_size=10))
-def test_what_is_let_in_one_by_one_is_never_more_than_the_gpu_has(wanted):
+def test_what_is_let_in_one_by_one_is_never_more_than_the_gpu_has(amounts):
     held = NO_AMOUNT
-    for one in wanted:
-        if not shortage(one, held, gpu(0).memory_bytes, SLICEABLE):
-            held += one
+    for amount in amounts:
+        if not shortage(amount, held, gpu(0).memory_bytes, SLICEABLE):
+            held += amount
 
     assert held.memory_bytes <= 81559 * MIB or held.shares == 1
     assert held.cores <= 100

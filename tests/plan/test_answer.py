@@ -42,30 +42,30 @@ def served(plan: ClaimPlan) -> Mapping[MpsNamespaceName, ServedNamespace]:
     done = [
         node.serve(step.namespace) for step in plan.steps if isinstance(step, ServeMpsNamespace)
     ]
-    return {one.namespace.name: one for one in done if one is not None}
+    return {answer.namespace.name: answer for answer in done if answer is not None}
 
 
-def environment(wanted: Iterable[tuple[ClaimPlan, set[str]]]) -> Mapping[str, str]:
+def environment(requests_by_plan: Iterable[tuple[ClaimPlan, set[str]]]) -> Mapping[str, str]:
     """Of a container that names these requests of these claims."""
     config: dict[str, Any] = {}
-    for plan, requests in wanted:
+    for plan, requests in requests_by_plan:
         given = container_devices(plan, metadata_documents(plan, DRIVER, "/m"), served(plan))
         spec = claim_spec(plan.claim.ref, given, HOST)
         edits = {f"{spec.kind}={device.name}": device.container_edits for device in spec.devices}
         ids = [
             i
-            for one in prepared_devices(plan, DRIVER)
-            if requests & {*one.requests}
-            for i in one.cdi_ids
+            for prepared in prepared_devices(plan, DRIVER)
+            if requests & {*prepared.requests}
+            for i in prepared.cdi_ids
         ]
         for part in (spec.container_edits, *(edits[each] for each in dict.fromkeys(ids))):
             config = apply_edits(config, replace(part, device_nodes=()))
     return dict(line.split("=", 1) for line in config["process"]["env"])
 
 
-def shares(found: Mapping[str, str]) -> dict[str, str]:
+def shares(variables: Mapping[str, str]) -> dict[str, str]:
     """Each share by its own name."""
-    return {name: value for name, value in found.items() if "_MEMORY_" in name}
+    return {name: value for name, value in variables.items() if "_MEMORY_" in name}
 
 
 def test_a_container_with_two_shares_of_one_gpu_is_told_of_both():
@@ -80,17 +80,17 @@ def test_a_container_with_two_shares_of_one_gpu_is_told_of_both():
 def test_a_container_that_names_one_request_is_told_of_its_share_only():
     plan = planned(fraction("30Gi", request="model"), fraction("8Gi", request="cache"))
 
-    found = environment([(plan, {"cache"})])
+    variables = environment([(plan, {"cache"})])
 
-    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_CACHE": "8Gi"}
-    assert found["GPU_DEVICE_0_MEMORY"] == "8Gi"
+    assert shares(variables) == {"GPU_DEVICE_0_MEMORY_CLAIM_CACHE": "8Gi"}
+    assert variables["GPU_DEVICE_0_MEMORY"] == "8Gi"
 
 
 def test_claims_of_two_templates_with_one_name_of_request_do_not_hide_each_other():
-    one = planned(fraction("30Gi"), name="pod-left-x7k2p", called="left")
-    other = planned(fraction("8Gi"), name="pod-right-p2k7x", called="right")
+    first = planned(fraction("30Gi"), name="pod-left-x7k2p", called="left")
+    second = planned(fraction("8Gi"), name="pod-right-p2k7x", called="right")
 
-    assert shares(environment([(one, {"gpu"}), (other, {"gpu"})])) == {
+    assert shares(environment([(first, {"gpu"}), (second, {"gpu"})])) == {
         "GPU_DEVICE_0_MEMORY_LEFT_GPU": "30Gi",
         "GPU_DEVICE_0_MEMORY_RIGHT_GPU": "8Gi",
     }
@@ -99,27 +99,27 @@ def test_claims_of_two_templates_with_one_name_of_request_do_not_hide_each_other
 def test_two_devices_of_one_request_on_one_gpu_are_told_as_their_sum():
     parts = [replace(fraction("20Gi"), share=ShareId(f"share-{n}")) for n in (1, 2)]
 
-    found = environment([(planned(*parts), {"gpu"})])
+    variables = environment([(planned(*parts), {"gpu"})])
 
-    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "40Gi"}
-    assert found["GPU_DEVICE_0_MEMORY"] == "20Gi"
+    assert shares(variables) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "40Gi"}
+    assert variables["GPU_DEVICE_0_MEMORY"] == "20Gi"
 
 
 def test_the_chosen_alternative_of_a_request_is_told_under_the_request():
     half = replace(fraction("39Gi", request="gpu/half"), share=ShareId("share"))
 
-    found = environment([(planned(half), {"gpu"})])
+    variables = environment([(planned(half), {"gpu"})])
 
-    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "39Gi"}
+    assert shares(variables) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "39Gi"}
 
 
 def test_a_whole_gpu_and_one_that_is_only_watched_are_no_shares():
     plan = planned(allocation("gpu-0", "whole"), allocation("gpu-1", "look", admin=True))
 
-    found = environment([(plan, {"whole", "look"})])
+    variables = environment([(plan, {"whole", "look"})])
 
-    assert found["GPU_DEVICE_1_CLAIM"] == "default/claim"
-    assert not [name for name in found if "MEMORY" in name]
+    assert variables["GPU_DEVICE_1_CLAIM"] == "default/claim"
+    assert not [name for name in variables if "MEMORY" in name]
 
 
 def test_each_container_is_sent_to_the_server_of_its_own_request():
@@ -144,11 +144,11 @@ def test_each_container_is_sent_to_the_server_of_its_own_request():
 def test_a_container_with_two_devices_of_one_server_is_sent_there_once():
     plan = planned(allocation("gpu-0"), allocation("gpu-1"), configs=(MPS,))
 
-    found = environment([(plan, {"gpu"})])
+    variables = environment([(plan, {"gpu"})])
 
     (namespace,) = {grant.namespace for grant in plan.grants if grant.namespace}
-    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
-    assert {"GPU_DEVICE_0_UUID", "GPU_DEVICE_1_UUID"} <= found.keys()
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
+    assert {"GPU_DEVICE_0_UUID", "GPU_DEVICE_1_UUID"} <= variables.keys()
 
 
 def test_who_looks_on_beside_its_own_share_by_mps_is_a_client_of_it():
@@ -182,31 +182,35 @@ def claims(draw: st.DrawFn) -> list[ClaimPlan]:
 
 @given(plans=claims(), data=st.data())
 def test_the_shares_that_a_container_is_told_of_are_the_shares_that_it_was_given(plans, data):
-    wanted = [(plan, data.draw(st.sets(st.sampled_from(["x", "y", "z-1"])))) for plan in plans]
+    requests_by_plan = [
+        (plan, data.draw(st.sets(st.sampled_from(["x", "y", "z-1"])))) for plan in plans
+    ]
 
-    told = shares(environment(wanted))
+    quantities = shares(environment(requests_by_plan))
 
     for minor in (0, 1):
         given_bytes = sum(
             grant.amount.memory_bytes
-            for plan, requests in wanted
+            for plan, requests in requests_by_plan
             for grant in plan.grants
             if grant.allocation.base_request in requests and grant.device.gpu.minor == minor
         )
         prefix = f"GPU_DEVICE_{minor}_MEMORY_"
         assert given_bytes == sum(
-            quantity.rounded_up(value) for name, value in told.items() if name.startswith(prefix)
+            quantity.rounded_up(value)
+            for name, value in quantities.items()
+            if name.startswith(prefix)
         )
 
 
 def test_an_instance_takes_the_capabilities_of_itself_and_of_no_other():
-    wanted = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
-    plan = plan_claim(wanted, mig_offer(), (), POOL)
+    claim = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
+    plan = plan_claim(claim, mig_offer(), (), POOL)
     cut = instance(ONE, 2, gi=9)
 
-    (one,) = container_devices(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
+    (device,) = container_devices(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
 
-    assert (one.instance, one.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
+    assert (device.instance, device.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
 
 
 def test_who_looks_on_may_monitor_instances_where_a_gpu_can_have_some():
@@ -234,10 +238,10 @@ def test_a_driver_without_mig_gives_a_monitor_its_gpu_all_the_same():
 
 
 def test_a_container_is_told_its_instance_by_the_name_of_the_partition():
-    wanted = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
-    plan = plan_claim(wanted, mig_offer(), (), POOL)
+    claim = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
+    plan = plan_claim(claim, mig_offer(), (), POOL)
     cut = instance(ONE, 2, name="x")
 
-    found = environment([(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), {"gpu"})])
+    variables = environment([(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), {"gpu"})])
 
-    assert found["GPU_DEVICE_0_MIG_1G10GB_19_2_UUID"] == "MIG-x"
+    assert variables["GPU_DEVICE_0_MIG_1G10GB_19_2_UUID"] == "MIG-x"

@@ -21,10 +21,10 @@ def given(name, *claims, namespace="default", container="main"):
 def test_a_pod_with_a_container_that_was_given_a_claim_uses_it():
     records = (record("a", "p"), record("b"), record("c", "r"))
 
-    found = records_with_pods(records, [given("q", "a", "b"), given("a-first", "a")])
+    updated = records_with_pods(records, [given("q", "a", "b"), given("a-first", "a")])
 
-    assert found == (record("a", "a-first", "p", "q"), record("b", "q"), record("c", "r"))
-    assert found[2] is records[2]
+    assert updated == (record("a", "a-first", "p", "q"), record("b", "q"), record("c", "r"))
+    assert updated[2] is records[2]
 
 
 def test_a_pod_is_named_once_whatever_a_container_says_that_it_is_called():
@@ -38,9 +38,9 @@ def test_containers_of_other_namespaces_and_of_unknown_claims_change_nothing():
     records = (record("a", "p"),)
     unknown = given("q", "of-another-driver")
 
-    found = records_with_pods(records, [given("q", "a", namespace="other"), unknown])
+    updated = records_with_pods(records, [given("q", "a", namespace="other"), unknown])
 
-    assert found == records
+    assert updated == records
 
 
 def test_where_no_container_was_given_anything_the_records_are_the_same_object():

@@ -35,9 +35,9 @@ def planned(
 
 def alone(record: ClaimRecord) -> list[int]:
     """The GPUs that are its server's alone, by minor number."""
-    found = modes(record)
-    assert set(found.values()) <= {ComputeMode.EXCLUSIVE_PROCESS}
-    return list(found)
+    exclusive = modes(record)
+    assert set(exclusive.values()) <= {ComputeMode.EXCLUSIVE_PROCESS}
+    return list(exclusive)
 
 
 def undo_modes(record: ClaimRecord) -> list[ComputeMode]:
@@ -136,7 +136,7 @@ NEW = gpu(driver_version=Version(615, 71, 9))
 
 @pytest.mark.parametrize(("driver", "opens"), [(gpu(), True), (NEW, False)])
 def test_another_namespace_with_a_server_of_its_own_opens_the_gpu(driver, opens):
-    at = Offer(tuple(replace(one, gpu=driver) for one in MPS_ONLY.devices))
+    at = Offer(tuple(replace(device, gpu=driver) for device in MPS_ONLY.devices))
     first = planned(fraction(), name="first", at=at)
 
     second = planned(fraction(), others=(first,), at=at, namespace="other")
@@ -150,8 +150,8 @@ def test_another_namespace_with_a_server_of_its_own_opens_the_gpu(driver, opens)
 def test_where_the_profile_joins_namespaces_their_server_has_the_gpu_alone():
     at = Offer(
         tuple(
-            replace(one, rules=replace(one.rules, mps_servers=MpsServerScope.SHARED))
-            for one in MPS_ONLY.devices
+            replace(device, rules=replace(device.rules, mps_servers=MpsServerScope.SHARED))
+            for device in MPS_ONLY.devices
         )
     )
     first = planned(fraction(), name="first", at=at)
@@ -181,8 +181,8 @@ def test_a_gpu_that_was_opened_stays_open_as_long_as_who_opened_it_is_there():
 def test_what_was_found_before_the_first_comes_back_after_the_one_that_opened_it():
     first = planned(fraction(), name="first", at=MPS_ONLY)
     (step,) = (step for step in first.steps if isinstance(step, SetComputeMode))
-    found = replace(step, before=ComputeMode.PROHIBITED)
-    first = replace(first, steps=(found,))
+    completed_step = replace(step, before=ComputeMode.PROHIBITED)
+    first = replace(first, steps=(completed_step,))
 
     opener = planned(fraction(), name="opener", others=(first,), configs=())
 

@@ -48,10 +48,10 @@ def test_a_config_for_another_request_does_not_count():
 @pytest.mark.point(44)
 @pytest.mark.parametrize("named", ["gpu", "gpu/large"])
 def test_a_config_counts_for_a_subrequest_by_either_name(named):
-    found = chosen(config("GpuConfig", named, **SHARED), request="gpu/large")
+    choice = chosen(config("GpuConfig", named, **SHARED), request="gpu/large")
 
-    assert found.config.sharing is not None
-    assert found.path == "fromclaim"
+    assert choice.config.sharing is not None
+    assert choice.path == "fromclaim"
 
 
 def test_a_config_for_one_subrequest_does_not_count_for_another():
@@ -115,9 +115,9 @@ def refused(asked):
 
 def test_a_claim_is_told_of_all_configurations_that_are_wrong():
     first = config(source="FromClass", colour=1)
-    said = refused(claim("gpu-0", configs=(first, config(), wrong(1))))
+    message = refused(claim("gpu-0", configs=(first, config(), wrong(1))))
 
-    assert said == (
+    assert message == (
         "claim default/claim: fromclass.colour: unknown field; remove it; "
         "fromclaim.colour0: unknown field; remove it"
     )
@@ -125,18 +125,18 @@ def test_a_claim_is_told_of_all_configurations_that_are_wrong():
 
 @pytest.mark.parametrize("problems", [(16,), (8, 8)])
 def test_sixteen_problems_are_all_told(problems):
-    said = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
+    message = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
 
-    assert said.count("unknown field") == max(problems)
-    assert not said.endswith("and more")
+    assert message.count("unknown field") == max(problems)
+    assert not message.endswith("and more")
 
 
 @pytest.mark.parametrize("problems", [(17,), (1200,), (16, 1200)])
 def test_of_more_problems_than_sixteen_that_many_are_told(problems):
-    said = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
+    message = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
 
-    assert said.count("unknown field") <= 16
-    assert said.endswith("… and more")
+    assert message.count("unknown field") <= 16
+    assert message.endswith("… and more")
 
 
 @pytest.mark.parametrize("shape", sorted(set(shapes()) - TOO_DEEP))
@@ -146,17 +146,17 @@ def test_an_error_has_a_kibibyte_of_text_whatever_was_written(shape):
     with contextlib.suppress(ClaimError):
         plan_claim(parse_claim(document, ref("worst"), "gpu.nvidia.com"), offer(), (), POOL)
         return
-    said = refused(parse_claim(document, ref("worst"), "gpu.nvidia.com"))
+    message = refused(parse_claim(document, ref("worst"), "gpu.nvidia.com"))
 
-    assert len(said.encode()) <= 1024
+    assert len(message.encode()) <= 1024
 
 
 def test_a_message_can_be_sent_whatever_characters_it_has():
     fields: dict[str, Any] = {"\udc80" * 40: 1}
 
-    said = refused(claim("gpu-0", configs=(config(**fields), wrong(1))))
+    message = refused(claim("gpu-0", configs=(config(**fields), wrong(1))))
 
-    assert said.encode()
+    assert message.encode()
 
 
 def test_each_configuration_is_decoded_once_however_often_the_claim_is_planned():

@@ -168,17 +168,17 @@ def test_every_spec_is_legal_has_the_answered_ids_and_does_not_depend_on_order(
     picked: list[tuple[int, str | None]], shuffle: random.Random, hook: str | None
 ) -> None:
     host = CdiHost(_DRIVER, nodes(), hook)
-    wanted = [granted(m, share=ShareId(share) if share else None) for m, share in picked]
-    spec = claim_spec(CLAIM, wanted, host)
+    devices = [granted(m, share=ShareId(share) if share else None) for m, share in picked]
+    spec = claim_spec(CLAIM, devices, host)
     check(spec)
-    ids = {cdi_device_id(CLAIM.uid, one.gpu.name, one.share) for one in wanted}
+    ids = {cdi_device_id(CLAIM.uid, grant.gpu.name, grant.share) for grant in devices}
     assert {f"{spec.kind}={device.name}" for device in spec.devices} == ids
     assert all(str(parse_name(name)) == name for name in ids)
     libraries = list(_DRIVER.libraries)
-    shuffle.shuffle(wanted)
+    shuffle.shuffle(devices)
     shuffle.shuffle(libraries)
     again = replace(host, driver=replace(_DRIVER, libraries=tuple(sorted(libraries))))
-    assert to_json(claim_spec(CLAIM, wanted, again)) == to_json(spec)
+    assert to_json(claim_spec(CLAIM, devices, again)) == to_json(spec)
 
 
 def test_the_order_of_directories_does_not_matter(tmp_path: Path) -> None:
@@ -280,11 +280,11 @@ def test_triton_is_told_where_libcuda_is(debian: CdiHost, container: CdiHost) ->
     """It looks into the cache, which is not touched."""
     for host, machine in ((debian, "x86_64"), (container, "aarch64")):
         edits = claim_spec(CLAIM, [granted(0)], host).container_edits
-        (told,) = (e for e in edits.env if e.startswith("TRITON_LIBCUDA_PATH="))
-        directory = told.partition("=")[2]
+        (variable,) = (e for e in edits.env if e.startswith("TRITON_LIBCUDA_PATH="))
+        directory = variable.partition("=")[2]
         assert directory == f"/usr/lib/{machine}-linux-gnu"
-        found = {mount.container_path for mount in edits.mounts}
-        assert {f"{directory}/libcuda.so", f"{directory}/libcuda.so.1"} <= found
+        mounted = {mount.container_path for mount in edits.mounts}
+        assert {f"{directory}/libcuda.so", f"{directory}/libcuda.so.1"} <= mounted
 
 
 def test_the_loader_of_this_system_searches_one_of_the_directories_by_itself() -> None:
@@ -293,10 +293,10 @@ def test_the_loader_of_this_system_searches_one_of_the_directories_by_itself() -
     program = loader.get(platform.machine(), "")
     if not Path(program).exists():
         pytest.skip("no glibc here")
-    said = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=10).stdout
+    output = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=10).stdout
     searched = {
         os.path.realpath(match)
-        for match in re.findall(r"^\s+(/\S+) \(system search path\)$", said, re.MULTILINE)
+        for match in re.findall(r"^\s+(/\S+) \(system search path\)$", output, re.MULTILINE)
     }
     if not searched:
         pytest.skip("a glibc before 2.33 does not tell what it searches")
@@ -311,10 +311,10 @@ def test_device_files_of_a_driver_container_stand_where_programs_look(container:
 
 
 def test_what_a_share_may_use_is_told() -> None:
-    one = ContainerDevice(
+    device = ContainerDevice(
         gpu(1, uuid=GpuUuid("GPU-1")), ShareId("s"), (("memory", "20Gi"), ("a.b/c-d", "1"))
     )
-    spec = claim_spec(CLAIM, [one], CdiHost(_DRIVER, nodes()))
+    spec = claim_spec(CLAIM, [device], CdiHost(_DRIVER, nodes()))
     assert spec.devices[0].container_edits.env == (
         "GPU_DEVICE_1_UUID=GPU-1",
         "GPU_DEVICE_1_CLAIM=ml/train",

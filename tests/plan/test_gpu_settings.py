@@ -47,8 +47,8 @@ def test_a_setting_that_nobody_has_changed_yet_is_looked_up_first():
 
     assert steps == (NODES, Slice(A, SHORT), mode(A), Slice(B, LONG))
     assert settings_to_read(steps, others) == (Slice(A, SHORT), mode(A), Slice(B, LONG))
-    found = {Slice(A, SHORT): MEDIUM, mode(A): NOBODY, Slice(B, LONG): None}
-    assert with_previous_values(steps, found) == (
+    previous = {Slice(A, SHORT): MEDIUM, mode(A): NOBODY, Slice(B, LONG): None}
+    assert with_previous_values(steps, previous) == (
         NODES,
         Slice(A, SHORT, MEDIUM),
         mode(A, ALONE, NOBODY),
@@ -166,10 +166,12 @@ class World:
             return
         steps = with_inherited_values(asked, self.others(name))
         look_up = settings_to_read(steps, self.others(name))
-        found = {step: self.gpus[type(step), step.gpu] if self.says else None for step in look_up}
+        previous = {
+            step: self.gpus[type(step), step.gpu] if self.says else None for step in look_up
+        }
         self.effect()
         self.ledger[name] = replace(
-            ClaimRecord(ref(name), ()), steps=with_previous_values(steps, found)
+            ClaimRecord(ref(name), ()), steps=with_previous_values(steps, previous)
         )
         self.whole |= {step.gpu for step in steps if isinstance(step, SetMigMode) and not step.on}
         for step in settings(steps):
@@ -231,13 +233,13 @@ def test_after_any_claims_in_any_order_killed_anywhere_everything_is_as_it_was(
     if not says:
         first = dict.fromkeys(KEYS, 0)  # all that can be known of a GPU that does not say
     world = World(dict(first), says)
-    for name, wanted, kill in todo:
+    for name, requested, kill in todo:
         world.kill = kill
         try:
-            if wanted is None:
+            if requested is None:
                 world.unprepare(name)
             else:
-                world.prepare(name, wanted)
+                world.prepare(name, requested)
             world.kill = -1
         except Killed:
             world.recover()

@@ -68,7 +68,7 @@ def test_a_document_is_shown_read_only_where_programs_look_for_it():
 
 
 @st.composite
-def wanted(draw):
+def requested_allocations(draw):
     """Two requests or three, each for one device or more, some of them only to look on."""
     allocations = []
     for number in range(draw(st.integers(1, 6))):
@@ -82,10 +82,12 @@ def wanted(draw):
     return tuple(dict.fromkeys(allocations))
 
 
-@given(allocations=wanted(), data=st.data())
+@given(allocations=requested_allocations(), data=st.data())
 def test_a_container_can_read_of_every_request_it_names_once(allocations, data):
     plan = planned(*allocations)
-    documents = {one.request: one for one in metadata_documents(plan, DRIVER, DIRECTORY)}
+    documents = {
+        document.request: document for document in metadata_documents(plan, DRIVER, DIRECTORY)
+    }
     requests = data.draw(st.sets(st.sampled_from(sorted(documents)), min_size=1))
 
     targets = [target for _, target in shown(plan, requests)]
@@ -98,10 +100,10 @@ def test_a_container_can_read_of_every_request_it_names_once(allocations, data):
     assert {documents[request].container_path for request in requests} <= {*targets}
 
 
-@given(allocations=wanted(), data=st.data())
+@given(allocations=requested_allocations(), data=st.data())
 def test_the_order_of_allocations_hides_no_document(allocations, data):
     turned = planned(*data.draw(st.permutations(allocations)))
-    everything = {one.base_request for one in allocations}
+    everything = {allocated.base_request for allocated in allocations}
 
     assert sorted(shown(turned, everything)) == sorted(shown(planned(*allocations), everything))
 
@@ -125,15 +127,15 @@ def test_a_document_says_what_was_granted_of_a_gpu():
     plan = planned(fraction("20Gi", "gpu-0", "part"), allocation("gpu-1", "whole"))
     part, whole = metadata_documents(plan, DRIVER, DIRECTORY)
 
-    told, all_of_it = (
-        json.loads(one.text.splitlines()[0])["requests"][0]["devices"][0]["attributes"]
-        for one in (part, whole)
+    of_part, of_whole = (
+        json.loads(document.text.splitlines()[0])["requests"][0]["devices"][0]["attributes"]
+        for document in (part, whole)
     )
 
-    assert told["memory"] == {"string": "20Gi"}
-    assert told["strategy"] == {"string": "TimeSlicing"}
-    assert "memory" not in all_of_it
-    assert all_of_it["uuid"] == {"string": plan.grants[1].device.gpu.uuid}
+    assert of_part["memory"] == {"string": "20Gi"}
+    assert of_part["strategy"] == {"string": "TimeSlicing"}
+    assert "memory" not in of_whole
+    assert of_whole["uuid"] == {"string": plan.grants[1].device.gpu.uuid}
 
 
 def test_a_document_says_how_many_cores_were_reserved():

@@ -326,9 +326,11 @@ def test_a_later_claim_takes_over_the_compute_mode_that_the_first_one_found():
     node = offer(strategies=(SharingStrategy.MPS,))
     first = prepared(fraction(cores="30"), name="first", at=node)
     mode = SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS)
-    found = replace(first, steps=with_previous_values(first.steps, {mode: ComputeMode.PROHIBITED}))
+    completed = replace(
+        first, steps=with_previous_values(first.steps, {mode: ComputeMode.PROHIBITED})
+    )
 
-    plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), node, (found,), POOL)
+    plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), node, (completed,), POOL)
 
     assert replace(mode, before=ComputeMode.PROHIBITED) in plan.steps
 
@@ -343,8 +345,8 @@ def test_an_interval_is_set_for_a_whole_gpu_and_for_a_part_where_the_profile_let
 def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opinion():
     def steps(sharing):
         asked = Claim(ref(), (allocation(),), (config(sharing=sharing),))
-        found = plan_claim(asked, offer(), (), POOL).steps
-        return [step.interval for step in found if isinstance(step, SetTimeSlice)]
+        planned = plan_claim(asked, offer(), (), POOL).steps
+        return [step.interval for step in planned if isinstance(step, SetTimeSlice)]
 
     assert steps({"strategy": "TimeSlicing", "timeSlicingConfig": {}}) == [
         TimeSliceInterval.DEFAULT
@@ -365,8 +367,8 @@ def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
     other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),), at=ANY)
     path = r"fromclaim.sharing.timeSlicingConfig.interval"
     with pytest.raises(DeviceHeldByClaim, match=f"{path}: Long on gpu-0, but claim default/other"):
-        wanted = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
-        plan_claim(wanted, ANY, (other,), POOL)
+        longer = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
+        plan_claim(longer, ANY, (other,), POOL)
 
 
 def test_more_than_one_share_is_refused_where_the_profile_says_so():

@@ -35,8 +35,9 @@ def mps(**fields):
 
 def grants(*allocations, sharing=None, configs=(), at=None) -> tuple[DeviceGrant, ...]:
     """What a claim gets; every request of it is one container's."""
-    its = (config(sharing=sharing),) if sharing else configs
-    return plan_claim(Claim(ref(), allocations, its), at or offer(4), (), POOL, NOBODY).grants
+    if sharing:
+        configs = (config(sharing=sharing),)
+    return plan_claim(Claim(ref(), allocations, configs), at or offer(4), (), POOL, NOBODY).grants
 
 
 def sharings(*allocations, **fields) -> list[Any]:
@@ -44,8 +45,8 @@ def sharings(*allocations, **fields) -> list[Any]:
 
 
 def sharing_of(*allocations, **fields):
-    (found,) = sharings(*allocations, **fields)
-    return found
+    (sharing,) = sharings(*allocations, **fields)
+    return sharing
 
 
 def refusal(*allocations, **fields) -> str:
@@ -128,13 +129,13 @@ def test_a_manifest_of_nvidias_with_limits_by_index_holds_on_the_gpus_sorted_by_
         **{PER_DEVICE: {"0": "5Gi", "2": "7Gi"}},
     )
     turned = [gpu(0, uuid="GPU-c"), gpu(1, uuid="GPU-a"), gpu(2, uuid="GPU-b")]
-    node = Offer(tuple(Device(one, SLICEABLE) for one in turned))
+    node = Offer(tuple(Device(board, SLICEABLE) for board in turned))
     three = [allocation(f"gpu-{n}") for n in range(3)]
 
-    found = sharings(*three, sharing=limits, at=node)
+    shares = sharings(*three, sharing=limits, at=node)
 
-    assert [one.memory_bytes // GIB for one in found] == [7, 5, 10]
-    assert {one.percent for one in found} == {50}
+    assert [share.memory_bytes // GIB for share in shares] == [7, 5, 10]
+    assert {share.percent for share in shares} == {50}
 
 
 def test_a_limit_by_uuid_stands_before_one_by_index_and_both_before_that_of_all():
@@ -143,43 +144,45 @@ def test_a_limit_by_uuid_stands_before_one_by_index_and_both_before_that_of_all(
         **{PER_DEVICE: {"0": "1Gi", gpu(0).uuid: "2Gi", "1": "3Gi"}},
     )
 
-    found = sharings(*(allocation(f"gpu-{n}") for n in range(3)), sharing=limits)
+    shares = sharings(*(allocation(f"gpu-{n}") for n in range(3)), sharing=limits)
 
-    assert [one.memory_bytes // GIB for one in found] == [2, 3, 4]
+    assert [share.memory_bytes // GIB for share in shares] == [2, 3, 4]
 
 
 def test_indexes_count_the_gpus_that_the_configuration_is_for():
-    left = config("GpuConfig", "a", "look", sharing=mps(**{PER_DEVICE: {"0": "1Gi"}}))
-    right = config("GpuConfig", "b", sharing=mps(**{PER_DEVICE: {"0": "2Gi", "1": "3Gi"}}))
+    of_a = config("GpuConfig", "a", "look", sharing=mps(**{PER_DEVICE: {"0": "1Gi"}}))
+    of_b = config("GpuConfig", "b", sharing=mps(**{PER_DEVICE: {"0": "2Gi", "1": "3Gi"}}))
     looks_on = allocation("gpu-0", "look", admin=True)
     requests = [("gpu-1", "a"), ("gpu-2", "b"), ("gpu-3", "b")]
 
-    found = sharings(
-        looks_on, *(allocation(*one) for one in requests), configs=(left, replace(right, path="b"))
+    shares = sharings(
+        looks_on,
+        *(allocation(*request) for request in requests),
+        configs=(of_a, replace(of_b, path="b")),
     )
 
-    assert [one.memory_bytes // GIB for one in found[1:]] == [1, 2, 3]
+    assert [share.memory_bytes // GIB for share in shares[1:]] == [1, 2, 3]
 
 
 def test_a_key_that_cannot_be_printed_or_is_long_is_shown_such_that_it_harms_no_log():
     key = "\n\x1b[2J" + 5000 * "x"
     for limit in ("1Gi", "1"):
-        said = refusal(allocation("gpu-0"), sharing=mps(**{PER_DEVICE: {key: limit}}))
+        message = refusal(allocation("gpu-0"), sharing=mps(**{PER_DEVICE: {key: limit}}))
 
-        assert said.isprintable()
-        assert f"{PER_DEVICE}[\\n\\x1b[2Jxxx" in said
-        assert "x…]: " in said
+        assert message.isprintable()
+        assert f"{PER_DEVICE}[\\n\\x1b[2Jxxx" in message
+        assert "x…]: " in message
 
 
 @pytest.mark.parametrize("key", ["2", "GPU-of-another-node", "-1", "00"])
 def test_a_limit_for_a_gpu_that_is_not_of_the_claim_is_refused_and_those_that_are_are_named(key):
-    said = refusal(
+    message = refusal(
         allocation("gpu-0"),
         allocation("gpu-1"),
         sharing=mps(**{PER_DEVICE: {key: "1Gi", "0": "1Gi"}}),
     )
 
-    assert said == (
+    assert message == (
         f"claim default/claim: {PATH}.{PER_DEVICE}[{key}]: is no GPU of the claim; write an index "
         f"or UUID: 0 ({gpu(0).uuid}), 1 ({gpu(1).uuid})"
     )
@@ -199,20 +202,20 @@ def test_memory_below_that_of_a_cuda_context_is_refused_wherever_it_stands(size)
 
 @pytest.mark.parametrize("percent", [-1, 101, 50.5])
 def test_a_percentage_that_is_none_is_refused_with_its_field(percent):
-    said = refusal(allocation(), sharing=mps(defaultActiveThreadPercentage=percent))
+    message = refusal(allocation(), sharing=mps(defaultActiveThreadPercentage=percent))
 
-    assert f"{PATH}.defaultActiveThreadPercentage: " in said
+    assert f"{PATH}.defaultActiveThreadPercentage: " in message
 
 
 def test_all_that_is_wrong_is_said_at_once_and_once():
     limits = mps(**{PER_DEVICE: {"9": "1Gi"}}, defaultPinnedDeviceMemoryLimit="1Mi")
     both = (allocation("gpu-0"), allocation("gpu-1"))
 
-    said = refusal(*both, sharing=limits, at=offer(strategies=ONLY_TURNS))
+    message = refusal(*both, sharing=limits, at=offer(strategies=ONLY_TURNS))
 
-    assert said.count(f"{PATH}.{PER_DEVICE}[9]") == 1
-    assert said.count("less than a CUDA context") == 1
-    assert said.count("fromclaim.sharing.strategy: on this node gpu-") == 2
+    assert message.count(f"{PATH}.{PER_DEVICE}[9]") == 1
+    assert message.count("less than a CUDA context") == 1
+    assert message.count("fromclaim.sharing.strategy: on this node gpu-") == 2
 
 
 def test_mps_on_a_board_before_volta_is_refused_with_the_board():
@@ -354,14 +357,14 @@ def test_of_what_was_granted_and_what_is_written_the_smaller_counts(
 
     (grant,) = grants(fraction(f"{memory}Mi", cores=str(cores)), sharing=limits)
 
-    found: Any = grant.sharing
-    assert 1 <= found.percent <= ALL_CORES
-    assert found.percent == min(cores or ALL_CORES, said_percent or ALL_CORES)
-    said = own or said_memory
-    bounds = [quantity.rounded_up(said)] if said else []
+    limits_of_grant: Any = grant.sharing
+    assert 1 <= limits_of_grant.percent <= ALL_CORES
+    assert limits_of_grant.percent == min(cores or ALL_CORES, said_percent or ALL_CORES)
+    written = own or said_memory
+    bounds = [quantity.rounded_up(written)] if written else []
     bounds += [] if grant.amount.whole else [memory * MIB]
     if bounds:
-        assert found.memory_bytes % MIB == 0
-        assert min(bounds) - MIB < found.memory_bytes <= min(bounds)
+        assert limits_of_grant.memory_bytes % MIB == 0
+        assert min(bounds) - MIB < limits_of_grant.memory_bytes <= min(bounds)
     else:
-        assert found.memory_bytes is None
+        assert limits_of_grant.memory_bytes is None

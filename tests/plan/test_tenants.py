@@ -55,10 +55,10 @@ def claims(draw):
 @given(claims(), st.sampled_from(OFFERS))
 def test_no_refusal_tells_a_tenant_of_another_namespaces_claim(asked, at):
     held: list[ClaimRecord] = []
-    for one in asked:
-        (other,) = set(NAMESPACES) - {one.ref.namespace}
+    for claim in asked:
+        (other,) = set(NAMESPACES) - {claim.ref.namespace}
         try:
-            held.append(plan_claim(one, at, held, POOL).record)
+            held.append(plan_claim(claim, at, held, POOL).record)
         except DriverError as refused:
             assert other not in refused.public
             if isinstance(refused, DeviceHeldByClaim):

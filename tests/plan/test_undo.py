@@ -56,8 +56,8 @@ def by_mps(name, *allocations, others=(), **rules):
     """Its record, on GPUs that were in compute mode PROHIBITED before anybody came."""
     asked = Claim(ref(name), allocations or (fraction(),), (MPS,), (pod(),))
     record = plan_claim(asked, offer(**rules), others, POOL, NOBODY).record
-    found = {mode: ComputeMode.PROHIBITED for mode in settings_to_read(record.steps, others)}
-    return replace(record, steps=with_previous_values(record.steps, found))
+    previous = {mode: ComputeMode.PROHIBITED for mode in settings_to_read(record.steps, others)}
+    return replace(record, steps=with_previous_values(record.steps, previous))
 
 
 def namespace_of(record):

@@ -52,8 +52,8 @@ class World(Preparing):
     def left(self):
         """What is left of claims."""
         places = ("claims", "cdi", "plugin")
-        files = [one for place in places for one in (self.directory / place).rglob("*")]
-        return [one.name for one in files if one.is_file()]
+        files = [file for place in places for file in (self.directory / place).rglob("*")]
+        return [file.name for file in files if file.is_file()]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_afte
     world.node.undo_fails = True
     with pytest.raises(NodeError):
         world.preparer.unprepare(ref())
-    assert [one.completed for one in world.ledger.records()] == [False]
+    assert [record.completed for record in world.ledger.records()] == [False]
     world.node.undo_fails = False
 
     world.restart().restore_files()
@@ -138,19 +138,19 @@ def test_a_disk_that_is_read_only_is_said_and_all_goes_on_once_it_is_not(world, 
 
 
 def test_two_processes_on_a_full_disk_know_what_the_other_one_did(world, disk):
-    one, other = world, World(disk.path)
-    other.api, other.node = one.api, one.node
-    other.restart()
-    one.preparer.prepare(one.put())
-    other.preparer.prepare(ref())
+    first, second = world, World(disk.path)
+    second.api, second.node = first.api, first.node
+    second.restart()
+    first.preparer.prepare(first.put())
+    second.preparer.prepare(ref())
     disk.fill()
-    one.preparer.prepare(ref())
+    first.preparer.prepare(ref())
 
-    other.preparer.unprepare(ref())
+    second.preparer.unprepare(ref())
 
     with pytest.raises(NodeError, match="No space left"):
-        one.preparer.prepare(ref())
-    assert one.ledger.records() == ()
+        first.preparer.prepare(ref())
+    assert first.ledger.records() == ()
 
 
 def still_prepared(world, first):
@@ -158,13 +158,13 @@ def still_prepared(world, first):
     assert world.node.undone == []
     assert world.interval == TimeSliceInterval.LONG
     assert world.preparer.prepare(ref()) == first
-    assert [one.completed for one in world.ledger.records()] == [True]
+    assert [record.completed for record in world.ledger.records()] == [True]
     assert len(world.left) == 3, world.left
 
 
-def lost(world, what):
+def lost(world, pattern):
     """One of the three files of a claim."""
-    (path,) = [one for one in world.directory.rglob(what) if one.is_file()]
+    (path,) = [file for file in world.directory.rglob(pattern) if file.is_file()]
     path.unlink()
 
 

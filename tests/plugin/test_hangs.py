@@ -81,13 +81,13 @@ class Hangs:
         """Whoever reads it waits for ever; what says whether somebody does."""
         path.unlink(missing_ok=True)
         os.mkfifo(path)
-        found: list[int] = []
+        writers: list[int] = []
 
         def is_read() -> bool:
             with suppress(OSError):  # nobody reads it yet
-                found.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-                self._stack.callback(os.close, found[0])
-            return bool(found)
+                writers.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                self._stack.callback(os.close, writers[0])
+            return bool(writers)
 
         return is_read
 
@@ -98,7 +98,7 @@ class Hangs:
         return lambda: len(self._pids()) > before
 
     def _pids(self) -> Sequence[int]:
-        return [int(one.name) for one in self._programs.iterdir()]
+        return [int(entry.name) for entry in self._programs.iterdir()]
 
     def _end_programs(self) -> None:
         for pid in self._pids():
@@ -225,8 +225,8 @@ def test_a_directory_that_was_made_anew_on_the_host_is_neither_live_nor_ready(
         (home / "cdi").mkdir()
 
         for path in ("/livez", "/readyz"):
-            status, said = get(port, path)
+            status, body = get(port, path)
             assert status == 503
-            assert f"[-] directories: /proc/{os.getpid()}/fd/{held} was removed on the host" in said
+            assert f"[-] directories: /proc/{os.getpid()}/fd/{held} was removed on the host" in body
     finally:
         os.close(held)

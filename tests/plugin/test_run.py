@@ -54,8 +54,8 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
 
     def state() -> str | None:
         (node,) = server.objects("nodes")
-        found: str | None = node["metadata"]["labels"].get("nvidia.com/mig.config.state")
-        return found
+        progress: str | None = node["metadata"]["labels"].get("nvidia.com/mig.config.state")
+        return progress
 
     def partitions() -> list[str]:
         devices = [
@@ -81,7 +81,7 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
     label("all-sevens")
     assert server.wait(lambda: state() == "failed")
     assert server.wait(lambda: len(told(server)) == 3)
-    assert [one.partition(": there is no")[0] for one in told(server)] == [
+    assert [event.partition(": there is no")[0] for event in told(server)] == [
         "MIGLayoutApplied: partitioned as layout 'all-3g.20gb' says: gpu-0",
         "MIGLayoutApplied: partitioned as layout 'all-7g.40gb' says: gpu-0",
         "MIGLayoutFailed: the layout of this node cannot be used",
@@ -91,9 +91,9 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
 def told(server: ApiServer) -> list[str]:
     """What the Node was told, good news first; each once."""
     (node,) = server.objects("nodes")
-    found = server.objects("events")
-    assert {one["involvedObject"]["uid"] for one in found} <= {node["metadata"]["uid"]}
-    return sorted(f"{one['reason']}: {one['message']}" for one in found)
+    events = server.objects("events")
+    assert {event["involvedObject"]["uid"] for event in events} <= {node["metadata"]["uid"]}
+    return sorted(f"{event['reason']}: {event['message']}" for event in events)
 
 
 def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
@@ -217,15 +217,15 @@ def _goes_on(server: ApiServer, start: Callable[..., Process], home: Path) -> No
 
 def _offered(server: ApiServer) -> list[str]:
     slices = server.objects("resourceslices")
-    return [device["name"] for one in slices for device in one["spec"].get("devices", ())]
+    return [device["name"] for slice_ in slices for device in slice_["spec"].get("devices", ())]
 
 
 def _hang(smi: Path, home: Path) -> None:
     """It outlives being killed, as one that is stuck in the kernel does: what it has started has
     left its group, and holds what it was given."""
-    first, _, rest = smi.read_text().partition("\n")
+    first, _, program = smi.read_text().partition("\n")
     stuck = f"setsid sh -c 'echo $$ > {home}/new; mv {home}/new {home}/holder; exec sleep 600'"
-    smi.write_text(f"{first}\n{stuck} > /dev/null 2>&1 &\nexec sleep 600\n{rest}")
+    smi.write_text(f"{first}\n{stuck} > /dev/null 2>&1 &\nexec sleep 600\n{program}")
 
 
 @pytest.mark.point(62)
@@ -262,5 +262,5 @@ def test_a_setting_that_is_wrong_is_one_line_and_exit_code_2(
 
     assert process.wait(SECONDS) == 2
     assert process.stderr is not None
-    said = process.stderr.read().decode().strip()
-    assert said.startswith("dra-driver: no simulated node 'h100x9' (did you mean h100x8?)")
+    output = process.stderr.read().decode().strip()
+    assert output.startswith("dra-driver: no simulated node 'h100x9' (did you mean h100x8?)")

@@ -164,10 +164,10 @@ def test_every_device_says_by_which_strategies_it_can_be_shared(strategies, time
 
     devices = published_devices(Offer(tuple(Device(gpu(0), shape, rules) for shape in shapes)))
 
-    said = {
+    published = {
         (d["attributes"]["timeSlicing"]["bool"], d["attributes"]["mps"]["bool"]) for d in devices
     }
-    assert said == {(time_slicing, mps)}
+    assert published == {(time_slicing, mps)}
 
 
 def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():

@@ -38,8 +38,8 @@ class World:
     def of(self, pods):
         if self.hidden:
             raise self.hidden
-        wanted = set(pods)
-        return tuple(one for one in self.cgroups if one.pod in wanted)
+        uids = set(pods)
+        return tuple(cgroup for cgroup in self.cgroups if cgroup.pod in uids)
 
     def lives(self, pid):
         return pid not in self.ended
@@ -52,7 +52,7 @@ class World:
         return [GpuProcess(pid, None) for pid in self.computing]
 
     def neighbours(self, uid, gpus):
-        return [one for one in self.records if one.claim.uid != uid]
+        return [record for record in self.records if record.claim.uid != uid]
 
     def put(self, *pids, claims=(), of=WEB):
         given = None if claims is None else frozenset(claim.uid for claim in claims)

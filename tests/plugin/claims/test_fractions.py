@@ -73,7 +73,7 @@ def pods():
     claims = "abcdef"
     requests = ("r0", "r1", "r2")
     return (
-        pod_spec("p", *(container(f"c-{one}", (one, "")) for one in claims)),
+        pod_spec("p", *(container(f"c-{claim}", (claim, "")) for claim in claims)),
         pod_spec("q", *(container(f"c-{a}-{b}", (a, b)) for a in claims for b in requests)),
         pod_spec("r", container("c", *((a, "") for a in claims[1:])), container("d", ("a", "r0"))),
     )
@@ -129,10 +129,11 @@ class World:
         self.directory = Path(directory)
         self.node = FakeNode(inventory(2))
         self.node.intervals = {
-            gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND, strict=True)
+            gpu.uuid: previous for gpu, previous in zip(self.node.now.gpus, FOUND, strict=True)
         }
         self.node.modes = {
-            gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND_MODES, strict=True)
+            gpu.uuid: previous
+            for gpu, previous in zip(self.node.now.gpus, FOUND_MODES, strict=True)
         }
         self.pods = FakePods(pods())
         self.users = FakeUsers()
@@ -142,8 +143,8 @@ class World:
         self.claims = {}
         self.restart()
 
-    def read(self, wanted):
-        return self.claims[wanted.name]
+    def read(self, claim):
+        return self.claims[claim.name]
 
     def restart(self):
         self.fuse.left = None
@@ -153,25 +154,25 @@ class World:
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        its = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
-        tools = PrepareDependencies(*its, users=self.users)
+        dependencies = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
+        tools = PrepareDependencies(*dependencies, users=self.users)
         self.preparer = Preparer(
             DriverIdentity("gpu.nvidia.com", POOL), tools, CallTimeouts(all=5, hand_over=0)
         )
         self.preparer.recover()
         self.settle()
 
-    def prepare(self, wanted, after=None):
+    def prepare(self, claim, after=None):
         """Whether it was prepared; *after* so many effects the process is killed."""
-        self.claims[wanted.ref.name] = wanted
-        return self._until_killed(lambda: self.preparer.prepare(wanted.ref), after)
+        self.claims[claim.ref.name] = claim
+        return self._until_killed(lambda: self.preparer.prepare(claim.ref), after)
 
     def unprepare(self, name, after=None):
         return self._until_killed(lambda: self.preparer.unprepare(ref(name)), after)
 
-    def join(self, wanted, after=None):
-        self.claims[wanted.ref.name] = wanted
-        done = self._until_killed(lambda: self.preparer.prepared_claims.note_pods(wanted), after)
+    def join(self, claim, after=None):
+        self.claims[claim.ref.name] = claim
+        done = self._until_killed(lambda: self.preparer.prepared_claims.note_pods(claim), after)
         self.settle()
         return done
 
@@ -181,11 +182,11 @@ class World:
 
     def look_after_namespaces(self):
         """What is done about an agent again and again: what it should not have, what it lacks."""
-        wanted = self.namespaces()
+        expected = self.namespaces()
         for namespace in tuple(self.node.namespaces.values()):
-            if wanted.get(namespace.name) != namespace:
+            if expected.get(namespace.name) != namespace:
                 self.preparer.prepared_claims.end_unknown(namespace)
-        for namespace in wanted.values():
+        for namespace in expected.values():
             if namespace.name not in self.node.namespaces:
                 self.preparer.prepared_claims.serve_again(namespace.claim)
 
@@ -357,20 +358,20 @@ class AnyOrder(RuleBasedStateMachine):
         asked = {}
         uuids = {gpu.name: gpu.uuid for gpu in inventory(2).gpus}
         for claim in (self.world.claims[record.claim.name] for record in self.records()):
-            for each in (one for one in claim.allocations if not one.admin):
-                its = [one for one in claim.configs if one.concerns(each.request)]
-                sharing = its[-1].parameters["sharing"] if its else {}
+            for device in (result for result in claim.allocations if not result.admin):
+                configs = [config for config in claim.configs if config.concerns(device.request)]
+                sharing = configs[-1].parameters["sharing"] if configs else {}
                 if interval := sharing.get("timeSlicingConfig", {}).get("interval"):
-                    assert asked.setdefault(uuids[each.device], interval) == interval
-        for (gpu, now), found in zip(self.node().intervals.items(), FOUND, strict=True):
-            assert str(now) == asked.get(gpu, str(found))
+                    assert asked.setdefault(uuids[device.device], interval) == interval
+        for (gpu, now), previous in zip(self.node().intervals.items(), FOUND, strict=True):
+            assert str(now) == asked.get(gpu, str(previous))
 
     @invariant()
     def every_namespace_is_served_and_no_other(self):
         if hasattr(self, "world"):
-            wanted, found = self.world.namespaces(), self.node().namespaces
-            assert wanted.items() <= found.items()
-            assert wanted == found or not self.node().agent
+            expected, served = self.world.namespaces(), self.node().namespaces
+            assert expected.items() <= served.items()
+            assert expected == served or not self.node().agent
 
     @invariant()
     def no_namespace_has_more_than_was_granted(self):
@@ -379,16 +380,16 @@ class AnyOrder(RuleBasedStateMachine):
             namespaces = record.namespaces
             for gpu in {gpu for namespace in namespaces for gpu in namespace.gpus}:
                 held = [h for h in record.holdings if h.gpu == gpu and not h.admin]
-                its = [requested_amount(holding.consumed, holding.shape) for holding in held]
+                amounts = [requested_amount(holding.consumed, holding.shape) for holding in held]
                 here = [namespace for namespace in namespaces if gpu in namespace.gpus]
-                if not any(one.whole for one in its):
+                if not any(amount.whole for amount in amounts):
                     sizes = [
                         namespace.memory_bytes[namespace.gpus.index(gpu)] or TOTAL
                         for namespace in here
                     ]
-                    assert sum(sizes) <= sum(one.memory_bytes for one in its)
-                if all(one.cores for one in its):
-                    cores = sum(one.cores for one in its)
+                    assert sum(sizes) <= sum(amount.memory_bytes for amount in amounts)
+                if all(amount.cores for amount in amounts):
+                    cores = sum(amount.cores for amount in amounts)
                     assert sum(namespace.percent for namespace in here) <= cores
                     reserved[gpu] += cores
         assert all(cores <= 100 for cores in reserved.values())
@@ -396,17 +397,19 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_compute_mode_is_one_servers_alone_or_bars_nobody(self):
         changed = {step.gpu for step in self.steps(SetComputeMode)}
-        for (gpu, now), found in zip(self.node().modes.items(), FOUND_MODES, strict=True):
+        for (gpu, now), previous in zip(self.node().modes.items(), FOUND_MODES, strict=True):
             if gpu not in changed:
-                assert now == found
+                assert now == previous
             elif now is not ComputeMode.DEFAULT:
                 assert now is ComputeMode.EXCLUSIVE_PROCESS
                 self.assert_nobody_is_barred(gpu)
 
     def assert_nobody_is_barred(self, gpu):
         here = [r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)]
-        its = [[namespace.gpus for namespace in record.namespaces] for record in here]
-        servers = [{gpus for gpus in one if gpu in gpus} for one in its]
+        gpus_by_record = [[namespace.gpus for namespace in record.namespaces] for record in here]
+        servers = [
+            {gpus for gpus in gpus_of_record if gpu in gpus} for gpus_of_record in gpus_by_record
+        ]
         assert all(servers), "nobody who takes turns is barred"
         assert len(set().union(*servers)) == 1, "no second server is barred"
 

@@ -57,13 +57,13 @@ class Api:
         self.claims[claim.ref] = claim
         return claim.ref
 
-    def read(self, wanted):
+    def read(self, claim):
         self.reads += 1
         if self.down:
             raise Unreachable("the API server does not answer")
-        if wanted not in self.claims:
-            raise ClaimError(f"claim {wanted} does not exist")
-        return self.claims[wanted]
+        if claim not in self.claims:
+            raise ClaimError(f"claim {claim} does not exist")
+        return self.claims[claim]
 
 
 class World:
@@ -90,8 +90,8 @@ class World:
 
     def tools(self, turn):
         offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        its = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
-        return PrepareDependencies(*its, users=self.users)
+        dependencies = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
+        return PrepareDependencies(*dependencies, users=self.users)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
@@ -186,8 +186,12 @@ def test_the_file_that_a_container_can_read_of_its_device_is_there(world):
     (mount,) = device["containerEdits"]["mounts"]
     assert mount["containerPath"].endswith("/resourceclaims/claim/gpu/gpu.nvidia.com-metadata.json")
     first, _ = Path(mount["hostPath"]).read_text().splitlines()
-    (told,) = json.loads(first)["requests"][0]["devices"]
-    assert (told["driver"], told["pool"], told["name"]) == ("gpu.nvidia.com", POOL, "gpu-1")
+    (described,) = json.loads(first)["requests"][0]["devices"]
+    assert (described["driver"], described["pool"], described["name"]) == (
+        "gpu.nvidia.com",
+        POOL,
+        "gpu-1",
+    )
 
 
 def test_device_metadata_that_somebody_removed_is_made_anew_with_the_claim(world):
@@ -517,7 +521,7 @@ class DyingMetadata(MetadataFiles):
     """Dies while it writes: the file is there, and half of its text."""
 
     def write(self, documents):
-        super().write([replace(one, text=one.text[:9]) for one in documents])
+        super().write([replace(document, text=document.text[:9]) for document in documents])
         raise Killed
 
 

@@ -38,8 +38,8 @@ class Api:
     def find_by_uid(self, uid):
         if self.down:
             raise Unreachable("no answer")
-        found = next((claim for claim in self.existing if claim.uid == uid), None)
-        return Claim(found, (self.allocations.get(uid) or allocation(),)) if found else None
+        claim_ref = next((claim for claim in self.existing if claim.uid == uid), None)
+        return Claim(claim_ref, (self.allocations.get(uid) or allocation(),)) if claim_ref else None
 
 
 class Preparer:
@@ -81,7 +81,7 @@ def ledger(tmp_path):
 
 
 def names(ledger):
-    return [found.claim.name for found in ledger.records()]
+    return [record.claim.name for record in ledger.records()]
 
 
 def test_a_claim_that_exists_is_left_alone(ledger):

@@ -29,7 +29,10 @@ class World:
     """A node on which claims are recorded until they could be given back."""
 
     def __init__(self) -> None:
-        self.records = {one.claim.uid: one for one in (record(A, WEB, DB), record(B, WEB))}
+        self.records = {
+            claim_record.claim.uid: claim_record
+            for claim_record in (record(A, WEB, DB), record(B, WEB))
+        }
         self.fails: dict[ClaimUid, Exception] = {}
         self.events: list[Event] = []
         self.in_use: list[ClaimRef] = []
@@ -87,9 +90,9 @@ def test_every_pod_of_the_claim_is_told_what_holds_it(world):
 def test_a_pod_is_told_once_for_each_change_of_the_words(world):
     other = HELD.replace("sleep (27191)", "dcgm (7)")
 
-    told = [bool(world.stuck(A, why)) for why in (HELD, HELD, other, other, HELD)]
+    reported = [bool(world.stuck(A, why)) for why in (HELD, HELD, other, other, HELD)]
 
-    assert told == [True, False, True, False, True]
+    assert reported == [True, False, True, False, True]
 
 
 def test_each_claim_is_told_of_for_itself(world):
@@ -149,7 +152,7 @@ def test_of_a_claim_that_a_process_still_uses_the_node_is_told_too_since_the_pod
             world.claims.unprepare(A)
 
     message = f"claim {A} cannot be given back yet: {RUNS}"
-    assert [one.regarding.name for one in world.events] == ["web", "db", "node-a"]
+    assert [event.regarding.name for event in world.events] == ["web", "db", "node-a"]
     assert world.events[-1] == Event(NODE, "ClaimNotGivenBack", str(A), message)
     assert world.in_use == [A, A], "its end is waited for"
 
@@ -164,7 +167,7 @@ def test_a_claim_that_the_reconciler_cannot_take_back_is_told_of_in_the_same_way
     with pytest.raises(ClaimInUse):
         world.claims.take_back_if(A, lambda: True)
 
-    assert [one.regarding.name for one in world.events] == ["web", "db", "node-a"]
+    assert [event.regarding.name for event in world.events] == ["web", "db", "node-a"]
     assert world.in_use == [A]
     world.fails.clear()
     assert world.claims.take_back_if(A, lambda: True)

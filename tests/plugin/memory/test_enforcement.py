@@ -41,12 +41,12 @@ class World:
         self.reads = threading.Semaphore(0)
         self.noted = threading.Event()
 
-    def read(self, wanted):
-        return Claim(wanted, (fraction(),), pods=tuple(self.pods))
+    def read(self, claim):
+        return Claim(claim, (fraction(),), pods=tuple(self.pods))
 
-    def read_cached(self, wanted):
+    def read_cached(self, claim):
         self.reads.release()
-        return self.read(wanted)
+        return self.read(claim)
 
     def is_newest(self):
         return True

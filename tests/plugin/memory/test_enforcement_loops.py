@@ -46,7 +46,7 @@ class Plugin:
         """Until each of *expected* happened so often."""
 
         def happened():
-            return all(self.done.count(one) >= times for one in expected)
+            return all(self.done.count(name) >= times for name in expected)
 
         with self._changed:
             return self._changed.wait_for(happened, SECONDS)
@@ -71,8 +71,8 @@ class Plugin:
     def runtime_directories(self):
         return ("/run/containerd",)
 
-    def read(self, wanted):
-        return Claim(wanted, (fraction(),), pods=(Pod("later", PodUid("uid-later")),))
+    def read(self, claim):
+        return Claim(claim, (fraction(),), pods=(Pod("later", PodUid("uid-later")),))
 
     read_cached = read
 

@@ -113,9 +113,11 @@ class World:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         self.proc.put(child.pid, pod.uid, container_id(container), version)
-        its = ("default", pod.name, str(pod.uid))
+        pod_identity = ("default", pod.name, str(pod.uid))
         given = self.given.get((pod, container), ())
-        bundles.containerd(self.host_root, container_id(container), container, given, pod=its)
+        bundles.containerd(
+            self.host_root, container_id(container), container, given, pod=pod_identity
+        )
         self.children[child.pid] = child
         if stubborn:
             self.stubborn.add(child.pid)
@@ -124,7 +126,10 @@ class World:
 
     def set(self, child, gib):
         """What *child* uses of the GPU from now on. NVML lists nobody who is gone."""
-        listed = {one["pid"]: one for one in self.node.document["gpus"][0].get("processes", ())}
+        listed = {
+            process["pid"]: process
+            for process in self.node.document["gpus"][0].get("processes", ())
+        }
         used = None if gib is None else int(gib * GIB)
         listed[child.pid] = {"pid": child.pid, "memory_bytes": used}
         self.node.change(gpu=0, processes=list(listed.values()))
@@ -228,8 +233,8 @@ def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
     world.look(after=10)
 
     assert [pid for pid, _ in world.signals] == [children[2].pid]
-    told = {(event.regarding.name, event.reason) for event in world.events}
-    assert told == {
+    events = {(event.regarding.name, event.reason) for event in world.events}
+    assert events == {
         ("web", "GPUMemoryAboveShare"),
         ("db", "GPUMemoryAboveShare"),
         ("db", "GPUMemoryProcessEnded"),
@@ -334,8 +339,8 @@ def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world):
     assert [pid for pid, _ in world.signals] == [joined.pid]
     assert alive(recorded) == [True]
     about_joined = PodRef("default", "db", DB.uid)
-    told = {event.reason for event in world.events if event.regarding == about_joined}
-    assert told == {"GPUMemoryAboveShare", "GPUMemoryProcessEnded"}
+    reasons = {event.reason for event in world.events if event.regarding == about_joined}
+    assert reasons == {"GPUMemoryAboveShare", "GPUMemoryProcessEnded"}
 
 
 def test_the_members_of_a_claim_that_is_recorded_for_no_pod_are_guarded(world):
@@ -355,8 +360,8 @@ def test_the_members_of_a_claim_that_is_recorded_for_no_pod_are_guarded(world):
 def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
     world.claim(A, WEB)
     world.start(DB, "store", 50)
-    id_, its = container_id("store"), ("other", "db", str(DB.uid))
-    bundles.containerd(world.host_root, id_, "store", [A.uid], pod=its)
+    id_, pod_identity = container_id("store"), ("other", "db", str(DB.uid))
+    bundles.containerd(world.host_root, id_, "store", [A.uid], pod=pod_identity)
 
     world.look()
     world.look(after=10)
@@ -389,7 +394,7 @@ def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
         f"claim default/a uses 12.50 GiB of {GPU}, but has a share of 10.00 GiB"
     )
     assert world.signals == []
-    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [
+    assert [entry.message for entry in caplog.records if entry.levelname == "WARNING"] == [
         "a claim uses more GPU memory than its share"
     ]
     assert caplog.records[-1].claim == "default/a"
@@ -442,7 +447,7 @@ def test_an_instance_that_does_not_answer_leaves_the_guard_blind_for_it_alone(wo
 
     assert world.signals == [(above.pid, signal.SIGTERM)]
     assert world.metric("memory_guard_unreadable_gpus") == 1.0
-    assert [one.gpu for one in caplog.records if "not guarded" in one.message] == ["MIG-9"]
+    assert [entry.gpu for entry in caplog.records if "not guarded" in entry.message] == ["MIG-9"]
 
 
 def test_whoever_is_ended_is_told_why(world):

@@ -87,7 +87,7 @@ def test_a_pod_that_goes_uses_nothing_any_more_and_one_of_its_name_is_another():
 
     world.api.pods["default", "q"] = replace(pod_spec("q"), uid=pod("new").uid)
     world.list = (listed("q", "a"),)
-    assert [one.uid for one in world.look()[0].pods] == ["uid-new"]
+    assert [user.uid for user in world.look()[0].pods] == ["uid-new"]
 
 
 def test_a_pod_that_cannot_be_read_is_read_at_the_next_look():

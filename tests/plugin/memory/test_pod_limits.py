@@ -46,15 +46,15 @@ class World:
         self.limits = PodLimits(lambda: self.records, me, me, me)
         self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
 
-    def read_cached(self, wanted):
-        self.asked.append(wanted.name)
+    def read_cached(self, claim):
+        self.asked.append(claim.name)
         if self.away:
             raise Unreachable("no answer")
-        return Claim(wanted, (fraction(),), pods=self.in_memory)
+        return Claim(claim, (fraction(),), pods=self.in_memory)
 
-    def read(self, wanted):
-        self.asked_live.append(wanted.name)
-        return Claim(wanted, (fraction(),), pods=self.reserved)
+    def read(self, claim):
+        self.asked_live.append(claim.name)
+        return Claim(claim, (fraction(),), pods=self.reserved)
 
     def note_pods(self, claim):
         if self.refused:
@@ -179,8 +179,8 @@ def test_an_api_server_that_is_away_does_not_keep_limits_from_being_looked_after
 
     assert world.noted == []
     assert world.settled
-    said = [(one.levelname, one.message) for one in caplog.records]
-    assert said == [("INFO", "which pods use a claim is not known now")]
+    messages = [(entry.levelname, entry.message) for entry in caplog.records]
+    assert messages == [("INFO", "which pods use a claim is not known now")]
 
 
 def test_a_limit_that_fails_for_a_later_pod_is_a_warning_of_its_own(caplog):
@@ -190,7 +190,7 @@ def test_a_limit_that_fails_for_a_later_pod_is_a_warning_of_its_own(caplog):
     world.look()
 
     assert world.asked == ["shared", "other"]
-    assert [one.levelname for one in caplog.records] == ["WARNING", "WARNING"]
+    assert [entry.levelname for entry in caplog.records] == ["WARNING", "WARNING"]
     assert "limits do not hold for the pods that use a claim now: its driver" in caplog.text
 
 

@@ -38,8 +38,8 @@ class Api:
     def __init__(self):
         self.claims = {}
 
-    def read(self, wanted):
-        return self.claims[wanted]
+    def read(self, claim):
+        return self.claims[claim]
 
 
 class FixedOffers:
@@ -82,9 +82,9 @@ class World:
     def prepare(self, *devices, name="claim", **fields):
         return self.prepare_claim(claim(*devices, name=name, **fields))
 
-    def prepare_claim(self, wanted):
-        self.api.claims[wanted.ref] = wanted
-        return self.preparer.prepare(wanted.ref)
+    def prepare_claim(self, claim):
+        self.api.claims[claim.ref] = claim
+        return self.preparer.prepare(claim.ref)
 
     def spec(self, name="claim"):
         path = self.directory / "cdi" / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
@@ -124,7 +124,7 @@ def test_a_prepared_claim_has_its_instance_and_nothing_of_others(world):
 
     (device,) = world.prepare(FIRST)
 
-    (edits,) = [one["containerEdits"] for one in world.spec()["devices"]]
+    (edits,) = [entry["containerEdits"] for entry in world.spec()["devices"]]
     assert device.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-{FIRST}",)
     assert [node["path"] for node in edits["deviceNodes"]] == [
         "/dev/nvidia0",
@@ -137,7 +137,7 @@ def test_a_prepared_claim_has_its_instance_and_nothing_of_others(world):
 def test_two_partitions_of_one_gpu_are_told_apart_in_one_container(world):
     world.prepare(FIRST, SECOND)
 
-    env = [line for one in world.spec()["devices"] for line in one["containerEdits"]["env"]]
+    env = [line for device in world.spec()["devices"] for line in device["containerEdits"]["env"]]
     uuids = [line for line in env if "_UUID=" in line]
     assert sorted(uuids) == [
         f"GPU_DEVICE_0_MIG_1G10GB_19_0_UUID={UUID}",
@@ -158,7 +158,7 @@ def test_a_monitor_may_look_at_instances_and_at_nothing_else_of_them(world):
 
     world.prepare_claim(Claim(ref(), (allocation("gpu-0-mon", admin=True),)))
 
-    (edits,) = [one["containerEdits"] for one in world.spec()["devices"]]
+    (edits,) = [device["containerEdits"] for device in world.spec()["devices"]]
     assert [node["path"] for node in edits["deviceNodes"]] == [
         "/dev/nvidia0",
         "/dev/nvidia-caps/mig-monitor",
@@ -187,9 +187,9 @@ def test_a_whole_gpu_after_its_partitions_finds_the_mode_off(world):
 
 
 def test_a_share_under_mps_is_served_on_the_instance(world):
-    wanted = Claim(ref(), (fraction("10Gi", SIDE),), (MPS,))
+    claim = Claim(ref(), (fraction("10Gi", SIDE),), (MPS,))
 
-    world.prepare_claim(wanted)
+    world.prepare_claim(claim)
 
     (namespace,) = world.node.namespaces.values()
     assert namespace.gpus == (name_of(GPU, partition(THREE, 0).key),)

@@ -123,10 +123,10 @@ def test_a_broken_file_that_seems_to_have_a_layout_spoils_no_other(tmp_path, cap
         assert layouts.named("few", GPUS).name == "few"
         for other in ("all-disabled", "all-1g.10gb"):
             assert layouts.named(other, GPUS) == LayoutCatalog(None).named(other, GPUS)
-        (told,) = caplog.records
-        assert told.getMessage() == "no layout of a file can be read"
-        assert told.reason.startswith(str(bad))
-        assert words in told.reason
+        (warning,) = caplog.records
+        assert warning.getMessage() == "no layout of a file can be read"
+        assert warning.reason.startswith(str(bad))
+        assert words in warning.reason
         caplog.clear()
 
 

@@ -172,8 +172,8 @@ def events(client):
 
 def written(server):
     return [
-        (one["involvedObject"], one["type"], one["reason"], one["message"])
-        for one in server.objects("events")
+        (event["involvedObject"], event["type"], event["reason"], event["message"])
+        for event in server.objects("events")
     ]
 
 

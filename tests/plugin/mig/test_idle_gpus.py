@@ -22,16 +22,16 @@ def boards():
 def scene(boards, tmp_path):
     """A layout cuts the first one, and then the second is switched for claims."""
     first, _ = boards
-    found = Scene(Boards(*boards), tmp_path)
-    found.layout("l", g1_5gb=2)
+    idle_scene = Scene(Boards(*boards), tmp_path)
+    idle_scene.layout("l", g1_5gb=2)
     cut, switched = MigRules(layout="l"), MigRules(dynamic=True)
     of_first = ProfileEntry(
         GpuSelector(uuids=frozenset({first.uuid})), Rules(mig=cut), "spec.gpus[0]"
     )
-    found.profile = Profile(
+    idle_scene.profile = Profile(
         "p", (of_first, ProfileEntry(GpuSelector(), Rules(mig=switched), "spec.gpus[1]"))
     )
-    return found
+    return idle_scene
 
 
 def while_the_first_is_cut(scene, allocated):

@@ -49,7 +49,7 @@ class Change:
 
 
 def prepare(node: CutNode) -> None:
-    assert [one.device for one in node.prepare(PARTITION)] == [PARTITION]
+    assert [prepared.device for prepared in node.prepare(PARTITION)] == [PARTITION]
 
 
 def unprepare(node: CutNode) -> None:

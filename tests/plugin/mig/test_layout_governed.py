@@ -28,9 +28,9 @@ def board():
 @pytest.fixture
 def scene(board, tmp_path):
     """A label names a layout, where the profile has GPUs cut for claims."""
-    found = Scene(Boards(board), tmp_path, profile=profile(dynamic=True), label="mine")
-    found.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
-    return found
+    labelled = Scene(Boards(board), tmp_path, profile=profile(dynamic=True), label="mine")
+    labelled.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
+    return labelled
 
 
 def offered(scene, held=None):
@@ -211,17 +211,17 @@ def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
 
 
 def test_that_it_is_known_now_is_told():
-    told, governed = [], EffectiveProfile(lambda: DEFAULT_PROFILE)
-    governed.on_change = lambda: told.append(True)
+    changes, governed = [], EffectiveProfile(lambda: DEFAULT_PROFILE)
+    governed.on_change = lambda: changes.append(True)
 
     for _ in range(2):
         governed.set_governed((), frozenset())
-    assert told == [True]
+    assert changes == [True]
     governed.set_governed((), frozenset({Board(HOPPER).uuid}))
-    assert told == [True, True]
+    assert changes == [True, True]
     for on in (False, True):
         governed.set_governed((Board(HOPPER, on=on).gpu,), frozenset({Board(HOPPER).uuid}))
-    assert told == [True, True, True]
+    assert changes == [True, True, True]
 
 
 def test_the_profile_is_the_same_one_as_long_as_nothing_changed(scene):
@@ -245,7 +245,7 @@ def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
 
 
 @pytest.mark.parametrize(
-    ("label", "last", "found"),
+    ("label", "last", "expected"),
     [
         ("", None, False),
         ("", "mine", False),
@@ -255,13 +255,13 @@ def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
         (AWAY, None, True),
     ],
 )
-def test_what_the_label_says_goes_before_what_it_said(label, last, found):
+def test_what_the_label_says_goes_before_what_it_said(label, last, expected):
     def read():
         if isinstance(label, Exception):
             raise label
         return label
 
-    assert is_layout_expected(read, last) is found
+    assert is_layout_expected(read, last) is expected
 
 
 def test_the_last_label_is_not_known_where_the_book_is_not(tmp_path):

@@ -60,10 +60,10 @@ class Stranger:
         self.moments += 1
 
     def can(self):
-        others = [self.board.partition(one) for one in self.board.there]
-        wanted = self.board.partition(self.key)
+        others = [self.board.partition(key) for key in self.board.there]
+        partition = self.board.partition(self.key)
         is_there = self.key in self.board.there
-        return self.board.on and not is_there and fits_on_board(table(HOPPER), others, wanted)
+        return self.board.on and not is_there and fits_on_board(table(HOPPER), others, partition)
 
 
 def scene_of(directory, label="few"):
@@ -254,12 +254,12 @@ def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_pa
     assert board.there == {THREES[0]: False, THREES[1]: True}
     state = scene.state_file.read()
     assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
-    (said,) = (
+    (log_record,) = (
         record
         for record in caplog.records
         if record.message == "a GPU has its partitions of before"
     )
-    assert said.without == str(THREES[0])  # once: it is not tried
+    assert log_record.without == str(THREES[0])  # once: it is not tried
 
 
 def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tmp_path):
@@ -326,4 +326,4 @@ def came(board, when, key, refused=None):
 
 
 def part_of(board, what):
-    return next((one for one in board.there if str(one) in what), None)
+    return next((key for key in board.there if str(key) in what), None)

@@ -63,14 +63,14 @@ class World:
         self.asked += 1
         if self.fails:
             raise self.fails
-        for one in self.there:
-            if one.key == key:
-                return one
+        for candidate in self.there:
+            if candidate.key == key:
+                return candidate
         raise MigInstanceNotFound(f"there is no instance of {key}")
 
     def partitions(self, gpu):
         assert gpu == cut().uuid
-        return (*(one.key for one in self.there), *self.half)
+        return (*(candidate.key for candidate in self.there), *self.half)
 
     def records(self):
         return self.known
@@ -80,7 +80,7 @@ class World:
             raise NodeError("the claim is still being worked on")
         if self.gives_back:
             self.known = ()
-        if any(one.claim.uid == uid and one.completed for one in self.known):
+        if any(record.claim.uid == uid and record.completed for record in self.known):
             after = tuple(act(o) if o.claim.uid == uid else o for o in self.known)
             if self.disk:
                 raise self.disk
@@ -119,12 +119,12 @@ def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, 
 
     assert world.look(3) == [("web", "MIGInstanceGone"), ("db", "MIGInstanceGone")]
     assert world.number == 1
-    assert [(one.levelname, one.message) for one in caplog.records] == [
+    assert [(entry.levelname, entry.message) for entry in caplog.records] == [
         ("ERROR", "the MIG instance of a claim is gone")
     ]
-    said = world.events[0].message
-    assert said.startswith("gpu-0-mig-1g5gb-19-0 (MIG-19-0) is not there any more")
-    assert "Claim default/a has nothing to compute on; delete the pod" in said
+    message = world.events[0].message
+    assert message.startswith("gpu-0-mig-1g5gb-19-0 (MIG-19-0) is not there any more")
+    assert "Claim default/a has nothing to compute on; delete the pod" in message
 
 
 def test_a_claim_under_mps_is_told_what_becomes_of_its_server(world):
@@ -222,7 +222,7 @@ def test_what_is_gone_is_held_and_given_up(world):
     world.there = [OTHER]
     world.look()
 
-    gone, there = (one.holdings[0] for one in world.known)
+    gone, there = (claim_record.holdings[0] for claim_record in world.known)
     assert (gone.instance, gone.cut, there.cut) == (MINE, False, True)
 
 
@@ -273,9 +273,11 @@ def ledger(tmp_path):
 
 
 def open_prepared_claims(ledger, locks):
-    its: Any = Nothing()
+    nothing: Any = Nothing()
     turn = contextlib.nullcontext()
-    tools = PrepareDependencies(its, its, its, its, ledger, its, lambda seconds: turn)
+    tools = PrepareDependencies(
+        nothing, nothing, nothing, nothing, ledger, nothing, lambda seconds: turn
+    )
     return PreparedClaims(tools, locks, CallTimeouts(all=0.05))
 
 
@@ -285,13 +287,13 @@ def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it
     ledger.write(record())
     ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))
 
-    def see(one):
-        seen.append(one)
-        return replace(one, pods=(DB,))
+    def see(current):
+        seen.append(current)
+        return replace(current, pods=(DB,))
 
     for claim in (A, B, ref("unknown")):
         prepared_claims.while_prepared(claim.uid, see)
-    assert [one.claim for one in seen] == [A]
+    assert [current.claim for current in seen] == [A]
     assert ledger.record(A.uid) == replace(record(), pods=(DB,)), "what is answered is recorded"
 
     with locks.claims.hold([A.uid], 1.0), pytest.raises(NodeError, match="worked on"):

@@ -290,8 +290,8 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
     hopper, other = Board(HOPPER), Board(HOPPER, 1)
     scene = Scene(Boards(hopper, other), tmp_path)
     scene.change_profile(dynamic=True)
-    one = MigLayoutEntry(False, gpus=frozenset({hopper.uuid}))
-    scene.layouts["x"] = MigLayout("x", (one,))
+    entry = MigLayoutEntry(False, gpus=frozenset({hopper.uuid}))
+    scene.layouts["x"] = MigLayout("x", (entry,))
 
     outcome = scene.apply("x").outcomes[hopper.uuid]
 
@@ -301,7 +301,7 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
         in outcome.reason
     )
     rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
-    assert [rules[one].mig.dynamic for one in (hopper.uuid, other.uuid)] == [False, True]
+    assert [rules[uuid].mig.dynamic for uuid in (hopper.uuid, other.uuid)] == [False, True]
 
     scene.apply("")
     assert scene.governed.profile() is scene.profile
@@ -459,11 +459,11 @@ def test_a_layout_that_says_nothing_of_any_gpu_has_failed(tmp_path, label):
     assert gpu(0).product_name in state.problem
 
 
-@pytest.mark.parametrize("wanted", [{"label": "all-9g.5gb"}, {"profile": profile(layout="all-9g")}])
-def test_before_a_gpu_can_be_seen_no_layout_is_judged(tmp_path, wanted):
+@pytest.mark.parametrize("layout", [{"label": "all-9g.5gb"}, {"profile": profile(layout="all-9g")}])
+def test_before_a_gpu_can_be_seen_no_layout_is_judged(tmp_path, layout):
     boards = Boards(Board(AMPERE))
     boards.gone = set(boards.boards)  # its driver is starting
-    scene = Scene(boards, tmp_path, **wanted)
+    scene = Scene(boards, tmp_path, **layout)
 
     state = scene.look()
 
@@ -482,8 +482,8 @@ def test_a_node_without_gpus_has_no_state_but_where_its_label_names_a_layout(tmp
 
 
 def test_gpus_that_the_profile_leaves_alone_are_left_alone(scene, board):
-    left = Rules(include=False, mig=MigRules(layout="all-1g.5gb"))
-    scene.profile = Profile("p", (ProfileEntry(GpuSelector(), left, "spec.gpus[0]"),))
+    excluded = Rules(include=False, mig=MigRules(layout="all-1g.5gb"))
+    scene.profile = Profile("p", (ProfileEntry(GpuSelector(), excluded, "spec.gpus[0]"),))
 
     assert scene.apply("all-1g.5gb").outcomes == {}
     assert scene.boards.done == []
@@ -714,11 +714,11 @@ def test_what_came_of_a_layout_is_logged_when_it_changes(scene, caplog):
 
 def failing_once(where):
     """NVML says no there, the first time."""
-    left = [where]
+    failing = [where]
 
     def step(what):
-        if left and what == left[0]:
-            left.clear()
+        if failing and what == failing[0]:
+            failing.clear()
             raise NodeError("GPU-0: NVML says no")
 
     return step

@@ -60,11 +60,11 @@ def steps_of(case, directory):
 
 def at(number, error):
     """Raise *error* at this call; those before it go well."""
-    left = [number]
+    countdown = [number]
 
     def step(what):
-        left[0] -= 1
-        if left[0] == -1:
+        countdown[0] -= 1
+        if countdown[0] == -1:
             raise error
 
     return step
@@ -164,13 +164,13 @@ def test_killed_at_any_call_of_putting_back_the_next_process_goes_on(case, tmp_p
 
 def failing_then_killed(number):
     """NVML says no at this call, and the first call of putting back is the last of the process."""
-    left = [number]
+    countdown = [number]
 
     def step(what):
-        left[0] -= 1
-        if left[0] == -1:
+        countdown[0] -= 1
+        if countdown[0] == -1:
             raise NodeError("NVML says no")
-        if left[0] == -2:
+        if countdown[0] == -2:
             raise Killed
 
     return step

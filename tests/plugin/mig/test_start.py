@@ -111,7 +111,7 @@ def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconcile
 
 
 def test_only_a_label_that_is_read_is_a_reason_to_look():
-    told, answers = [], ["", "", "x", ApiServerError("away"), ApiServerError("away"), "x", "x"]
+    changes, answers = [], ["", "", "x", ApiServerError("away"), ApiServerError("away"), "x", "x"]
 
     def read():
         answer = answers.pop(0)
@@ -119,11 +119,11 @@ def test_only_a_label_that_is_read_is_a_reason_to_look():
             raise answer
         return answer
 
-    look = on_value_change(read, lambda: told.append(len(answers)))
+    look = on_value_change(read, lambda: changes.append(len(answers)))
     while answers:
         look()
 
-    assert told == [6, 4, 3, 1]
+    assert changes == [6, 4, 3, 1]
 
 
 class Away:

@@ -63,9 +63,11 @@ def live(world):
 
     def look():
         mig = world.node.mig
-        mine = tuple(one for (uuid, _), one in sorted(mig.instances.items()) if uuid == GPU)
-        found = MigInfo(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
-        world.node.now = Inventory((replace(mig_gpu(), mig=found),))
+        mine = tuple(
+            instance for (uuid, _), instance in sorted(mig.instances.items()) if uuid == GPU
+        )
+        info = MigInfo(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
+        world.node.now = Inventory((replace(mig_gpu(), mig=info),))
         return refresh()
 
     world.node.refresh = look
@@ -228,7 +230,7 @@ def test_what_another_claim_has_stays_where_one_fails_that_was_to_share_it(world
 
 def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
     share_of_side(world, "first")
-    its = dict(world.node.mig.instances)
+    instances = dict(world.node.mig.instances)
     late = TimedOut("cutting took longer than 15 s")
     with (
         world.failing(lambda step: isinstance(step, CreatePartition), late),
@@ -238,9 +240,9 @@ def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
     world.preparer.unprepare(ref("second"))
 
     assert [step.unless for step in world.node.undone if isinstance(step, RemovePartition)] == [
-        frozenset(one.uuid for one in its.values())
+        frozenset(instance.uuid for instance in instances.values())
     ]
-    assert world.node.mig.instances == its
+    assert world.node.mig.instances == instances
 
 
 def test_a_gpu_whose_mig_mode_stayed_on_is_off_for_good_after_a_claim_for_all_of_it(world):
@@ -328,7 +330,7 @@ def test_who_computes_and_looks_on_as_well_keeps_what_it_has(world):
 
 
 def paths(world):
-    (edits,) = [one["containerEdits"] for one in world.spec()["devices"]]
+    (edits,) = [device["containerEdits"] for device in world.spec()["devices"]]
     return [node["path"] for node in edits["deviceNodes"]]
 
 
@@ -367,7 +369,7 @@ def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, exists):
-    one = pod_spec("pod", container("c", ("one", ""), ("two", "")))
+    spec = pod_spec("pod", container("c", ("one", ""), ("two", "")))
     gpus = (mig_gpu(), mig_gpu(1))
     world.node = type(world.node)(Inventory(gpus))
     world.node.mig.modes[GPU] = exists
@@ -376,7 +378,7 @@ def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, e
     first = cut_device(ONE, 0, instance=there)
     devices = [first if device.name == FIRST else device for device in offer.devices]
     world.offers = FixedOffers(Offer(tuple(devices)))
-    world.pods = FakePods([one])
+    world.pods = FakePods([spec])
     world.restart()
     world.prepare_claim(replace(claim("gpu-1", name="two"), pods=(pod("pod"),)))
 
@@ -394,19 +396,19 @@ def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses(world):
         if short:
             short = False
             world.prepare(FIRST)
-            found = look()
+            seen_offer = look()
             world.preparer.unprepare(ref())
-            return found
+            return seen_offer
         return look()
 
     world.offers.now()
     world.node.refresh = slow
 
-    found = world.offers.refresh()
+    offer = world.offers.refresh()
 
-    assert [device.name for device in found.devices if device.instance] == []
-    assert "gpu-0" in found.by_name
-    assert world.offers.now() == found
+    assert [device.name for device in offer.devices if device.instance] == []
+    assert "gpu-0" in offer.by_name
+    assert world.offers.now() == offer
 
 
 class Claims:
@@ -415,14 +417,14 @@ class Claims:
     def __init__(self, world):
         self._claims = world.api.claims
 
-    def exists(self, wanted):
-        return wanted in self._claims
+    def exists(self, claim_ref):
+        return claim_ref in self._claims
 
-    def is_deleted(self, wanted):
-        return not self.exists(wanted)
+    def is_deleted(self, claim_ref):
+        return not self.exists(claim_ref)
 
     def find_by_uid(self, uid):
-        return next((one for one in self._claims.values() if one.ref.uid == uid), None)
+        return next((claim for claim in self._claims.values() if claim.ref.uid == uid), None)
 
 
 def reconciler(world):
@@ -435,21 +437,21 @@ def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
     before = world.offers.refresh()
 
     damage(world)
-    found = world.offers.refresh()
+    after = world.offers.refresh()
 
-    assert found.by_name[FIRST].instance is None
-    assert [device.name for device in found.devices] == [device.name for device in before.devices]
+    assert after.by_name[FIRST].instance is None
+    assert [device.name for device in after.devices] == [device.name for device in before.devices]
 
 
 def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(world):
     live(world)
     world.prepare(FIRST)
-    its = dict(world.node.mig.instances)
+    instances = dict(world.node.mig.instances)
 
     damage(world)
     reconciler(world).look()
 
-    assert world.node.mig.instances == its
+    assert world.node.mig.instances == instances
     assert [holding.cut for record in world.ledger.records() for holding in record.holdings] == [
         True
     ]

@@ -77,8 +77,8 @@ class World:
         self.waits = CallTimeouts(all=5, hand_over=0)
         self.restart()
 
-    def read(self, wanted):
-        return self.claims[wanted]
+    def read(self, claim):
+        return self.claims[claim]
 
     def restart(self, ledger=Ledger):
         self.ledger = ledger(self.directory / "claims", "boot")
@@ -147,10 +147,10 @@ def test_a_container_is_told_the_way_to_its_own_namespace_and_its_limits(world):
     world.prepare(part())
 
     (namespace,) = world.node.namespaces.values()
-    found = world.environment()
-    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
-    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
-    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+    variables = world.environment()
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
+    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
 
 
 def test_a_prepared_claim_is_answered_without_the_agent(world):
@@ -488,7 +488,7 @@ def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_
         thread.join()
 
     kept = [str(record.claim) for record in world.ledger.records()]
-    gone = [said.removeprefix("claim ").partition(": ")[0] for said in refused]
+    gone = [message.removeprefix("claim ").partition(": ")[0] for message in refused]
     assert gone, "one at least sees the other"
     assert sorted(kept + gone) == ["default/a", "default/b"]
     assert len(world.served) == len(kept)

@@ -234,8 +234,8 @@ def test_what_was_known_of_a_pod_counts_while_the_api_server_is_away(world, capl
     world.go_on(30)
 
     assert world.agent.ended == [(made.name, (1,))]
-    said = [message for message in caplog.messages if "which pods" in message]
-    assert len(said) == 1
+    messages = [message for message in caplog.messages if "which pods" in message]
+    assert len(messages) == 1
 
 
 def test_an_api_server_that_takes_its_time_holds_up_nobody_whose_time_has_come(world):

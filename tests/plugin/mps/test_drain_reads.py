@@ -63,14 +63,14 @@ class Node:
 
     def gaps(self, after=0.0):
         """The longest time between two looks at each pod, once the first were over."""
-        found = {}
+        gaps = {}
         for name in self.graces:
             times = [at for at, read in self.reads if read == name and at >= 1000.0 + after]
             ends = (*times, self.now)
-            found[name] = max(
+            gaps[name] = max(
                 (later - at for at, later in pairwise(ends)), default=self.now - 1000.0
             )
-        return found
+        return gaps
 
 
 GRACES = st.lists(st.sampled_from([0.0, 1.0, 5.0, 15.0, 30.0, 60.0, 600.0]), max_size=60)
@@ -139,8 +139,8 @@ def test_a_pod_alone_is_looked_at_three_times_in_its_grace_period():
     assert [at - 1000 for at, _ in node.reads] == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
 
 
-@pytest.mark.parametrize("left", [5, 0])
-def test_that_pods_cannot_be_looked_at_in_time_is_said_once_and_when_it_is_over(caplog, left):
+@pytest.mark.parametrize("remaining", [5, 0])
+def test_that_pods_cannot_be_looked_at_in_time_is_said_once_and_when_it_is_over(caplog, remaining):
     caplog.set_level("INFO")
     node = Node(*[15.0] * 60)
     node.go_on(300)
@@ -149,7 +149,7 @@ def test_that_pods_cannot_be_looked_at_in_time_is_said_once_and_when_it_is_over(
     ]
     assert max(node.late) > 0
 
-    for number in range(60 - left):
+    for number in range(60 - remaining):
         del node.graces[f"p{number}"]
     node.go_on(60)
     assert caplog.messages[1:] == ["pods with MPS clients are looked at in time again"]

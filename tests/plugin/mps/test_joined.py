@@ -129,21 +129,21 @@ def test_a_third_claim_is_seen_without_reading_the_pod_again(world):
     world.claim(third, DB)
     world.look()
 
-    said = [event.message for event in world.told("MPSNotServed")]
-    assert len(said) == 3  # of a with b, of a with both, of b with the third
-    assert "uses claim b, c too" in said[1]
+    messages = [event.message for event in world.told("MPSNotServed")]
+    assert len(messages) == 3  # of a with b, of a with both, of b with the third
+    assert "uses claim b, c too" in messages[1]
     assert world.pods.read_names == ["db"]
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "said"),
+    ("first", "later", "message"),
     [
         pytest.param(["a", "b"], ["ab"], "uses requests a, b together", id="apart, then together"),
         pytest.param(["ab"], ["a", "b"], "its MPS server is over gpu-0, gpu-1", id="split"),
         pytest.param(["ab"], ["ab"], "", id="alike"),
     ],
 )
-def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first, later, said):
+def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first, later, message):
     """Each word is a container, and each letter one of the requests that it uses."""
     preparing = Preparing(tmp_path)
     specs = {
@@ -157,22 +157,22 @@ def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first
     preparing.preparer.prepared_claims.note_pods(two_requests(pods=["first", "later"]))
 
     records, whole = preparing.ledger.records(), preparing.ledger.record(ref().uid)
-    found = {
-        one.pod.name: unusable_devices(one, specs[one.pod.name], requested_devices(whole), records)
-        for one in pods_to_check(records)
+    problems = {
+        use.pod.name: unusable_devices(use, specs[use.pod.name], requested_devices(whole), records)
+        for use in pods_to_check(records)
     }
-    assert found["first"] == ()
-    assert bool(found["later"]) == bool(said)
-    assert all(said in problem for problem in found["later"])
+    assert problems["first"] == ()
+    assert bool(problems["later"]) == bool(message)
+    assert all(message in problem for problem in problems["later"])
 
 
 def keeps_out(world, claim, tenants):
     """The profile said so when the claim was prepared."""
     world.listed = tuple(
-        replace(one, holdings=tuple(replace(held, tenants=tenants) for held in one.holdings))
-        if one.claim == claim
-        else one
-        for one in world.listed
+        replace(record, holdings=tuple(replace(held, tenants=tenants) for held in record.holdings))
+        if record.claim == claim
+        else record
+        for record in world.listed
     )
 
 
