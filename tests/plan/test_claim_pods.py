@@ -2,15 +2,8 @@
 
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 from dra_driver.k8s.pods import Container
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.prepare.claim_users import records_with_pods
-from tests.builders import gpu_uuid, pod, ref
-
-
-def record(name, *pods):
-    holding = Holding(ref(name), DeviceName("gpu-0"), gpu_uuid())
-    return ClaimRecord(ref(name), (holding,), pods=tuple(pod(each) for each in pods))
+from tests.builders import pod, record, ref
 
 
 def given(name, *claims, namespace="default", container="main"):
@@ -19,11 +12,15 @@ def given(name, *claims, namespace="default", container="main"):
 
 
 def test_a_pod_with_a_container_that_was_given_a_claim_uses_it():
-    records = (record("a", "p"), record("b"), record("c", "r"))
+    records = (record("a", pods=("p",)), record("b"), record("c", pods=("r",)))
 
     updated = records_with_pods(records, [given("q", "a", "b"), given("a-first", "a")])
 
-    assert updated == (record("a", "a-first", "p", "q"), record("b", "q"), record("c", "r"))
+    assert updated == (
+        record("a", pods=("a-first", "p", "q")),
+        record("b", pods=("q",)),
+        record("c", pods=("r",)),
+    )
     assert updated[2] is records[2]
 
 
@@ -31,11 +28,13 @@ def test_a_pod_is_named_once_whatever_a_container_says_that_it_is_called():
     called = Container("c", "main", "default", Pod("", PodUid("uid-p")), frozenset({ref("a").uid}))
     containers = [given("p", "a"), given("q", "a"), given("q", "a", container="init"), called]
 
-    assert records_with_pods((record("a", "p"),), containers) == (record("a", "p", "q"),)
+    assert records_with_pods((record("a", pods=("p",)),), containers) == (
+        record("a", pods=("p", "q")),
+    )
 
 
 def test_containers_of_other_namespaces_and_of_unknown_claims_change_nothing():
-    records = (record("a", "p"),)
+    records = (record("a", pods=("p",)),)
     unknown = given("q", "of-another-driver")
 
     updated = records_with_pods(records, [given("q", "a", namespace="other"), unknown])
@@ -44,7 +43,7 @@ def test_containers_of_other_namespaces_and_of_unknown_claims_change_nothing():
 
 
 def test_where_no_container_was_given_anything_the_records_are_the_same_object():
-    records = (record("a", "p"),)
+    records = (record("a", pods=("p",)),)
 
     assert records_with_pods(records, ()) is records
     assert records_with_pods(records, [given("sidecar")]) is records

@@ -3,20 +3,15 @@
 import pytest
 
 from dra_driver.base.errors import ClaimInUse, MigInstanceNotFound, NodeError
-from dra_driver.k8s.claims import ClaimRef, Pod
-from dra_driver.model.gpus import DeviceName
+from dra_driver.k8s.claims import Pod
 from dra_driver.model.processes import CgroupProcesses, GpuProcess
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord
 from dra_driver.plugin.claims.in_use import InUseCheck
-from tests.builders import gpu, pod, ref
+from tests.builders import gpu, pod, record, ref
 
 A, B = ref("a"), ref("b")
 WEB, DB = pod("web"), pod("db")
 ZERO = gpu(0).uuid
-
-
-def record(claim: ClaimRef, *pods: Pod) -> ClaimRecord:
-    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu=ZERO),), pods=pods)
 
 
 class World:
@@ -27,7 +22,7 @@ class World:
         self.given: dict[str, set[Pod]] = {}
         self.ended: set[int] = set()
         self.computing: list[int] | NodeError = []
-        self.records: list[ClaimRecord] = [record(A, WEB)]
+        self.records: list[ClaimRecord] = [record(A, pods=(WEB,))]
         self.asked = 0
         self.hidden: NodeError | None = None
         self.users = InUseCheck(self, self.gpu_processes, self.neighbours)
@@ -116,7 +111,7 @@ def test_a_process_of_its_pods_that_computes_on_its_gpu_keeps_it(world):
 
 
 def test_who_computes_for_another_claim_and_who_is_of_another_pod_keep_it_not(world):
-    world.records.append(record(B, WEB))
+    world.records.append(record(B, pods=(WEB,)))
     world.put(7, claims=(B,))
     world.put(9, of=DB)
     world.computing = [7, 9, 1000]

@@ -1,16 +1,12 @@
 """Claims that the kubelet forgot, and records that nobody can read, are put right in the end."""
 
-from dataclasses import replace
-
 import pytest
 
 from dra_driver.base.errors import DeviceHeldByClaim, Unreachable
-from dra_driver.k8s.claims import Claim, ClaimUid, PreparedDevice
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.k8s.claims import Claim, ClaimUid
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
-from tests.builders import POOL, allocation, gpu_uuid, ref
+from tests.builders import POOL, allocation, record, ref
 
 
 class Api:
@@ -57,16 +53,6 @@ class Preparer:
             return False
         self.ledger.forget(claim.uid)
         return True
-
-
-def record(name):
-    claim = ref(name)
-    return ClaimRecord(
-        claim,
-        (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),),
-        prepared=(PreparedDevice(("gpu",), "node-1", "gpu-0", ()),),
-        spec="",
-    )
 
 
 def opened(tmp_path):
@@ -177,7 +163,7 @@ def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path
 
 @pytest.mark.point(53)
 def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
-    ledger.write(replace(record("a")))
+    ledger.write(record("a"))
 
     class Stuck(Preparer):
         def take_back_if(self, claim, gone):

@@ -6,23 +6,17 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.base.errors import ApiServerError, ClaimInUse, NodeError
-from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid, PreparedDevice
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.k8s.events import Event, NodeRef, PodRef
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plugin.claims.in_use import InUseListeners, StuckClaims
-from tests.builders import gpu_uuid, ref
+from tests.builders import pod, record, ref
 
 A, B = ref("a"), ref("b")
-WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
+WEB, DB = pod("web"), pod("db")
 HELD = "GPU-0, removing profile 14 at 0: in use, held by sleep (27191); end what uses it"
 RUNS = "pod default/web: process 7 still runs; the claim waits for its end"
 NODE = NodeRef("node-a", "uid-node-a")
 DEVICE = PreparedDevice(("gpu",), "node-a", "gpu-0", ("vendor/class=x",))
-
-
-def record(claim: ClaimRef, *pods: Pod) -> ClaimRecord:
-    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),), pods=pods)
 
 
 class World:
@@ -30,8 +24,8 @@ class World:
 
     def __init__(self) -> None:
         self.records = {
-            claim_record.claim.uid: claim_record
-            for claim_record in (record(A, WEB, DB), record(B, WEB))
+            A.uid: record(A, pods=(WEB, DB)),
+            B.uid: record(B, pods=(WEB,)),
         }
         self.fails: dict[ClaimUid, Exception] = {}
         self.events: list[Event] = []
@@ -105,7 +99,7 @@ def test_a_claim_that_was_given_back_is_forgotten(world):
     world.stuck(A)
     world.given_back(A)
 
-    world.records[A.uid] = record(A, DB)
+    world.records[A.uid] = record(A, pods=(DB,))
 
     assert world.stuck(A) == ["db"]
 
@@ -115,7 +109,7 @@ def test_a_claim_that_was_given_back_without_the_kubelet_is_forgotten_too(world)
     del world.records[A.uid]
     world.stuck(B)
 
-    world.records[A.uid] = record(A, WEB)
+    world.records[A.uid] = record(A, pods=(WEB,))
 
     assert world.stuck(A) == ["web"]
 
