@@ -38,7 +38,7 @@ mig-configs:
 """
 
 
-def one(**fields):
+def entry(**fields):
     """The only entry of a layout with these fields."""
     (config,) = entries({"version": "v1", "mig-configs": {"x": [dashed(fields)]}}, "x")
     return config
@@ -118,8 +118,8 @@ def test_two_ways_to_write_one_kind_are_counted_together():
 
 
 def test_mig_mode_that_is_off_needs_no_devices():
-    assert one(devices="all", mig_enabled=False).mig_devices is None
-    assert one(devices="all", mig_enabled=False, mig_devices={}).mig_devices == {}
+    assert entry(devices="all", mig_enabled=False).mig_devices is None
+    assert entry(devices="all", mig_enabled=False, mig_devices={}).mig_devices == {}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Short ways to write claims under MPS, and what an agent tells of them."""
 
-from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
-from dra_driver.model.gpus import DeviceName
+from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.model.mps import (
     MpsClient,
     MpsNamespace,
@@ -11,9 +10,8 @@ from dra_driver.model.mps import (
     mps_server_name,
 )
 from dra_driver.model.offer import Fractional
-from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
-from tests.builders import gpu, ref
+from tests.builders import gpu, holding, record, ref
 
 GIB = 1024**3
 GPU, OTHER = gpu(0), gpu(1)
@@ -34,14 +32,11 @@ def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
     """A claim with 10Gi of each of *gpus*, under MPS."""
     consumed = (("cores", str(cores)), ("memory", "10Gi"), ("shares", "1"))
     holdings = tuple(
-        Holding(ref(name), DeviceName(gpu.name), consumed=consumed, gpu=gpu.uuid, shape=SLICEABLE)
-        for gpu in gpus
+        holding(name, gpu.name, consumed=consumed, gpu=gpu.uuid, shape=SLICEABLE) for gpu in gpus
     )
-    prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
     steps = (ServeMpsNamespace(namespace(name, gpus, **fields)),)
-    uses = tuple(Pod(pod, PodUid(pod)) for pod in pods)
-    spec = "{}" if completed else None
-    return ClaimRecord(ref(name), holdings, steps=steps, prepared=prepared, spec=spec, pods=uses)
+    users = [Pod(pod, PodUid(pod)) for pod in pods]
+    return record(name, *holdings, completed=completed, pods=users, steps=steps)
 
 
 def served(record, protocol=3):

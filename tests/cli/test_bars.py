@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from dra_driver.cli.claims.bars import bar, cells, usage_bars, usage_summary
 from dra_driver.cli.terminal import Terminal, bar_style, terminal
 from dra_driver.cli.usage import gpu_usages
-from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.offer import AdminAccess, Exclusive, Fractional, Replica
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
-from tests.builders import gpu, ref
+from tests import builders
+from tests.builders import gpu, holding, ref
 
 GIB = 1024**3
 MIB = 1024**2
@@ -36,13 +36,8 @@ def part(name, gib=10, pods=(), steps=(), limit=None, completed=True, **fields):
 
 def record(name, completed=True, pods=(), steps=(), **fields):
     claim = ref(name, namespace="team-a")
-    prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    return ClaimRecord(
-        claim,
-        (Holding(claim, **{"gpu": GPU.uuid} | fields),),
-        steps=tuple(steps),
-        pods=tuple(Pod(pod, PodUid(pod)) for pod in pods),
-        prepared=prepared,
+    return builders.record(
+        claim, holding(claim, **fields), completed=completed, pods=pods, steps=tuple(steps)
     )
 
 

@@ -6,12 +6,11 @@ from dra_driver.base.errors import NodeError
 from dra_driver.cli.doctor import gpu_checks
 from dra_driver.cli.doctor.host_checks import LedgerSnapshot
 from dra_driver.cli.findings import Level
-from dra_driver.k8s.claims import PreparedDevice
 from dra_driver.model.driver_files import DeviceFile
 from dra_driver.model.gpus import GuestRestriction, Inventory, MigInfo
-from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.plan.mig.claims import with_lost_instances
+from tests import builders
 from tests.builders import gpu
 from tests.cli.mig import a100, holding, instance, unusable
 
@@ -20,11 +19,8 @@ ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
 
 def record(name, *where, completed=True, **fields):
     partition = instance(*where) if completed else None
-    device_holding = holding(name, *where, **{"instance": partition} | fields)
-    prepared = (PreparedDevice(("gpu",), "n1", device_holding.device, ()),)
-    return ClaimRecord(
-        device_holding.claim, (device_holding,), prepared=prepared if completed else None
-    )
+    of_partition = holding(name, *where, **{"instance": partition} | fields)
+    return builders.record(of_partition.claim, of_partition, completed=completed)
 
 
 def seen(*gpus, before=(), after=None):

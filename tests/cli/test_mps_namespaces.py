@@ -11,12 +11,12 @@ from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
 from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
 from dra_driver.cli.terminal import Terminal
 from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice, ShareId
-from dra_driver.model.gpus import DeviceName, Inventory
+from dra_driver.model.gpus import Inventory
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsServer, MpsStatus, ServedNamespace
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.prepare.cdi_spec import mps_edits
-from tests.builders import ref
+from tests.builders import holding, ref
 from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, namespace
 
 KIND = "k8s.gpu.nvidia.com/claim"
@@ -26,18 +26,11 @@ SMALL = replace(namespace("small", percent=10, memory=5 * GIB), claim=ref("a").u
 NAMES = ("big", "small")
 
 
-def holding(share, namespaces=(BIG, SMALL)):
+def share_holding(share, namespaces=(BIG, SMALL)):
     namespace = namespaces[NAMES.index(share)]
     memory = f"{namespace.memory_bytes[0] // GIB}Gi"
     consumed = (("cores", str(namespace.percent)), ("memory", memory), ("shares", "1"))
-    return Holding(
-        ref("a"),
-        DeviceName(GPU.name),
-        GPU.uuid,
-        ShareId(share),
-        consumed=consumed,
-        shape=SLICEABLE,
-    )
+    return holding("a", share=ShareId(share), consumed=consumed, shape=SLICEABLE)
 
 
 def served(namespace, protocol=3):
@@ -55,7 +48,7 @@ def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
     """Two shares of one GPU, each in a namespace of its own. The steps are the other way round."""
     begun = ClaimRecord(
         ref("a"),
-        tuple(holding(name, namespaces) for name in NAMES),
+        tuple(share_holding(name, namespaces) for name in NAMES),
         steps=tuple(ServeMpsNamespace(namespace) for namespace in reversed(namespaces)),
         pods=(POD,),
     )

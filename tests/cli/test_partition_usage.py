@@ -7,10 +7,9 @@ from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
 from dra_driver.cli.mps_usage import ClaimsMpsUsage
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import gpu_usages
-from dra_driver.k8s.claims import PreparedDevice
 from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.offer import AdminAccess, Fractional
-from dra_driver.model.records import ClaimRecord
+from tests import builders
 from tests.builders import gpu
 from tests.cli.mig import MIB, a100, holding, instance, unusable
 
@@ -21,12 +20,8 @@ BOARD = a100(0, THREE, ONE)
 
 
 def record(name, *where, **fields):
-    device_holding = holding(name, *where, **fields)
-    return ClaimRecord(
-        device_holding.claim,
-        (device_holding,),
-        prepared=(PreparedDevice(("gpu",), "n1", device_holding.device, ()),),
-    )
+    of_partition = holding(name, *where, **fields)
+    return builders.record(of_partition.claim, of_partition)
 
 
 def part(name, gib, **fields):
