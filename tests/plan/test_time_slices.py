@@ -17,7 +17,7 @@ SHORT, MEDIUM, LONG, DEFAULT = (
 )
 
 
-def wanted(**intervals: TimeSliceInterval) -> dict[GpuUuid, SetTimeSlice]:
+def requested_steps(**intervals: TimeSliceInterval) -> dict[GpuUuid, SetTimeSlice]:
     return {
         GpuUuid(f"GPU-{gpu}"): SetTimeSlice(GpuUuid(f"GPU-{gpu}"), interval)
         for gpu, interval in intervals.items()
@@ -36,17 +36,19 @@ OTHERS = [
 
 @pytest.mark.parametrize("asked", [DEFAULT, MEDIUM, LONG])
 def test_every_claim_with_another_interval_on_the_gpu_clashes(asked):
-    assert [(claim.name, step) for claim, step in clashing_intervals(wanted(a=asked), OTHERS)] == [
+    assert [
+        (claim.name, step) for claim, step in clashing_intervals(requested_steps(a=asked), OTHERS)
+    ] == [
         ("first", SetTimeSlice(A, SHORT)),
         ("second", SetTimeSlice(A, SHORT)),
     ]
 
 
 def test_other_gpus_and_the_same_interval_are_no_clash():
-    assert not [*clashing_intervals(wanted(a=SHORT), OTHERS)]
-    assert not [*clashing_intervals(wanted(c=MEDIUM), OTHERS)]
+    assert not [*clashing_intervals(requested_steps(a=SHORT), OTHERS)]
+    assert not [*clashing_intervals(requested_steps(c=MEDIUM), OTHERS)]
     assert not [*clashing_intervals({}, OTHERS)]
 
 
 def test_a_claim_without_an_interval_goes_with_any():
-    assert not [*clashing_intervals(wanted(a=SHORT), [record("silent")])]
+    assert not [*clashing_intervals(requested_steps(a=SHORT), [record("silent")])]

@@ -49,8 +49,8 @@ class World(Preparing):
         return next(iter(self.node.intervals.values()))
 
     @property
-    def left(self):
-        """What is left of claims."""
+    def files_of_claims(self):
+        """The names of all files that claims have."""
         places = ("claims", "cdi", "plugin")
         files = [file for place in places for file in (self.directory / place).rglob("*")]
         return [file.name for file in files if file.is_file()]
@@ -77,7 +77,7 @@ def test_a_claim_is_given_back_on_a_disk_that_is_full(world, disk, restarted):
 
     world.preparer.unprepare(ref())
 
-    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
+    assert (world.interval, world.files_of_claims) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_after_a_restart(
@@ -93,7 +93,7 @@ def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_afte
 
     world.restart().restore_files()
 
-    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
+    assert (world.interval, world.files_of_claims) == (TimeSliceInterval.DEFAULT, [])
 
 
 @pytest.mark.parametrize("when", ["before it", "while it is done"])
@@ -108,7 +108,7 @@ def test_a_claim_for_which_there_is_no_room_is_refused_clearly_and_leaves_nothin
     with pytest.raises(NodeError, match=r"No space left on device.* free"):
         world.preparer.prepare(world.put())
 
-    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
+    assert (world.interval, world.files_of_claims) == (TimeSliceInterval.DEFAULT, [])
     world.node.before_files = lambda: None
     disk.free()
     assert world.preparer.prepare(ref())
@@ -134,7 +134,7 @@ def test_a_disk_that_is_read_only_is_said_and_all_goes_on_once_it_is_not(world, 
 
     assert world.preparer.prepare(ref())
     world.preparer.unprepare(ref())
-    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
+    assert (world.interval, world.files_of_claims) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_two_processes_on_a_full_disk_know_what_the_other_one_did(world, disk):
@@ -159,7 +159,7 @@ def still_prepared(world, first):
     assert world.interval == TimeSliceInterval.LONG
     assert world.preparer.prepare(ref()) == first
     assert [record.completed for record in world.ledger.records()] == [True]
-    assert len(world.left) == 3, world.left
+    assert len(world.files_of_claims) == 3, world.files_of_claims
 
 
 def lost(world, pattern):
@@ -220,7 +220,7 @@ def test_a_claim_of_which_all_is_lost_can_be_given_back_and_is_not_made_anew(tmp
 
     assert world.node.undone == []
     world.preparer.unprepare(ref())
-    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
+    assert (world.interval, world.files_of_claims) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_what_waits_for_the_disk_with_the_turn_held_is_told_of_and_goes_on_when_that_answers(
@@ -262,7 +262,7 @@ def test_files_that_somebody_removed_are_put_back(tmp_path):
 
     world.preparer.restore_files()
 
-    assert len(world.left) == 3
+    assert len(world.files_of_claims) == 3
     still_prepared(world, first)
 
 

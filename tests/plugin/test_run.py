@@ -80,15 +80,15 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
 
     label("all-sevens")
     assert server.wait(lambda: state() == "failed")
-    assert server.wait(lambda: len(told(server)) == 3)
-    assert [event.partition(": there is no")[0] for event in told(server)] == [
+    assert server.wait(lambda: len(node_events(server)) == 3)
+    assert [event.partition(": there is no")[0] for event in node_events(server)] == [
         "MIGLayoutApplied: partitioned as layout 'all-3g.20gb' says: gpu-0",
         "MIGLayoutApplied: partitioned as layout 'all-7g.40gb' says: gpu-0",
         "MIGLayoutFailed: the layout of this node cannot be used",
     ]
 
 
-def told(server: ApiServer) -> list[str]:
+def node_events(server: ApiServer) -> list[str]:
     """What the Node was told, good news first; each once."""
     (node,) = server.objects("nodes")
     events = server.objects("events")
@@ -114,7 +114,7 @@ def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
     assert server.wait(lambda: state() == "failed")
     time.sleep(0.5)
     assert server.count("PATCH", "nodes") <= 2  # that it begins, and what came of it
-    (event,) = told(server)
+    (event,) = node_events(server)
     assert event.startswith(
         "MIGLayoutFailed: gpu-0 is not partitioned as layout 'all-1g.10gb' says: "
     )
@@ -136,8 +136,8 @@ def test_boards_that_somebody_holds_keep_nobody_waiting(
 
     assert server.wait(lambda: bool(server.objects("resourceslices")))
     assert time.monotonic() - begun < 60  # one after the other and patiently it would take 80 s
-    assert server.wait(lambda: len(told(server)) == 8)
-    first, *_ = told(server)
+    assert server.wait(lambda: len(node_events(server)) == 8)
+    first, *_ = node_events(server)
     assert first.startswith("MIGModeNotSet: MIG mode of gpu-0 could not be turned on: ")
 
 

@@ -52,7 +52,7 @@ def shapes(node, profile_=DEFAULT_PROFILE, features=EVERYTHING, held=None):
     return {str(device.name): device.shape for device in offer.devices}
 
 
-def one(**fields):
+def one_gpu(**fields):
     return Inventory((gpu(0, **fields),))
 
 
@@ -79,48 +79,48 @@ def test_without_a_profile_every_gpu_is_sliceable_and_can_be_watched():
 
 
 def test_the_exclusive_device_of_nvidias_driver_comes_alone():
-    assert shapes(one(), profile(fractions=False)) == {"gpu-0": Exclusive()}
+    assert shapes(one_gpu(), profile(fractions=False)) == {"gpu-0": Exclusive()}
 
 
 @pytest.mark.point(76)
 def test_where_taints_are_dropped_nothing_would_keep_pods_off_monitors():
-    assert shapes(one(), features=ApiFeatures(device_taints=False)) == {"gpu-0": SLICEABLE}
+    assert shapes(one_gpu(), features=ApiFeatures(device_taints=False)) == {"gpu-0": SLICEABLE}
 
 
 @pytest.mark.point(76)
 def test_where_capacity_is_not_consumable_gpus_are_exclusive():
-    assert shapes(one(), features=NO_CAPACITY) == {"gpu-0": Exclusive()}
+    assert shapes(one_gpu(), features=NO_CAPACITY) == {"gpu-0": Exclusive()}
 
 
 def test_where_capacity_is_not_consumable_replicas_are_devices():
     half = 81559 * MIB // 2 // MIB * MIB
 
-    offered_shapes = shapes(one(), profile(replicas=2, rename=True), NO_CAPACITY)
+    offered_shapes = shapes(one_gpu(), profile(replicas=2, rename=True), NO_CAPACITY)
 
     assert offered_shapes == {f"gpu-0-{n}": Replica(n, 2, half, renamed=True) for n in range(2)}
 
 
 def test_too_many_devices_are_not_made_of_a_gpu():
-    offer = build_offer(one(), profile(replicas=65), NO_CAPACITY, {})
+    offer = build_offer(one_gpu(), profile(replicas=65), NO_CAPACITY, {})
 
     assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert "lower replicas to 64" in offer.pending[0].reason
 
 
 def test_replicas_divide_the_memory_and_the_shares():
-    shape = shapes(one(), profile(replicas=4))["gpu-0"]
+    shape = shapes(one_gpu(), profile(replicas=4))["gpu-0"]
 
     assert shape == Fractional(20389 * MIB, GIB, MIB, shares=4, replicas=4)
 
 
 def test_the_least_amount_is_never_more_than_the_default():
-    shape = shapes(one(memory_bytes=16 * GIB), profile(replicas=32))["gpu-0"]
+    shape = shapes(one_gpu(memory_bytes=16 * GIB), profile(replicas=32))["gpu-0"]
 
     assert (shape.memory_default, shape.memory_least) == (512 * MIB, 512 * MIB)
 
 
 def test_amounts_lie_on_the_steps_of_the_profile():
-    shape = shapes(one(), profile(memory_step=512 * MIB, memory_least=700 * MIB))["gpu-0"]
+    shape = shapes(one_gpu(), profile(memory_step=512 * MIB, memory_least=700 * MIB))["gpu-0"]
 
     assert (shape.memory_default, shape.memory_least) == (81408 * MIB, 1024 * MIB)
 
@@ -134,24 +134,24 @@ def test_amounts_lie_on_the_steps_of_the_profile():
     ],
 )
 def test_as_many_shares_as_mps_takes_clients(fields, clients):
-    assert shapes(one(**fields))["gpu-0"].shares == clients
+    assert shapes(one_gpu(**fields))["gpu-0"].shares == clients
 
 
 def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
     slicing = profile(strategies=(SharingStrategy.TIME_SLICING,))
 
-    assert not shapes(one(), slicing)["gpu-0"].cores
-    assert not shapes(one(compute_capability=Version(6, 1)))["gpu-0"].cores
+    assert not shapes(one_gpu(), slicing)["gpu-0"].cores
+    assert not shapes(one_gpu(compute_capability=Version(6, 1)))["gpu-0"].cores
 
 
 def test_replicas_that_share_by_mps_divide_the_cores_too():
-    shape = shapes(one(), profile(replicas=3, **BY_MPS))["gpu-0"]
+    shape = shapes(one_gpu(), profile(replicas=3, **BY_MPS))["gpu-0"]
 
     assert (shape.cores, shape.cores_default) == (True, 33)
 
 
 def test_replicas_that_are_devices_and_share_by_mps_have_their_part_of_the_cores():
-    offered_shapes = shapes(one(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
+    offered_shapes = shapes(one_gpu(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
 
     assert offered_shapes == {f"gpu-0-{n}": Replica(n, 4, None, cores=25) for n in range(4)}
 
@@ -164,7 +164,7 @@ def test_replicas_that_are_devices_and_share_by_mps_have_their_part_of_the_cores
     ],
 )
 def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
-    assert shapes(one(), profile(**rules))["gpu-0"].cores_default == 0
+    assert shapes(one_gpu(), profile(**rules))["gpu-0"].cores_default == 0
 
 
 @pytest.mark.parametrize("features", [EVERYTHING, NO_CAPACITY])
@@ -179,8 +179,8 @@ def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
 def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_mps(
     fields, replicas, most, features
 ):
-    offer = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), features, {})
-    fewer = build_offer(one(**fields), profile(replicas=most, **BY_MPS), features, {})
+    offer = build_offer(one_gpu(**fields), profile(replicas=replicas, **BY_MPS), features, {})
+    fewer = build_offer(one_gpu(**fields), profile(replicas=most, **BY_MPS), features, {})
 
     assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert f"lower replicas to {most} at most" in offer.pending[0].reason
@@ -188,7 +188,7 @@ def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_m
 
 
 def test_as_many_replicas_as_one_likes_take_turns():
-    assert shapes(one(), profile(replicas=200))["gpu-0"].replicas == 200
+    assert shapes(one_gpu(), profile(replicas=200))["gpu-0"].replicas == 200
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_as_many_replicas_as_one_likes_take_turns():
     [pytest.param(OLD, True, id="old-board"), pytest.param({}, False, id="no-agent")],
 )
 def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
-    offer = build_offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
+    offer = build_offer(one_gpu(**fields), profile(replicas=4), EVERYTHING, {}, mps)
 
     assert {device.rules.strategies for device in offer.devices} == {
         (SharingStrategy.TIME_SLICING,)
@@ -209,7 +209,7 @@ def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
 
 def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
     (device, _) = build_offer(
-        one(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}
+        one_gpu(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}
     ).devices
 
     assert device.rules.strategies == (SharingStrategy.TIME_SLICING, SharingStrategy.MPS)
@@ -225,7 +225,7 @@ def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
 )
 @pytest.mark.parametrize("more", [{}, {"replicas": 4}, {"fractions": False}])
 def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields, mps, reason, more):
-    offer = build_offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
+    offer = build_offer(one_gpu(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
 
     (device,) = offer.devices
     assert device.shape == Exclusive()
@@ -299,17 +299,17 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
 def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, features):
     held = holding(shape)
 
-    with_mps = build_offer(one(), profile(replicas=4, **BY_MPS), features, held)
-    without = build_offer(one(), profile(replicas=4, **BY_MPS), features, held, mps=False)
+    with_mps = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, held)
+    without = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, held, mps=False)
 
     assert with_mps.devices[0].shape == shape
     assert without.devices[0].shape == kept
 
 
 def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
-    held = holding(shapes(one(), profile(replicas=4))["gpu-0"])
+    held = holding(shapes(one_gpu(), profile(replicas=4))["gpu-0"])
 
-    offer = build_offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
+    offer = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
 
     assert offer.pending == (
         PendingChange(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
@@ -323,7 +323,7 @@ def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
     mps=st.booleans(),
 )
 def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, features, mps):
-    offer = build_offer(one(compute_capability=capability), entry(rules), features, {}, mps)
+    offer = build_offer(one_gpu(compute_capability=capability), entry(rules), features, {}, mps)
 
     for device in offer.devices:
         possible = set(device.rules.strategies)
@@ -336,7 +336,7 @@ def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability,
 def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_least(
     rules, features, mps
 ):
-    for device in build_offer(one(), entry(rules), features, {}, mps).devices:
+    for device in build_offer(one_gpu(), entry(rules), features, {}, mps).devices:
         match device.shape:
             case Fractional(cores_default=cores, replicas=number):
                 assert device.shape.cores is (SharingStrategy.MPS in device.rules.strategies)
@@ -371,13 +371,13 @@ def test_rules_that_cannot_be_published_cost_the_gpu_its_fractions_only(fields, 
 
 
 def test_booked_replicas_may_be_as_small_as_the_device_plugin_makes_them():
-    offered_shapes = shapes(one(memory_bytes=GIB), profile(replicas=8, limited=False))
+    offered_shapes = shapes(one_gpu(memory_bytes=GIB), profile(replicas=8, limited=False))
 
     assert offered_shapes["gpu-0"].memory_default == 128 * MIB
 
 
 def test_a_gpu_that_is_left_out_says_so():
-    offer = build_offer(one(), profile(include=False), EVERYTHING, {})
+    offer = build_offer(one_gpu(), profile(include=False), EVERYTHING, {})
 
     assert offer.devices == ()
     assert "profile p leaves it out" in offer.unavailable[0].reason
@@ -392,7 +392,7 @@ def test_a_gpu_that_is_left_out_says_so():
     ],
 )
 def test_a_held_gpu_keeps_its_shape_until_nobody_holds_it(rules, change):
-    offer = build_offer(one(), profile(**rules), EVERYTHING, holding(SLICEABLE))
+    offer = build_offer(one_gpu(), profile(**rules), EVERYTHING, holding(SLICEABLE))
 
     assert offer.by_name[DeviceName("gpu-0")].shape == SLICEABLE
     assert offer.pending == (PendingChange(DeviceName("gpu-0"), change),)
@@ -419,7 +419,7 @@ def test_two_replicas_of_one_request_are_of_different_gpus():
 def test_a_held_gpu_whose_new_rules_cannot_be_published_is_still_what_it_was():
     held = holding(SLICEABLE)
 
-    offer = build_offer(one(), profile(memory_least=90 * GIB), EVERYTHING, held)
+    offer = build_offer(one_gpu(), profile(memory_least=90 * GIB), EVERYTHING, held)
 
     assert offer.by_name[DeviceName("gpu-0")].shape == SLICEABLE
     assert offer.pending == (PendingChange(DeviceName("gpu-0"), "exclusive"),)
@@ -428,20 +428,20 @@ def test_a_held_gpu_whose_new_rules_cannot_be_published_is_still_what_it_was():
 def test_a_held_replica_keeps_all_replicas():
     held = holding(Replica(1, 2, 40 * GIB), "gpu-0-1")
 
-    offer = build_offer(one(), DEFAULT_PROFILE, NO_CAPACITY, held)
+    offer = build_offer(one_gpu(), DEFAULT_PROFILE, NO_CAPACITY, held)
 
     assert [str(device.name) for device in offer.devices] == ["gpu-0-0", "gpu-0-1"]
     assert offer.pending[0].change == "exclusive"
 
 
 def test_a_gpu_in_the_shape_that_it_should_have_has_nothing_pending():
-    assert build_offer(one(), DEFAULT_PROFILE, EVERYTHING, holding(SLICEABLE)).pending == ()
+    assert build_offer(one_gpu(), DEFAULT_PROFILE, EVERYTHING, holding(SLICEABLE)).pending == ()
 
 
 def test_who_looks_on_keeps_no_shape():
     held = holding(SLICEABLE, admin=True)
 
-    assert shapes(one(), profile(fractions=False), held=held) == {"gpu-0": Exclusive()}
+    assert shapes(one_gpu(), profile(fractions=False), held=held) == {"gpu-0": Exclusive()}
 
 
 def test_shapes_are_described_for_people():

@@ -87,12 +87,12 @@ class Fuse:
     """Counts effects; the process dies before the one at which it has burnt down."""
 
     def __init__(self):
-        self.left = None
+        self.remaining = None
 
     def burn(self, *args):
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
+        if self.remaining is not None:
+            self.remaining -= 1
+            if self.remaining < 0:
                 raise Killed
 
 
@@ -147,7 +147,7 @@ class World:
         return self.claims[claim.name]
 
     def restart(self):
-        self.fuse.left = None
+        self.fuse.remaining = None
         self.ledger = FusedLedger(self.directory / "claims", "boot")
         self.specs = FusedSpecs(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.ledger.fuse = self.specs.fuse = self.fuse
@@ -199,7 +199,7 @@ class World:
         }
 
     def _until_killed(self, act, after):
-        self.fuse.left = after
+        self.fuse.remaining = after
         try:
             act()
         except DriverError:
@@ -208,7 +208,7 @@ class World:
             self.restart()
             return False
         finally:
-            self.fuse.left = None
+            self.fuse.remaining = None
         return True
 
 
@@ -225,12 +225,12 @@ BY_TURNS = INTERVALS.map(
         **({"timeSlicingConfig": {"interval": interval}} if interval else {}),
     }
 )
-AT_ONCE = st.sampled_from([{}, LIMITS]).map(lambda its: {"strategy": "MPS", "mpsConfig": its})
+AT_ONCE = st.sampled_from([{}, LIMITS]).map(lambda limits: {"strategy": "MPS", "mpsConfig": limits})
 ALLOWED = {"turns": BY_TURNS, "mps": AT_ONCE, "mixed": BY_TURNS | AT_ONCE}
 
 
 @st.composite
-def wanted(draw):
+def allocated_claims(draw):
     """A claim with any allocation that a scheduler, or two of them, could think of."""
     name = draw(st.sampled_from("abcdef"))
     kind = draw(st.sampled_from(["turns", "mps", "mps", "mixed"]))
@@ -256,7 +256,7 @@ def wanted(draw):
 
 
 class AnyOrder(RuleBasedStateMachine):
-    @initialize(profile=PROFILES, first=st.lists(wanted(), max_size=4))
+    @initialize(profile=PROFILES, first=st.lists(allocated_claims(), max_size=4))
     def begin(self, profile, first):
         self.directory = tempfile.mkdtemp(prefix="dra")
         self.world = World(self.directory)
@@ -264,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
         for claim in first:
             self.prepare(claim, None)
 
-    @rule(claim=wanted(), after=FUSES)
+    @rule(claim=allocated_claims(), after=FUSES)
     def prepare(self, claim, after):
         known = self.world.ledger.known(claim.ref.uid)
         if known is None:  # a claim is not allocated anew while it is prepared

@@ -509,10 +509,10 @@ def test_a_process_that_ended_before_it_was_killed_is_not_told_of_as_killed(worl
 
 def test_a_look_that_found_the_same_is_not_told_again(world):
     class Counting:
-        told = 0
+        reports = 0
 
         def memory_used(self, uses, blind):
-            self.told += 1
+            self.reports += 1
 
     counting = Counting()
     world.claim(A, WEB)
@@ -521,11 +521,11 @@ def test_a_look_that_found_the_same_is_not_told_again(world):
     world.rewire(metrics=counting)
     for _ in range(3):
         world.look()
-    assert counting.told == 1
+    assert counting.reports == 1
 
     world.set(child, 3)
     world.look()
-    assert counting.told == 2
+    assert counting.reports == 2
 
 
 def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplog):

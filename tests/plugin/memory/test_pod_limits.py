@@ -31,7 +31,7 @@ class World:
         self.away = False
         self.refused = False  # a strict limit that cannot be set
         self.can_tell = True
-        self.told: Any = None  # of pods that come
+        self.on_new_pod: Any = None  # of pods that come
         self.on_owners_unknown: Callable[[], None] = lambda: None
         self.in_memory: tuple[Pod, ...] = (pod("later"),)
         self.reserved: tuple[Pod, ...] = self.in_memory
@@ -67,7 +67,7 @@ class World:
         self.joinable = joinable
 
     def report_new_pods(self, on_new_pod):
-        self.told = on_new_pod
+        self.on_new_pod = on_new_pod
         return on_new_pod is not None and self.can_tell
 
     def look(self):
@@ -127,7 +127,7 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
     world.look()
 
     assert world.asked == []
-    assert world.told is None, "nor is anybody woken when pods come"
+    assert world.on_new_pod is None, "nor is anybody woken when pods come"
     assert world.limits.update_pods() is None
 
 
@@ -143,7 +143,7 @@ def test_pods_that_join_a_claim_under_mps_are_noticed_though_nobody_limits_its_m
     world.look()
 
     assert [claim.pods for claim in world.noted] == [(pod("later"),)]
-    assert world.told is not None
+    assert world.on_new_pod is not None
 
 
 def test_pods_that_name_a_claim_from_a_template_are_noticed_where_it_is_under_mps():
@@ -152,7 +152,7 @@ def test_pods_that_name_a_claim_from_a_template_are_noticed_where_it_is_under_mp
     world.look()
 
     assert [claim.pods for claim in world.noted] == [(pod("later"),)]
-    assert world.told is None, "it is not meant for others, and nobody is woken for it"
+    assert world.on_new_pod is None, "it is not meant for others, and nobody is woken for it"
     assert world.limits.update_pods() is None
 
 
@@ -199,7 +199,7 @@ def test_a_pod_that_comes_wakes_who_looks_for_pods():
     world.limits.settle()
     world.woken.clear()
 
-    world.told()
+    world.on_new_pod()
 
     assert world.woken == ["look"]
 

@@ -189,7 +189,7 @@ def test_the_own_node_has_it_as_an_event(server, labels, events):
 
     assert server.wait(lambda: len(written(server)) == 2)
     node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
-    assert sorted(written(server), key=lambda one: one[1]) == [
+    assert sorted(written(server), key=lambda event: event[1]) == [
         (node, "Normal", "MIGLayoutApplied", "partitioned as layout 'all' says: gpu-0"),
         (node, "Warning", "MIGLayoutFailed", "there is no layout 'x'"),
     ]

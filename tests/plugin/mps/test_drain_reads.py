@@ -51,9 +51,9 @@ class Node:
         until = self.now + seconds
         while self.now + self.next_in <= until:
             self.now += self.next_in
-            self.next_in = min(LOOP, self.drain.look(self.wanted()) or LOOP)
+            self.next_in = min(LOOP, self.drain.look(self.clients_of_pods()) or LOOP)
 
-    def wanted(self):
+    def clients_of_pods(self):
         return [
             PodMpsClients(
                 ref(name), Pod(name, PodUid(f"uid-{name}")), MpsNamespaceName("c"), frozenset([1])

@@ -213,11 +213,11 @@ class Answers:
     """What an API server answers, one after the other."""
 
     def __init__(self, *answers):
-        self.left = list(answers)
+        self.answers = list(answers)
         self.keeping = ApiFeatureProbe(self.ask)
 
     def ask(self):
-        answer = self.left.pop(0)
+        answer = self.answers.pop(0)
         if isinstance(answer, ApiServerError):
             raise answer
         return answer
@@ -260,7 +260,7 @@ def test_the_first_answer_is_waited_for():
 def test_what_was_known_counts_while_the_api_server_is_away():
     world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(device_taints=False))
     answers = []
-    while world.left:
+    while world.answers:
         assert world.keeping.probe() is None
         answers.append(world.keeping())
 
