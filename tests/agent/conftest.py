@@ -83,14 +83,14 @@ class Host:
     def granted(self, agent: MpsSupervisor, name: MpsServerName = OVER_ONE) -> dict[str, MpsLimits]:
         """The limits that the daemon of a server holds, by namespace; a spare is so called."""
         daemon_names = self.daemon_names(agent)
-        namespaces = {daemon_name: one for one, daemon_name in daemon_names.items()}
-        found = self.daemons.of(name).namespaces
-        return {namespaces.get(one, "a spare"): limits for one, limits in found.items()}
+        namespaces = {daemon_name: namespace for namespace, daemon_name in daemon_names.items()}
+        granted = self.daemons.of(name).namespaces
+        return {namespaces.get(key, "a spare"): limits for key, limits in granted.items()}
 
     def daemon_names(self, agent: MpsSupervisor) -> dict[str, str]:
         """What its daemon calls a namespace."""
         served = agent.status().namespaces()
-        return {one.namespace.name: Path(one.pipe_directory).name for one in served}
+        return {state.namespace.name: Path(state.pipe_directory).name for state in served}
 
     def connect(self, agent: MpsSupervisor, pid: int, namespace: str) -> None:
         """A client of a namespace of the first server."""

@@ -66,14 +66,14 @@ class Node(RuleBasedStateMachine):
             self.host.fate.dies_in = None
         return True
 
-    @rule(wanted=ANY, dies_in=DYING)
-    def serve(self, wanted, dies_in):
-        went = self.do(dies_in, self.agent.serve, wanted)
+    @rule(namespace=ANY, dies_in=DYING)
+    def serve(self, namespace, dies_in):
+        went = self.do(dies_in, self.agent.serve, namespace)
         if went:
-            self.wanted.add(wanted.name)
-            self.unsure.discard(wanted.name)
-        elif wanted.name not in self.wanted and (went is None or wanted.name in self.unsure):
-            self.unsure.add(wanted.name)
+            self.wanted.add(namespace.name)
+            self.unsure.discard(namespace.name)
+        elif namespace.name not in self.wanted and (went is None or namespace.name in self.unsure):
+            self.unsure.add(namespace.name)
 
     @rule(ended=ANY, dies_in=DYING)
     def release(self, ended, dies_in):
@@ -196,11 +196,12 @@ class Node(RuleBasedStateMachine):
                 assert len(daemon.namespaces) == len(asked) + (spare is not None)
             else:
                 assert not any(
-                    exceeds_limits(one, daemon.daemon.default_limits) for one in asked.values()
+                    exceeds_limits(limits, daemon.daemon.default_limits)
+                    for limits in asked.values()
                 )
         assert status.unmanaged == ()
-        for name in [one.name for one in NAMESPACES]:
-            self.agent.release(name)
+        for unused in NAMESPACES:
+            self.agent.release(unused.name)
         assert self.host.left() == []
 
 
@@ -245,11 +246,11 @@ def survives(host, dies_in):
     except Killed:
         killed, agent = True, host.agent()
     host.fate.dies_in = None
-    wanted = NAMESPACES[:3]
-    assert [agent.serve(unused).namespace for unused in wanted] == wanted
+    namespaces = NAMESPACES[:3]
+    assert [agent.serve(unused).namespace for unused in namespaces] == namespaces
     host.settle(agent)
-    assert [served.namespace for served in agent.status().namespaces()] == wanted
-    for unused in wanted:
+    assert [served.namespace for served in agent.status().namespaces()] == namespaces
+    for unused in namespaces:
         agent.release(unused.name)
     assert host.left() == []
     return killed
@@ -278,8 +279,8 @@ def test_killed_at_any_point_an_instance_is_free_once_its_namespaces_were_releas
             except Killed:
                 killed, agent = True, host.agent()
             host.fate.dies_in = None
-            for one in NAMESPACES[6:8]:
-                agent.release(one.name)
+            for namespace in NAMESPACES[6:8]:
+                agent.release(namespace.name)
             assert not any(
                 daemon.daemon.gpus == (INSTANCE,) for daemon in host.daemons.running.values()
             )

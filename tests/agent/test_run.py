@@ -53,15 +53,15 @@ def start(mps_dir):
 
 def daemons(mps_dir):
     """The processes of daemons in that directory."""
-    found = []
+    pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             text = environ.read_bytes()
         except OSError:
             continue
         if b"DRA_DRIVER_MPS_TOKEN=" in text and os.fsencode(mps_dir) in text:
-            found.append(int(environ.parent.name))
-    return found
+            pids.append(int(environ.parent.name))
+    return pids
 
 
 def when_it_answers(mps_dir):
@@ -78,8 +78,8 @@ def when_it_answers(mps_dir):
 
 def ended(process):
     """Its exit code, and what it said."""
-    said = process.communicate(timeout=SECONDS)[1].decode()
-    return process.returncode, said
+    output = process.communicate(timeout=SECONDS)[1].decode()
+    return process.returncode, output
 
 
 def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
@@ -110,10 +110,10 @@ def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
 
 
 def test_a_directory_that_is_too_long_for_sockets_is_refused(start, mps_dir):
-    code, said = ended(start(**{"mps-dir": str(mps_dir / ("x" * 60))}))
+    code, output = ended(start(**{"mps-dir": str(mps_dir / ("x" * 60))}))
 
     assert code == 2
-    assert "too long for sockets" in said
+    assert "too long for sockets" in output
 
 
 def test_it_tells_how_it_is_over_http(start, mps_dir):

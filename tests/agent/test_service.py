@@ -80,7 +80,7 @@ def test_a_bug_is_an_answer_too(host, agent):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (namespace("C 1"), "its name 'C 1' is not"),
         (namespace("x" * 65), "is not 1 to 64"),
@@ -98,15 +98,15 @@ def test_a_bug_is_an_answer_too(host, agent):
         (namespace(default_limits=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
     ],
 )
-def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, said):
-    with pytest.raises(ClaimError, match=said):
+def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, message):
+    with pytest.raises(ClaimError, match=message):
         agent.serve(wrong)
 
     assert host.daemons.calls == []
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "problem"),
     [
         (b"hello\n", "the request cannot be read: it is not JSON"),
         (b'{"version":2,"StatusRequest":{}}\n', "version is 2, not 1"),
@@ -114,8 +114,8 @@ def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong
         (b'{"version":1,"ReleaseRequest":{}}\n', "ReleaseRequest.name is missing"),
     ],
 )
-def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, said):
-    assert said in told(service, line)
+def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, problem):
+    assert problem in told(service, line)
 
 
 def test_a_request_without_end_is_cut_off(service):
@@ -232,9 +232,9 @@ def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent
     made, go_on = threading.Event(), threading.Event()
     add = host.daemons.add
 
-    def slow(daemon, wanted):
+    def slow(daemon, namespace):
         assert go_on.wait(SECONDS)
-        directory = add(daemon, wanted)
+        directory = add(daemon, namespace)
         made.set()
         return directory
 
@@ -250,7 +250,7 @@ def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent
 def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, agent):
     begun, never = threading.Event(), threading.Event()
 
-    def hangs(daemon, wanted):
+    def hangs(daemon, namespace):
         begun.set()
         never.wait(50)
         raise NodeError("ended")
@@ -267,7 +267,7 @@ def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, a
 
 
 def test_a_bug_in_making_something_ready_harms_nobody(host, agent, caplog):
-    def broken(daemon, wanted):
+    def broken(daemon, namespace):
         raise KeyError("bug")
 
     add, host.daemons.add = host.daemons.add, broken

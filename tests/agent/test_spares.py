@@ -129,9 +129,9 @@ def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host
 
 def test_the_next_agent_sets_the_limits_of_what_it_finds(host, agent):
     """The last one may have been killed after it changed them."""
-    found = spare(host, agent)
+    spare_name = spare(host, agent)
     again = host.agent()
-    host.daemons.of(OVER_ONE).namespaces[found] = limits_of(100)
+    host.daemons.of(OVER_ONE).namespaces[spare_name] = limits_of(100)
     runs(host)
 
     again.serve(namespace("c_2", percent=30, mib=1024))
@@ -188,10 +188,10 @@ def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
     agent.serve(namespace("c_2", mib=2048))
     add = host.daemons.add
 
-    def full(daemon, wanted):
-        if wanted.name.startswith("n_"):
+    def full(daemon, namespace):
+        if namespace.name.startswith("n_"):
             raise NodeError("too many namespaces")
-        return add(daemon, wanted)
+        return add(daemon, namespace)
 
     host.daemons.add = full
     for _ in range(3):
@@ -210,10 +210,10 @@ def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, a
     limit, add = host.daemons.limit, host.daemons.add
 
     def refuses(then):
-        def carry_out(daemon, wanted):
-            if wanted.percent == 99:
+        def carry_out(daemon, limits):
+            if limits.percent == 99:
                 raise NodeError("99 % is refused")
-            return then(daemon, wanted)
+            return then(daemon, limits)
 
         return carry_out
 

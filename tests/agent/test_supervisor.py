@@ -40,11 +40,11 @@ def names(agent):
 
 
 def test_a_namespace_is_served_with_its_limits(host, agent):
-    wanted = namespace("c_1", percent=30, mib=1024)
+    expected = namespace("c_1", percent=30, mib=1024)
 
-    served = agent.serve(wanted)
+    served = agent.serve(expected)
 
-    assert served.namespace == wanted
+    assert served.namespace == expected
     assert served.protocol == 3
     assert served.pipe_directory == f"{host.directory}/{NAME}/pipe/gpu/c_1"
     assert served.shm_directory == ""
@@ -662,7 +662,7 @@ def test_with_protocol_3_one_server_has_the_tenants_apart(agent):
 
     (server,) = agent.status().servers
     assert (server.name, server.tenant) == (NAME, "")
-    assert len({one.pipe_directory for one in served}) == 3
+    assert len({state.pipe_directory for state in served}) == 3
 
 
 @pytest.mark.parametrize("gpu", [ONE, INSTANCE])
@@ -909,8 +909,8 @@ class Slow:
 def test_servers_do_not_wait_for_each_other_but_namespaces_of_one_do(host, agent):
     slow = host.daemons.start = Slow(host.daemons)
     threads = [
-        threading.Thread(target=agent.serve, args=(wanted,))
-        for wanted in (namespace("c_1", ONE), namespace("c_2", TWO), namespace("c_3", ONE))
+        threading.Thread(target=agent.serve, args=(unserved,))
+        for unserved in (namespace("c_1", ONE), namespace("c_2", TWO), namespace("c_3", ONE))
     ]
     for thread in threads:
         thread.start()
@@ -948,11 +948,11 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
 def test_a_server_has_its_gpus_in_the_order_in_which_containers_see_them():
     """Limits by index are by that; only its name does not depend on it."""
     later, earlier = GpuUuid("GPU-b"), GpuUuid("GPU-a")
-    wanted = MpsNamespace(
+    unserved = MpsNamespace(
         MpsNamespaceName("c_0"), ClaimUid("u"), (later, earlier), 50, (1 << 30, 2 << 30)
     )
 
-    daemon = new_server_state(NAME, wanted, 2, "/run/m").daemon
+    daemon = new_server_state(NAME, unserved, 2, "/run/m").daemon
 
     assert daemon.gpus == (later, earlier)
     assert mps_server_name((earlier, later)) == mps_server_name((later, earlier))

@@ -75,11 +75,11 @@ def stop_answering(node, agent):
 def test_a_daemon_that_does_not_come_up_is_told_of_in_time_with_its_own_words(node, agent):
     node.change(mps="hangs")
 
-    seconds, said = took(agent.serve, node.namespace(1))
+    seconds, message = took(agent.serve, node.namespace(1))
 
     assert seconds < BRIEF.serve + SLACK
-    assert "does not start" in said
-    assert "into the background" in said
+    assert "does not start" in message
+    assert "into the background" in message
     node.change(mps="works")
     assert agent.serve(node.namespace(1)).namespace == node.namespace(1)
     agent.release(node.namespace(1).name)

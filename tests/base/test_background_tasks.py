@@ -81,8 +81,8 @@ def test_the_same_error_is_logged_once_and_another_one_again(clock, caplog):
     for error in ("one", "one", "two", "two"):
         errands.go("lane", [errand("it", [], NodeError(error), again=0.0)])
 
-    assert [one.error for one in caplog.records] == ["one", "two"]
-    assert {one.task for one in caplog.records} == {"it"}
+    assert [record.error for record in caplog.records] == ["one", "two"]
+    assert {record.task for record in caplog.records} == {"it"}
 
 
 def test_an_error_after_a_success_is_logged_anew(clock, caplog):
@@ -90,7 +90,7 @@ def test_an_error_after_a_success_is_logged_anew(clock, caplog):
     for error in (NodeError("one"), None, NodeError("one")):
         errands.go("lane", [errand("it", [], error, again=0.0)])
 
-    assert [one.error for one in caplog.records] == ["one", "one"]
+    assert [record.error for record in caplog.records] == ["one", "one"]
 
 
 def test_an_error_is_forgotten_after_a_while(clock, caplog):

@@ -172,17 +172,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if len(parts) < 3 or parts[0] not in ("api", "apis"):
             return None
         if parts[0] == "api":
-            group, version, rest = "", parts[1], parts[2:]
+            group, version, segments = "", parts[1], parts[2:]
         else:
-            group, version, rest = parts[1], parts[2], parts[3:]
+            group, version, segments = parts[1], parts[2], parts[3:]
         namespace = ""
-        if rest[:1] == ["namespaces"] and len(rest) > 2:
-            namespace, rest = rest[1], rest[2:]
-        resource = RESOURCES.get("".join(rest[:1]))
+        if segments[:1] == ["namespaces"] and len(segments) > 2:
+            namespace, segments = segments[1], segments[2:]
+        resource = RESOURCES.get("".join(segments[:1]))
         served = self.server_state.served if group == GROUP else ["v1"]
         if resource is None or resource.group != group or version not in served:
             return None
-        name, part = "".join(rest[1:2]), "".join(rest[2:3])
+        name, part = "".join(segments[1:2]), "".join(segments[2:3])
         return Target(resource, version, namespace, name, part)
 
     def _one(self, target: Target, seen: Seen) -> tuple[int, Object]:
@@ -207,12 +207,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _list(self, target: Target, query: Mapping[str, str], selector: Mapping[str, str]) -> None:
         objects = self.server_state._objects
         with objects.changed:
-            found = objects.list(target.resource.plural, target.namespace, selector)
+            documents = objects.list(target.resource.plural, target.namespace, selector)
             metadata = {"resourceVersion": objects.version}
-        start, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(found)
-        if start + limit < len(found):
+        start, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(documents)
+        if start + limit < len(documents):
             metadata["continue"] = str(start + limit)
-        items = [write_as(target.api_version, each) for each in found[start : start + limit]]
+        items = [write_as(target.api_version, each) for each in documents[start : start + limit]]
         for each in items:  # the items of a list do not say what they are
             each.pop("kind", None)
             each.pop("apiVersion", None)

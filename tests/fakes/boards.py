@@ -26,9 +26,9 @@ AMPERE, HOPPER = "A100-40-SXM", "H100-80-SXM"
 
 def table(product: str) -> BoardGeometry:
     """What the board can be cut into."""
-    found = board_geometry(product)
-    assert found is not None
-    return found
+    geometry = board_geometry(product)
+    assert geometry is not None
+    return geometry
 
 
 def part(product: str, name: str, start: int) -> PartitionKey:
@@ -162,7 +162,7 @@ class Boards:
         if key not in board.there:
             with_gi = f"GI {key}"
             self.step(with_gi)
-            others = [board.partition(one) for one in board.there]
+            others = [board.partition(place) for place in board.there]
             if not fits_on_board(table(board.product), others, board.partition(key)):
                 raise PlacementTaken(f"{gpu} has no room for {key}")
             board.there[key] = False

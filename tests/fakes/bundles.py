@@ -21,13 +21,13 @@ def containerd(
 ) -> Path:
     """The bundle of a container that was given something of *claims* (UIDs); where it is."""
     namespace, pod_name, pod_uid = pod
-    its = {"io.kubernetes.cri.container-name": name} if kind == "container" else {}
+    annotations = {"io.kubernetes.cri.container-name": name} if kind == "container" else {}
     document = {
         "ociVersion": "1.2.0",
         "mounts": [*_usual(), *map(document_mount, claims)],
         "annotations": {
             "io.kubernetes.cri.container-type": kind,
-            **its,
+            **annotations,
             "io.kubernetes.cri.sandbox-id": "f" * 64,
             "io.kubernetes.cri.sandbox-name": pod_name,
             "io.kubernetes.cri.sandbox-namespace": namespace,

@@ -104,9 +104,9 @@ class CutNode:
             self._nvml.stop()
             self._nvml = None
 
-    def read(self, wanted: ClaimRef) -> Claim:
+    def read(self, ref: ClaimRef) -> Claim:
         """As the API server answers."""
-        return self._claims[wanted]
+        return self._claims[ref]
 
     def look(self) -> tuple[str, ...]:
         """The names of what is offered."""
@@ -114,9 +114,9 @@ class CutNode:
 
     def prepare(self, device: str) -> Sequence[PreparedDevice]:
         """Have *device* be given to the claim."""
-        wanted = claim(device)
-        self._claims[wanted.ref] = wanted
-        return self._preparer.prepare(wanted.ref)
+        prepared = claim(device)
+        self._claims[prepared.ref] = prepared
+        return self._preparer.prepare(prepared.ref)
 
     def unprepare(self) -> None:
         self._preparer.unprepare(ref())
@@ -132,7 +132,7 @@ class CutNode:
         instances each has."""
         node = self._live.current()
         kept = open_mig_states(self._host, lambda: True).read(node, node.gpus[0])
-        cuts = sorted((one.profile_id, one.start, len(one.computes)) for one in kept.cuts)
+        cuts = sorted((cut.profile_id, cut.start, len(cut.computes)) for cut in kept.cuts)
         return kept.on, tuple(cuts)
 
     @property

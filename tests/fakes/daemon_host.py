@@ -118,8 +118,8 @@ class DaemonHost:
 
     def processes(self) -> list[int]:
         """All of daemons that are still there."""
-        found = (DaemonProcesses().of(token) for token in self.tokens)
-        return [one.pid for processes in found for one in processes]
+        groups = (DaemonProcesses().of(token) for token in self.tokens)
+        return [process.pid for processes in groups for process in processes]
 
     def left(self) -> list[object]:
         """Everything that a daemon has left behind: processes, mounts, files."""

@@ -111,17 +111,17 @@ class FakeKubelet:
 
         Devices of a claim add up over calls, as in the kubelet, where an answer comes twice.
         """
-        wanted = [self._cached(ref) for ref in refs]
-        todo = [ref for ref, cached in zip(refs, wanted, strict=True) if not cached.prepared]
+        claims = [self._cached(ref) for ref in refs]
+        todo = [ref for ref, cached in zip(refs, claims, strict=True) if not cached.prepared]
         if todo:
             answers = self._checked("prepare", todo, driver)
-            for cached in wanted:
+            for cached in claims:
                 if cached.uid in answers and not answers[cached.uid].error:
                     cached.devices += answers[cached.uid].devices
             self._refuse("NodePrepareResources", todo, answers)
-        for cached in wanted:
+        for cached in claims:
             cached.prepared = True
-        return {cached.uid: cached.devices for cached in wanted}
+        return {cached.uid: cached.devices for cached in claims}
 
     def unprepare(self, refs: Sequence[ClaimRef], driver: str | None = None) -> None:
         """Unprepare claims and forget them; known or not, as after a restart with a checkpoint."""

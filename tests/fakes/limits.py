@@ -54,7 +54,7 @@ class LimitedNode:
     def end(self, pod: str) -> None:
         """All of the pod's cgroups go, as the kubelet does it: what is inside first."""
         directory = self.tree.root / f"kubepods/burstable/pod{pod}"
-        for inside in sorted((one for one in directory.rglob("*") if one.is_dir()), reverse=True):
+        for inside in sorted(filter(Path.is_dir, directory.rglob("*")), reverse=True):
             self.tree.remove(inside)
         # The next one of this name is to have another inode, as with the kernel, which numbers
         # cgroups once and for all.

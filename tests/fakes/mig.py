@@ -63,7 +63,7 @@ def cut_device(
     **fields,
 ) -> Device:
     """A partition that is cut when a claim needs it."""
-    offered = tuple(one.name for one in H100)
+    offered = tuple(profile.name for profile in H100)
     made = Device(
         on or mig_gpu(),
         shape or sliceable(of),
@@ -75,11 +75,11 @@ def cut_device(
 
 def mig_offer(*gpus: Gpu) -> Offer:
     """Each GPU as a whole, and every partition of it."""
-    its = gpus or (mig_gpu(),)
-    offered = tuple(one.name for one in H100)
-    whole = [Device(one, SLICEABLE, offered=offered) for one in its]
+    boards = gpus or (mig_gpu(),)
+    offered = tuple(profile.name for profile in H100)
+    whole = [Device(gpu, SLICEABLE, offered=offered) for gpu in boards]
     parts = [
-        cut_device(of, place.start, one) for one in its for of in H100 for place in of.placements
+        cut_device(of, place.start, gpu) for gpu in boards for of in H100 for place in of.placements
     ]
     return Offer((*whole, *parts))
 
@@ -93,7 +93,7 @@ class FakeMig:
     """The partitions of the GPUs of a node, and their MIG modes."""
 
     def __init__(self, inventory: Inventory) -> None:
-        self.modes = {one.uuid: one.mig.on for one in inventory.gpus if one.mig}
+        self.modes = {gpu.uuid: gpu.mig.on for gpu in inventory.gpus if gpu.mig}
         self.instances: dict[tuple[GpuUuid, PartitionKey], MigInstance] = {}
 
     def set_mode(self, uuid: GpuUuid, on: bool, *, quietly: bool = False) -> None:
@@ -106,7 +106,7 @@ class FakeMig:
         self.modes[uuid] = on
 
     def on(self, uuid: GpuUuid) -> tuple[PartitionKey, ...]:
-        return tuple(sorted(key for its, key in self.instances if its == uuid))
+        return tuple(sorted(key for gpu, key in self.instances if gpu == uuid))
 
     def create(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
         if (uuid, key) in self.instances:
@@ -121,9 +121,9 @@ class FakeMig:
 
     def add(self, uuid: GpuUuid, key: PartitionKey) -> MigInstance:
         """An instance that somebody makes."""
-        found = MigInstance(key, 20 * key.size + key.start, 0, name_of(uuid, key))
-        self.instances[uuid, key] = found
-        return found
+        instance = MigInstance(key, 20 * key.size + key.start, 0, name_of(uuid, key))
+        self.instances[uuid, key] = instance
+        return instance
 
     def remove(
         self,
@@ -132,10 +132,10 @@ class FakeMig:
         instance: GpuUuid | None = None,
         unless: Collection[GpuUuid] = (),
     ) -> None:
-        found = self.instances.get((uuid, key))
-        if found is None or found.uuid in unless:
+        cut = self.instances.get((uuid, key))
+        if cut is None or cut.uuid in unless:
             return
-        if instance in (None, found.uuid):
+        if instance in (None, cut.uuid):
             del self.instances[uuid, key]
 
     def find(self, uuid: GpuUuid, key: PartitionKey) -> MigInstance:

@@ -57,9 +57,9 @@ class MigNode(Node):
     @property
     def static(self) -> StaticInfo:
         self.nvml.system()
-        found = self.nvml.static_infos([0])[0]
-        assert isinstance(found, StaticInfo), found
-        return found
+        info = self.nvml.static_infos([0])[0]
+        assert isinstance(info, StaticInfo), info
+        return info
 
     @cached_property
     def profiles(self) -> tuple[MigProfile, ...]:

@@ -25,10 +25,10 @@ class Mortal:
         self.dead = False
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._functions, name)
+        function = getattr(self._functions, name)
         if not name.startswith("nvml") or name == "nvmlShutdown":  # the kernel ends that, too
-            return found
-        return self._mortal(name, found)
+            return function
+        return self._mortal(name, function)
 
     def _mortal(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -69,14 +69,14 @@ class FakeDaemons:
 
     def of(self, name: str) -> Running:
         """The one daemon of a server."""
-        (found,) = (daemon for daemon in self.running.values() if daemon.daemon.name == name)
-        return found
+        (running,) = (daemon for daemon in self.running.values() if daemon.daemon.name == name)
+        return running
 
     def connect(self, name: str, pid: int, namespace: str) -> None:
         """A client of a namespace."""
-        found = self.of(name)
-        told = MpsNamespaceName(namespace) if found.daemon.protocol > 2 else None
-        found.clients.add(MpsClient(pid, told))
+        running = self.of(name)
+        tenant = MpsNamespaceName(namespace) if running.daemon.protocol > 2 else None
+        running.clients.add(MpsClient(pid, tenant))
 
     def kill(self, name: str) -> None:
         del self.running[self.of(name).daemon.token]
@@ -96,7 +96,7 @@ class FakeDaemons:
         self._begin("start", daemon)
         if daemon.protocol > self.newest:
             raise NodeError(f"protocol {daemon.protocol} is unknown")
-        if any(one.daemon.directory == daemon.directory for one in self.running.values()):
+        if any(existing.daemon.directory == daemon.directory for existing in self.running.values()):
             raise NodeError(f"another daemon lives in {daemon.directory}")
         there = Path(daemon.directory).exists()
         Path(daemon.pipe).mkdir(parents=True, exist_ok=True)
@@ -183,8 +183,8 @@ class FakeDaemons:
 
     def remove_orphan(self, daemon: ControlDaemon) -> None:
         self._begin("clear", daemon)
-        for token, one in list(self.running.items()):
-            if one.daemon.directory == daemon.directory:
+        for token, running in list(self.running.items()):
+            if running.daemon.directory == daemon.directory:
                 del self.running[token]
         self.fate.point()
         shutil.rmtree(daemon.directory, ignore_errors=True)
@@ -202,9 +202,9 @@ class FakeDaemons:
         return daemon.token not in self.running or self.running[daemon.token].sheltered
 
     def unmanaged(self, tokens: Collection[str]) -> tuple[str, ...]:
-        left = self.running.keys() - set(tokens)
+        unknown = self.running.keys() - set(tokens)
         return tuple(
-            sorted((*self.others, *(self.running[process].daemon.name for process in left)))
+            sorted((*self.others, *(self.running[process].daemon.name for process in unknown)))
         )
 
     def _begin(self, call: str, daemon: ControlDaemon) -> None:

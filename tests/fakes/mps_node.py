@@ -52,8 +52,8 @@ class FailingPods(FakePods):
         spec = super().read(namespace, name)
         if spec.deletion is None or self.now is None:
             return spec
-        left = max(0.0, spec.deletion.ends_at - self.now)
-        return replace(spec, deletion=replace(spec.deletion, left_seconds=left))
+        seconds = max(0.0, spec.deletion.ends_at - self.now)
+        return replace(spec, deletion=replace(spec.deletion, left_seconds=seconds))
 
     read_cached = read
 
@@ -138,7 +138,7 @@ class World:
         return self.listed
 
     def record(self, uid):
-        return next((one for one in self.listed if one.claim.uid == uid), None)
+        return next((record for record in self.listed if record.claim.uid == uid), None)
 
     def set_aside(self):
         return self.aside
@@ -166,12 +166,12 @@ class World:
         return [GpuProcess(pid, 1 << 30) for pid in pids]
 
     def instance(self, gpu, key):
-        found = self.instances.get(
+        instance = self.instances.get(
             key, MigInstanceNotFound(f"there is no instance of {key} on {gpu}")
         )
-        if isinstance(found, NodeError):
-            raise found
-        return found
+        if isinstance(instance, NodeError):
+            raise instance
+        return instance
 
     def sees_pods(self):
         return self.sees
@@ -237,19 +237,19 @@ class World:
             self.bundles.give(pod, "main", record.claim)
 
     def give_back(self, claim):
-        self.listed = tuple(one for one in self.listed if one.claim != claim)
+        self.listed = tuple(record for record in self.listed if record.claim != claim)
 
     def join(self, claim, pod):
         """It is noticed that another pod uses the claim."""
         self._pods(claim, lambda pods: (*pods, pod))
 
     def leave(self, claim, pod):
-        self._pods(claim, lambda pods: tuple(one for one in pods if one != pod))
+        self._pods(claim, lambda pods: tuple(each for each in pods if each != pod))
 
     def _pods(self, claim, change):
         self.listed = tuple(
-            replace(one, pods=change(one.pods)) if one.claim == claim else one
-            for one in self.listed
+            replace(record, pods=change(record.pods)) if record.claim == claim else record
+            for record in self.listed
         )
 
     def process(self, pid, pod, *gpus, of=None, container="main"):
@@ -264,7 +264,7 @@ class World:
         self.running.pop(pid)
         self.agent.leave(pid)
         for gpu, pids in self.on_gpus.items():
-            self.on_gpus[gpu] = tuple(one for one in pids or () if one != pid)
+            self.on_gpus[gpu] = tuple(each for each in pids or () if each != pid)
 
     def delete(self, pod, grace, uid=None):
         """Somebody deletes the pod."""

@@ -106,23 +106,23 @@ class Plugins:
     def usable(self, driver: str | None) -> Instance:
         """Whom a call goes to: of those connected the one that registered last."""
         with self._changed:
-            found = [i for i in self._instances.values() if driver in (None, i.driver)]
-        if driver is None and len({i.driver for i in found}) > 1:
+            instances = [i for i in self._instances.values() if driver in (None, i.driver)]
+        if driver is None and len({i.driver for i in instances}) > 1:
             raise KubeletError("several drivers are registered: say which")
-        if not found:
+        if not instances:
             raise KubeletError(f"DRA driver {driver or '(any)'} is not registered")
-        connected = [i for i in found if i.connected]
-        return (connected or found)[-1]
+        connected = [i for i in instances if i.connected]
+        return (connected or instances)[-1]
 
     def _reconcile(self) -> None:
         while not self._stop.wait(self._poll_seconds):
             self._look_at_connections()
-            found = dict(_sockets(self._registry))
-            for path in [p for p in self._seen if self._seen[p] != found.get(p)]:
+            sockets = dict(_sockets(self._registry))
+            for path in [p for p in self._seen if self._seen[p] != sockets.get(p)]:
                 self._deregister(path)
                 del self._seen[path]
                 self._again_at.pop(path, None)
-            for path, seen in found.items():
+            for path, seen in sockets.items():
                 due, pause = self._again_at.get(path, (0.0, 0.1))
                 if path in self._instances or time.monotonic() < due:
                     continue
@@ -209,12 +209,12 @@ def _notify(channel: grpc.Channel, status: registration.RegistrationStatus) -> N
 
 def _sockets(directory: Path) -> list[tuple[Path, _Seen]]:
     """The sockets below *directory*, hidden names left out (pluginwatcher)."""
-    found = []
+    sockets = []
     for path in sorted(directory.rglob("*")):
         try:
             status = path.lstat()
         except FileNotFoundError:
             continue
         if stat.S_ISSOCK(status.st_mode) and not path.name.startswith("."):
-            found.append((path, _Seen(status.st_ino, status.st_mtime_ns)))
-    return found
+            sockets.append((path, _Seen(status.st_ino, status.st_mtime_ns)))
+    return sockets

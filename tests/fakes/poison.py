@@ -48,8 +48,8 @@ class Poison:
     def touched(self) -> tuple[str, ...]:
         """What was touched since this was asked last."""
         with self._lock:
-            found, self._touched = self._touched, []
-        return tuple(found)
+            touched, self._touched = self._touched, []
+        return tuple(touched)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _EVENTS:

@@ -57,9 +57,9 @@ def _amounts(policy: Document) -> dict[str, Any]:
     """Every quantity that *policy* says, by name."""
     ranged = policy.get("validRange") or {}
     values = enumerate(policy.get("validValues") or ())
-    found = {"default": policy.get("default")} if policy.get("default") is not None else {}
+    amounts = {"default": policy.get("default")} if policy.get("default") is not None else {}
     return {
-        **found,
+        **amounts,
         **{name: ranged[name] for name in ("min", "max", "step") if ranged.get(name) is not None},
         **{f"validValues[{index}]": value for index, value in values},
     }

@@ -26,6 +26,6 @@ def locked_out(directory: Path, mode: int) -> Iterator[None]:
 def let_in(directory: Path) -> None:
     """Let every user into *directory*: those above it that pytest made are for this user only."""
     top = Path(tempfile.gettempdir())
-    for one in (directory, *directory.parents):
-        if one.is_relative_to(top) and one.stat().st_mode & 0o005 != 0o005:
-            one.chmod(0o755)
+    for path in (directory, *directory.parents):
+        if path.is_relative_to(top) and path.stat().st_mode & 0o005 != 0o005:
+            path.chmod(0o755)

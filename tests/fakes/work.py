@@ -8,15 +8,15 @@ from typing import Any
 
 def calls(act: Callable[[], object], of: Callable[..., Any] | None = None) -> int:
     """How many functions *act* calls, of Python and of C; *of*: how often that one."""
-    wanted: CodeType | None = of.__code__ if of is not None else None
+    code: CodeType | None = of.__code__ if of is not None else None
     count = 0
 
     def called(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
-        if wanted is None:
+        if code is None:
             count += event in ("call", "c_call")
         else:
-            count += event == "call" and frame.f_code is wanted
+            count += event == "call" and frame.f_code is code
 
     before = sys.getprofile()
     sys.setprofile(called)

@@ -55,7 +55,7 @@ def test_a_program_that_would_give_a_token_is_left_out_where_there_is_another_wa
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         pytest.param({"user": {"exec": {"command": "aws"}}}, "only 'exec'", id="only a program"),
         pytest.param({"current-context": ""}, "no current-context", id="no context chosen"),
@@ -64,8 +64,8 @@ def test_a_program_that_would_give_a_token_is_left_out_where_there_is_another_wa
         pytest.param({"cluster": {"server": ""}}, "no server", id="no address"),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere_is_refused(tmp_path, changes, said):
-    with pytest.raises(SettingsError, match=said):
+def test_a_kubeconfig_that_leads_nowhere_is_refused(tmp_path, changes, message):
+    with pytest.raises(SettingsError, match=message):
         load_kubeconfig(written(tmp_path, **changes))
 
 

@@ -63,7 +63,7 @@ def test_an_allocation_that_changed_a_moment_ago_is_seen(server, reader):
 
 @pytest.mark.point(19, 20, 21)
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("there", "message"),
     [
         pytest.param(None, "does not exist any more", id="gone"),
         pytest.param(claim(device=None), "not allocated", id="not allocated"),
@@ -75,11 +75,13 @@ def test_an_allocation_that_changed_a_moment_ago_is_seen(server, reader):
         pytest.param(claim(driver="other.com"), "no device of driver", id="nothing of ours"),
     ],
 )
-def test_a_claim_that_cannot_be_prepared_is_refused_and_counts_as_gone(server, reader, there, said):
+def test_a_claim_that_cannot_be_prepared_is_refused_and_counts_as_gone(
+    server, reader, there, message
+):
     if there:
         server.put(there)
 
-    with pytest.raises(ClaimError, match=said):
+    with pytest.raises(ClaimError, match=message):
         reader.read(REF)
     assert not reader.exists(REF)
 
@@ -107,9 +109,11 @@ def test_what_cannot_be_known_is_not_taken_for_gone(server, reader, status, erro
 
 def reads(server):
     """How claims were asked for since the last time: from memory or live."""
-    asked = [one for one in server.requests if one.path.endswith("/resourceclaims/c")]
+    asked = [request for request in server.requests if request.path.endswith("/resourceclaims/c")]
     server.forget_requests()
-    return ["memory" if one.query.get("resourceVersion") == "0" else "live" for one in asked]
+    return [
+        "memory" if request.query.get("resourceVersion") == "0" else "live" for request in asked
+    ]
 
 
 def test_a_claim_that_is_there_is_looked_at_without_asking_etcd(server, reader):
@@ -178,10 +182,10 @@ def test_a_claim_is_found_by_its_uid_among_many(server, reader):
     for index in range(3):
         server.put(claim(f"c{index}"))
 
-    found = reader.find_by_uid(ClaimUid("uid-of-c1"))
+    found_claim = reader.find_by_uid(ClaimUid("uid-of-c1"))
 
-    assert found is not None
-    assert found.ref == ClaimRef("ns", "c1", ClaimUid("uid-of-c1"))
+    assert found_claim is not None
+    assert found_claim.ref == ClaimRef("ns", "c1", ClaimUid("uid-of-c1"))
     assert reader.find_by_uid(ClaimUid("none")) is None
 
 

@@ -12,9 +12,9 @@ DRIVER = "gpu.nvidia.com"
 
 
 def document(**status: Any) -> dict[str, Any]:
-    found = claim_document(claim("gpu-0"))
-    found["status"] |= status
-    return found
+    answer = claim_document(claim("gpu-0"))
+    answer["status"] |= status
+    return answer
 
 
 def test_our_results_are_read() -> None:
@@ -29,7 +29,7 @@ def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "one"),
+    ("owners", "expected"),
     [
         pytest.param(None, False, id="written by a user"),
         pytest.param([{"kind": "Pod", "name": "p", "controller": True}], True, id="of a pod"),
@@ -37,11 +37,11 @@ def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
         pytest.param([{"kind": "Job", "name": "j", "controller": True}], False, id="of a job"),
     ],
 )
-def test_a_claim_that_was_made_for_a_pod_is_told_from_others(owners, one) -> None:
-    found = document()
-    found["metadata"]["ownerReferences"] = owners
+def test_a_claim_that_was_made_for_a_pod_is_told_from_others(owners, expected) -> None:
+    answer = document()
+    answer["metadata"]["ownerReferences"] = owners
 
-    assert parse_claim(found, ref(), DRIVER).made_for_pod is one
+    assert parse_claim(answer, ref(), DRIVER).made_for_pod is expected
 
 
 @pytest.mark.point(20)

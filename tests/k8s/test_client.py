@@ -95,9 +95,9 @@ def test_a_long_list_comes_in_pages_and_is_one(server, api):
     for index in range(5):
         server.put(pod(f"p{index}") | {"metadata": {"name": f"p{index}", "namespace": "ns"}})
 
-    found = api.list(PODS, {"limit": "2"})
+    answer = api.list(PODS, {"limit": "2"})
 
-    assert [each["metadata"]["name"] for each in found["items"]] == [f"p{i}" for i in range(5)]
+    assert [each["metadata"]["name"] for each in answer["items"]] == [f"p{i}" for i in range(5)]
     assert server.count("GET", PODS) == 3
 
 
@@ -390,16 +390,16 @@ def test_a_closed_client_sends_nothing_more(server, api):
 
 def test_many_threads_share_a_client(server, api):
     server.put({"kind": "Node", "metadata": {"name": "n"}})
-    found = []
+    nodes = []
     threads = [
-        threading.Thread(target=lambda: found.append(api.get("/api/v1/nodes/n"))) for _ in range(12)
+        threading.Thread(target=lambda: nodes.append(api.get("/api/v1/nodes/n"))) for _ in range(12)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert len(found) == 12
+    assert len(nodes) == 12
 
 
 def test_a_document_is_sent_as_it_is(server, api):

@@ -163,25 +163,25 @@ def test_the_system_finds_out_about_a_peer_that_vanished(proxy, connect):
 
 def sockets_to(port):
     """The connections of this process to *port*."""
-    found = []
+    sockets = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it is closed by now, or no connection
             copy = os.dup(int(name))
             try:
-                one = socket.socket(fileno=copy)
+                candidate = socket.socket(fileno=copy)
             except OSError:
                 os.close(copy)
                 continue
-            found.append(one)
-    wanted = [one for one in found if _leads_to(one, port)]
-    for one in found:
-        if one not in wanted:
-            one.close()
-    return wanted
+            sockets.append(candidate)
+    connected = [candidate for candidate in sockets if _leads_to(candidate, port)]
+    for candidate in sockets:
+        if candidate not in connected:
+            candidate.close()
+    return connected
 
 
-def _leads_to(one, port):
+def _leads_to(candidate, port):
     try:
-        return one.getpeername()[1:2] == (port,)
+        return candidate.getpeername()[1:2] == (port,)
     except OSError:
         return False

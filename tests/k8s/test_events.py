@@ -80,9 +80,9 @@ def clock():
 
 @pytest.fixture
 def events(desk, clock):
-    told = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
-    yield told
-    told.stop()
+    recorder = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
+    yield recorder
+    recorder.stop()
 
 
 def event(message="it is above", pod=POD, reason="GPUMemoryAboveShare", about="a"):
@@ -97,19 +97,19 @@ def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
     events.emit(event())
     desk.wait_for(1)
 
-    (found,) = api.list(EVENTS, {"fieldSelector": "involvedObject.uid=uid-web"})["items"]
-    assert found["metadata"]["name"].startswith("web.")
-    assert found["involvedObject"] == {
+    (document,) = api.list(EVENTS, {"fieldSelector": "involvedObject.uid=uid-web"})["items"]
+    assert document["metadata"]["name"].startswith("web.")
+    assert document["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Pod",
         "namespace": "team",
         "name": "web",
         "uid": "uid-web",
     }
-    assert (found["type"], found["reason"]) == ("Warning", "GPUMemoryAboveShare")
-    assert (found["message"], found["count"]) == ("it is above", 1)
-    assert found["source"] == {"component": "gpu.nvidia.com", "host": "node-1"}
-    assert found["firstTimestamp"] == found["lastTimestamp"]
+    assert (document["type"], document["reason"]) == ("Warning", "GPUMemoryAboveShare")
+    assert (document["message"], document["count"]) == ("it is above", 1)
+    assert document["source"] == {"component": "gpu.nvidia.com", "host": "node-1"}
+    assert document["firstTimestamp"] == document["lastTimestamp"]
 
 
 @pytest.mark.parametrize(("uid", "as_uid"), [("uid-node", "uid-node"), ("", "node-1")])
@@ -117,14 +117,14 @@ def test_an_event_of_a_node_is_what_kubectl_describe_shows_of_it(events, desk, a
     events.emit(of_node(uid=uid))
     desk.wait_for(1)
 
-    (found,) = api.list("/api/v1/namespaces/default/events")["items"]
-    assert found["involvedObject"] == {
+    (event,) = api.list("/api/v1/namespaces/default/events")["items"]
+    assert event["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Node",
         "name": "node-1",
         "uid": as_uid,
     }
-    assert (found["reason"], found["message"]) == ("MIGLayoutFailed", "it does not fit")
+    assert (event["reason"], event["message"]) == ("MIGLayoutFailed", "it does not fit")
 
 
 def test_what_went_well_is_no_warning(events, desk, api):
@@ -144,8 +144,8 @@ def test_the_last_words_are_written_though_they_came_soon_after_others(events, d
     desk.wait_for(4)
 
     assert sorted(desk.calls) == ["create", "create", "create", "patch"]
-    found = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
-    assert found == {"third": 3, "another": 1, "another yet": 1}
+    counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
+    assert counts == {"third": 3, "another": 1, "another yet": 1}
 
 
 def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
@@ -157,8 +157,8 @@ def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
     give_up = time.monotonic() + 60
     while api.list(EVENTS)["items"][0]["message"] != "last" and time.monotonic() < give_up:
         time.sleep(0.005)
-    (found,) = api.list(EVENTS)["items"]
-    assert (found["message"], found["count"]) == ("last", 3)
+    (document,) = api.list(EVENTS)["items"]
+    assert (document["message"], document["count"]) == ("last", 3)
     events.stop()
 
 
@@ -167,7 +167,7 @@ def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
     events.emit(event())
     events.emit(event("again"))
     desk.wait_for(1)
-    (thread,) = (one for one in threading.enumerate() if one.name == "events")
+    (thread,) = (t for t in threading.enumerate() if t.name == "events")
 
     events.stop()
     thread.join(5)
@@ -182,8 +182,8 @@ def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, 
         desk.wait_for(number + 1)
         clock.now += 60
 
-    (found,) = api.list(EVENTS)["items"]
-    assert (found["count"], found["message"]) == (3, "message 2")
+    (document,) = api.list(EVENTS)["items"]
+    assert (document["count"], document["message"]) == (3, "message 2")
 
 
 def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
@@ -198,7 +198,7 @@ def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api
     events.stop()
 
     assert desk.calls == ["create", "create", "patch"]
-    counts = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
+    counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
     assert counts == {"it is above": 1, "once more": 51}
 
 
@@ -221,8 +221,8 @@ def test_something_else_is_an_event_of_its_own(events, desk, api, other):
 def test_an_event_that_the_api_server_forgot_is_written_anew(events, desk, clock, api):
     events.emit(event())
     desk.wait_for(1)
-    (found,) = api.list(EVENTS)["items"]
-    api.delete(f"{EVENTS}/{found['metadata']['name']}")
+    (document,) = api.list(EVENTS)["items"]
+    api.delete(f"{EVENTS}/{document['metadata']['name']}")
     clock.now += 60
     events.emit(event())
     desk.wait_for(3)
@@ -264,8 +264,8 @@ def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(de
     while len(api.list(EVENTS)["items"]) < 2 and time.monotonic() < give_up:
         time.sleep(0.005)
 
-    found = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
-    assert found == {"second": 2, "another": 1}
+    counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
+    assert counts == {"second": 2, "another": 1}
     assert caplog.text.count("events wait for the API server") == 1
     events.stop()
 
@@ -284,7 +284,7 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
     desk.wait_for(8)
     events.stop()
 
-    assert {one["message"] for one in api.list(EVENTS)["items"]} == {"b", "c", "d"}
+    assert {written["message"] for written in api.list(EVENTS)["items"]} == {"b", "c", "d"}
 
 
 def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):

@@ -321,36 +321,36 @@ def etcd_gets(cluster):
         r'(?:="resourceclaims"|ResourceClaim")\} (.+)$',
         re.MULTILINE,
     )
-    return sum(float(found) for found in of_claims.findall(text))
+    return sum(float(count) for count in of_claims.findall(text))
 
 
 @pytest.mark.point(64, 65, 68, 69)
 def test_slices_are_published_and_come_back_within_two_seconds(api, home):
     resources = ResourceApi(api)
     publisher = Publisher(PoolWriter(resources, DRIVER, home.node))
-    wanted = [{"name": f"d{i}"} for i in range(150)]
-    publisher.want(split_into_slices(home.node, wanted))
+    devices = [{"name": f"d{i}"} for i in range(150)]
+    publisher.want(split_into_slices(home.node, devices))
     publisher.start()
     try:
-        assert published(api, wanted, 0.5)
+        assert published(api, devices, 0.5)
         for each in api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]:
             api.delete(f"{SLICES}/{each['metadata']['name']}")
-        assert published(api, wanted, 2.0)
+        assert published(api, devices, 2.0)
         there = api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"][0]
         there["spec"]["devices"].pop()
         api.update(f"{SLICES}/{there['metadata']['name']}", there)
-        assert published(api, wanted, 2.0)
+        assert published(api, devices, 2.0)
     finally:
         assert publisher.stop()
 
 
-def published(api, wanted, seconds):
+def published(api, devices, seconds):
     """Whether the devices are all there, in order, before *seconds* are over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]
-        if [d["name"] for each in found for d in each["spec"]["devices"]] == [
-            d["name"] for d in wanted
+        slices = api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]
+        if [d["name"] for each in slices for d in each["spec"]["devices"]] == [
+            d["name"] for d in devices
         ]:
             return True
         time.sleep(0.02)

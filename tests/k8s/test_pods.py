@@ -32,7 +32,7 @@ def reader(server, tmp_path):
 
 def container(name="main", claims=(), **fields):
     """A container that asks for *claims*: the name that the pod has for one, or with a request."""
-    asked = [{"name": one} if isinstance(one, str) else dict(one) for one in claims]
+    asked = [{"name": claim} if isinstance(claim, str) else dict(claim) for claim in claims]
     return {"name": name, "image": "x", "resources": {"claims": asked}, **fields}
 
 
@@ -51,7 +51,7 @@ def request(name, request):
 
 
 def uses(document):
-    return {one.name: set(one.uses) for one in parse_pod(document).containers}
+    return {container.name: set(container.uses) for container in parse_pod(document).containers}
 
 
 def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
@@ -66,14 +66,14 @@ def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
         "ns", "p", PodUid("uid-p"), (ContainerSpec("main", frozenset({("shared", "")}), root=True),)
     )
     server.put(pod(container("other")))
-    assert [one.name for one in reader.read("ns", "p").containers] == ["other"]
+    assert [parsed.name for parsed in reader.read("ns", "p").containers] == ["other"]
 
 
 def test_a_glance_is_answered_from_what_the_api_server_has_in_memory(server, reader):
     server.put(pod(container()))
 
     assert reader.read_cached("ns", "p") == reader.read("ns", "p")
-    asked = [one.query.get("resourceVersion") for one in server.requests]
+    asked = [request.query.get("resourceVersion") for request in server.requests]
     assert asked == ["0", None]
 
 
@@ -214,7 +214,7 @@ SAFE = {"allowPrivilegeEscalation": False}
 def test_who_may_run_as_root(of_container, of_pod, root):
     document = pod(container(securityContext=of_container), securityContext=of_pod)
 
-    assert [one.root for one in parse_pod(document).containers] == [root]
+    assert [parsed.root for parsed in parse_pod(document).containers] == [root]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_who_may_run_as_root(of_container, of_pod, root):
 def test_a_user_who_can_become_root_may_be_root(more, root):
     document = pod(container(securityContext={"runAsUser": 1000, "runAsNonRoot": True, **more}))
 
-    assert [one.root for one in parse_pod(document).containers] == [root]
+    assert [parsed.root for parsed in parse_pod(document).containers] == [root]
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_a_pod_that_is_not_deleted_does_not_end():
     assert parse_pod(pod(container())).deletion is None
 
 
-@pytest.mark.parametrize(("said", "grace"), [(None, 30.0), (0, 0.0), (600, 600.0)])
-def test_a_pod_has_the_time_to_end_that_it_says(said, grace):
-    assert parse_pod(pod(container(), terminationGracePeriodSeconds=said)).grace_seconds == grace
+@pytest.mark.parametrize(("seconds", "grace"), [(None, 30.0), (0, 0.0), (600, 600.0)])
+def test_a_pod_has_the_time_to_end_that_it_says(seconds, grace):
+    assert parse_pod(pod(container(), terminationGracePeriodSeconds=seconds)).grace_seconds == grace
 
 
 @pytest.mark.parametrize(
@@ -283,15 +283,17 @@ def test_a_deleted_pod_ends_when_the_api_server_says(written):
     assert parse_pod(pod(container(), metadata=metadata)).deletion == PodDeletion(ends_at, 20.0)
 
 
-@pytest.mark.parametrize(("ahead", "left"), [(30.0, 29.0), (1.5, 0.5), (0.5, 0.0), (-90.0, 0.0)])
+@pytest.mark.parametrize(
+    ("ahead", "remaining"), [(30.0, 29.0), (1.5, 0.5), (0.5, 0.0), (-90.0, 0.0)]
+)
 def test_what_a_deleted_pod_has_left_is_told_by_the_api_servers_clock_rather_too_little(
-    ahead, left
+    ahead, remaining
 ):
     metadata = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() - ahead
 
-    found = parse_pod(pod(container(), metadata=metadata), now).deletion
-    assert found == PodDeletion(now + ahead, 0.0, left)
+    deletion = parse_pod(pod(container(), metadata=metadata), now).deletion
+    assert deletion == PodDeletion(now + ahead, 0.0, remaining)
 
 
 def test_a_pod_that_is_read_from_the_api_server_says_what_it_has_left(server, reader):
@@ -299,8 +301,8 @@ def test_a_pod_that_is_read_from_the_api_server_says_what_it_has_left(server, re
     metadata = {"deletionTimestamp": far.isoformat(), "deletionGracePeriodSeconds": 3600}
     server.put(pod(container(), metadata=metadata))
 
-    found = reader.read_cached("ns", "p").deletion
-    assert found and found.left_seconds == pytest.approx(3600, abs=300)
+    deletion = reader.read_cached("ns", "p").deletion
+    assert deletion and deletion.left_seconds == pytest.approx(3600, abs=300)
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -314,7 +316,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 def test_no_container_uses_a_claim_that_it_does_not_name(asked, made, containers):
     document = pod(
         *(
-            container(f"c{index}", [request(*one) for one in claims])
+            container(f"c{index}", [request(*names) for names in claims])
             for index, claims in enumerate(containers)
         ),
         resourceClaims=[

@@ -88,9 +88,9 @@ def test_a_quantity_is_written_as_the_api_server_writes_it(sent, stored):
     assert canonical(sent) == stored
 
 
-@pytest.mark.parametrize(("one", "other"), [("+5", "5"), ("5.", "5"), ("1E3", "1e3")])
-def test_what_the_api_server_leaves_as_it_was_written_is_the_same_here(one, other):
-    assert canonical(one) == canonical(other)
+@pytest.mark.parametrize(("written", "stored"), [("+5", "5"), ("5.", "5"), ("1E3", "1e3")])
+def test_what_the_api_server_leaves_as_it_was_written_is_the_same_here(written, stored):
+    assert canonical(written) == canonical(stored)
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "1e", "--1", "1.2.3", "0x10", "٣", "1K"])

@@ -38,9 +38,9 @@ def test_the_newest_version_that_both_know_is_chosen(served, chosen):
     assert choose_version(served) == chosen
 
 
-@pytest.mark.parametrize(("served", "said"), [([], "nothing"), (["v1alpha3"], "v1alpha3")])
-def test_an_api_server_without_any_is_told_what_to_turn_on(served, said):
-    with pytest.raises(Refused, match=f"it serves {said}.*--runtime-config=resource"):
+@pytest.mark.parametrize(("served", "description"), [([], "nothing"), (["v1alpha3"], "v1alpha3")])
+def test_an_api_server_without_any_is_told_what_to_turn_on(served, description):
+    with pytest.raises(Refused, match=f"it serves {description}.*--runtime-config=resource"):
         choose_version(served)
 
 

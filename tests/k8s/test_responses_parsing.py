@@ -64,7 +64,7 @@ def _cut(value, depth):
     """*value*, with null for lists at 100 levels; its own, if it is one, is at *depth*."""
     if not isinstance(value, list):
         return value
-    return None if depth == 100 else [_cut(one, depth + 1) for one in value]
+    return None if depth == 100 else [_cut(item, depth + 1) for item in value]
 
 
 @pytest.mark.parametrize(

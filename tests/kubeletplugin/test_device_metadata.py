@@ -36,13 +36,13 @@ def of(*devices, claim=CLAIM):
 
 def objects(text: str) -> list[dict]:
     """The objects of a document, as a reader takes them: one after the other."""
-    found, decoder = [], json.JSONDecoder()
+    documents, decoder = [], json.JSONDecoder()
     while text:
-        one, end = decoder.raw_decode(text)
+        document, end = decoder.raw_decode(text)
         assert text[end] == "\n", "a newline ends each object"
-        found.append(one)
+        documents.append(document)
         text = text[end + 1 :]
-    return found
+    return documents
 
 
 def test_a_document_is_what_readers_expect(golden: Golden):
@@ -54,7 +54,7 @@ def test_a_document_is_what_readers_expect(golden: Golden):
 def test_a_document_has_the_same_object_in_every_version_newest_first():
     (document,) = of(SHARE, BARE)
     first, second = objects(document.text)
-    versions = [one.pop("apiVersion") for one in (first, second)]
+    versions = [version.pop("apiVersion") for version in (first, second)]
     assert versions == [f"metadata.resource.k8s.io/{v}" for v in ("v1beta1", "v1alpha1")]
     assert first == second
 
@@ -70,12 +70,12 @@ def test_a_claim_of_its_own_name_has_no_pod_claim_name():
 
 def test_each_request_has_its_document_whatever_alternative_was_chosen():
     look, train = of(WHOLE, SHARE, BARE)
-    assert [one.request for one in (look, train)] == ["look", "train"]
+    assert [document.request for document in (look, train)] == ["look", "train"]
     assert look.host_path == f"/plugin/metadata/{UID}_look.json"
     named = [
         (request["name"], [device["name"] for device in request["devices"]])
-        for one in (look, train)
-        for request in objects(one.text)[0]["requests"]
+        for document in (look, train)
+        for request in objects(document.text)[0]["requests"]
     ]
     assert named == [("look", ["gpu-1", "gpu-2"]), ("train/large", ["gpu-0"])]
 

@@ -26,10 +26,10 @@ def odd_plugin(
 ) -> Iterator[None]:
     """A plugin that says *info* and answers prepare for these UIDs, whatever was asked."""
     path = kubelet.registry / "odd-reg.sock"
-    told = {"type": "DRAPlugin", "name": DRIVER, "supported_versions": ["v1.DRAPlugin"]} | info
+    fields = {"type": "DRAPlugin", "name": DRIVER, "supported_versions": ["v1.DRAPlugin"]} | info
 
     def get_info(request: Any, context: grpc.ServicerContext) -> registration.PluginInfo:
-        return registration.PluginInfo(**told)
+        return registration.PluginInfo(**fields)
 
     def notify(request: Any, context: grpc.ServicerContext) -> Any:
         if notify_fails:

@@ -91,7 +91,7 @@ def test_a_claim_has_to_be_allocated_and_reserved_for_the_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("claims", "expected"),
     [
         pytest.param([{"name": "gpus"}], ("x/c=1", "x/c=2", "x/c=3"), id="the whole claim"),
         pytest.param([{"name": "gpus", "request": "big"}], ("x/c=1", "x/c=3"), id="one request"),
@@ -100,7 +100,7 @@ def test_a_claim_has_to_be_allocated_and_reserved_for_the_pod() -> None:
     ],
 )
 def test_a_container_gets_the_devices_it_asked_for(
-    wanted: list[dict[str, str]], expected: tuple[str, ...]
+    claims: list[dict[str, str]], expected: tuple[str, ...]
 ) -> None:
     devices = {
         UID: (
@@ -109,7 +109,7 @@ def test_a_container_gets_the_devices_it_asked_for(
             PreparedDevice((), "p", "d3", ("x/c=3",)),
         )
     }
-    container = {"name": "c", "resources": {"claims": wanted}}
+    container = {"name": "c", "resources": {"claims": claims}}
     assert cdi_names(container, [(PodClaim("gpus", "c"), UID)], devices) == expected
 
 

@@ -73,7 +73,7 @@ def test_every_problem_is_told_at_once_with_its_place(write):
         {"product": "H1000", "bus_id": "1b:00.0"},
         {"product": "T4", "bus_id": "0000:43:00.0", "mig": True, "fails": "BROKEN"},
     ]
-    said = problems(write({"cuda_version": 13.0, "driver": "off", "gpus": gpus}))
+    message = problems(write({"cuda_version": 13.0, "driver": "off", "gpus": gpus}))
     for part in (
         "cuda_version: Input should be a valid string (put it in quotes)",
         "driver: Input should be 'ready', 'not-loaded' or 'no-library'",
@@ -83,7 +83,7 @@ def test_every_problem_is_told_at_once_with_its_place(write):
         "gpus[1].bus_id: String should match pattern",
         "gpus[2].fails: BROKEN: no NVML error; one is GPU_IS_LOST",
     ):
-        assert part in said
+        assert part in message
 
 
 @pytest.mark.parametrize(

@@ -264,8 +264,8 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
         then = time.time() - 61
         os.utime(hidden, (then, then))
         wait_until(lambda: not hidden.exists())
-        left = {path for path in short.rglob("*") if path.is_socket()}
-        assert left == {following.paths.service, following.paths.registration}
+        sockets = {path for path in short.rglob("*") if path.is_socket()}
+        assert sockets == {following.paths.service, following.paths.registration}
         following.plugin.check()
 
 

@@ -160,13 +160,13 @@ def test_never_are_two_processes_inside(short: Path) -> None:
 
 
 def test_who_gets_the_turn_from_another_is_told_before_anybody_enters(short: Path) -> None:
-    told: list[str] = []
-    first = PluginLease(short, "first", lambda: told.append("first"))
-    second = PluginLease(short, "second", lambda: told.append("second"))
+    events: list[str] = []
+    first = PluginLease(short, "first", lambda: events.append("first"))
+    second = PluginLease(short, "second", lambda: events.append("second"))
     for ours in (first, first, second, second, first):
         with ours.held():
-            told.append("-")
-    assert told == ["first", "-", "-", "second", "-", "-", "first", "-"]
+            events.append("-")
+    assert events == ["first", "-", "-", "second", "-", "-", "first", "-"]
 
 
 def test_a_failed_reload_is_that_claims_error_and_is_tried_again(short: Path) -> None:
@@ -198,11 +198,11 @@ def test_a_lock_file_that_was_deleted_does_not_let_two_in(short: Path) -> None:
 
 
 def test_a_damaged_record_means_that_another_had_the_turn(short: Path) -> None:
-    told: list[int] = []
+    calls: list[int] = []
     (short / "serialize.lock").write_text("{")
-    with PluginLease(short, "pod", lambda: told.append(1)).held():
+    with PluginLease(short, "pod", lambda: calls.append(1)).held():
         pass
-    assert told == [1]
+    assert calls == [1]
 
 
 def test_a_directory_that_is_gone_is_an_error_of_the_node(short: Path) -> None:

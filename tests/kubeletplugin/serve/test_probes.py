@@ -15,22 +15,22 @@ def test_every_socket_is_asked_who_it_is(tmp_path):
         Registrar(tmp_path / "a-reg.sock", "driver-a.example", "/plugins/a/dra.sock"),
         Registrar(tmp_path / "b-reg.sock", "driver-b.example", "/plugins/b/dra.sock"),
     ):
-        found = registered_plugins(tmp_path, timeout_seconds=2)
+        plugins = registered_plugins(tmp_path, timeout_seconds=2)
 
-    assert [(one.socket.name, one.name, one.endpoint) for one in found] == [
+    assert [(plugin.socket.name, plugin.name, plugin.endpoint) for plugin in plugins] == [
         ("a-reg.sock", "driver-a.example", "/plugins/a/dra.sock"),
         ("b-reg.sock", "driver-b.example", "/plugins/b/dra.sock"),
     ]
 
 
 def test_a_socket_that_a_dead_process_left_has_no_name_and_says_why(tmp_path):
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "dead-reg.sock"))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead-reg.sock"))
 
-    (found,) = registered_plugins(tmp_path, timeout_seconds=2)
+    (plugin,) = registered_plugins(tmp_path, timeout_seconds=2)
 
-    assert not found.name
-    assert "refused" in found.error.lower()
+    assert not plugin.name
+    assert "refused" in plugin.error.lower()
 
 
 def test_a_process_that_does_not_answer_is_waited_for_so_long_and_no_longer(tmp_path):
@@ -38,9 +38,9 @@ def test_a_process_that_does_not_answer_is_waited_for_so_long_and_no_longer(tmp_
         mute.bind(str(tmp_path / "mute-reg.sock"))
         mute.listen()
 
-        (found,) = registered_plugins(tmp_path, timeout_seconds=0.1)
+        (plugin,) = registered_plugins(tmp_path, timeout_seconds=0.1)
 
-    assert "deadline" in found.error.lower()
+    assert "deadline" in plugin.error.lower()
 
 
 def test_what_the_kubelet_ignores_is_ignored(tmp_path):
@@ -62,12 +62,12 @@ def test_live_processes_are_listed_the_oldest_first_and_dead_ones_stay_untouched
     second = PluginInstances(tmp_path, None)
     (tmp_path / "5-dead").write_text("")
     try:
-        found = plugin_processes(tmp_path)
+        processes = plugin_processes(tmp_path)
     finally:
         first.leave()
         second.leave()
 
-    assert [process.pod_uid for process in found] == ["0b7e-1", None]
+    assert [process.pod_uid for process in processes] == ["0b7e-1", None]
     assert (tmp_path / "5-dead").exists()
 
 

@@ -117,11 +117,13 @@ def test_paths_always_fit_and_are_never_shared(
     driver: str, directory: str, uids: list[str]
 ) -> None:
     try:
-        one, two = (socket_paths(driver, Path(directory), Path(directory), uid) for uid in uids)
+        first, second = (
+            socket_paths(driver, Path(directory), Path(directory), uid) for uid in uids
+        )
     except SettingsError:
         assert len(os.fsencode(directory)) > MAX_PATH_BYTES - 36
         return
-    paths = [one.service, one.registration, two.service, two.registration]
+    paths = [first.service, first.registration, second.service, second.registration]
     assert len(set(paths)) == 4
     for path in paths:
         assert len(os.fsencode(path)) <= MAX_PATH_BYTES
@@ -142,14 +144,14 @@ def test_a_socket_appears_under_its_name_and_leaves_no_other(short: Path) -> Non
 
 
 @pytest.mark.point(7)
-@pytest.mark.parametrize("left", ["socket", "file", "dangling link"])
+@pytest.mark.parametrize("leftover", ["socket", "file", "dangling link"])
 def test_what_a_dead_process_left_is_replaced(
-    short: Path, left: str, caplog: pytest.LogCaptureFixture
+    short: Path, leftover: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = short / "dra.sock"
-    if left == "socket":
+    if leftover == "socket":
         stale(path)
-    elif left == "file":
+    elif leftover == "file":
         path.write_text("in the way")
     else:
         path.symlink_to(short / "nowhere")
@@ -292,8 +294,8 @@ def test_a_process_that_is_starting_keeps_what_it_hid(short: Path) -> None:
 
         remove_dead_sockets(ours)
 
-        left = sorted(path.name for path in (*bound, waiting, busy))
-        assert names_in(data, registry) == left
+        expected = sorted(path.name for path in (*bound, waiting, busy))
+        assert names_in(data, registry) == expected
 
 
 @pytest.mark.point(13)

@@ -92,9 +92,9 @@ def test_the_slices_are_those_that_an_admission_policy_for_this_node_lets_pass(c
 def test_a_gate_that_is_off_costs_its_feature_and_no_other(client, server, gate, lost):
     server.disable(gate)
 
-    found = asdict(probe_slice_features(client, "v1", DRIVER, NODE))
+    features = asdict(probe_slice_features(client, "v1", DRIVER, NODE))
 
-    assert {name for name, value in asdict(ALL).items() if found[name] != value} == lost
+    assert {name for name, value in asdict(ALL).items() if features[name] != value} == lost
 
 
 def test_list_attributes_that_are_refused_are_not_there():
@@ -114,9 +114,9 @@ def test_counters_that_have_to_lie_beside_their_devices_are_told_from_those_apar
         consumes = any("consumesCounters" in d for d in spec.get("devices", ()))
         return consumes and "sharedCounters" not in spec
 
-    found = probe_slice_features(older(refuses=apart), "v1", DRIVER, NODE)
+    features = probe_slice_features(older(refuses=apart), "v1", DRIVER, NODE)
 
-    assert (found.counters_apart, found.counters_beside) == (False, True)
+    assert (features.counters_apart, features.counters_beside) == (False, True)
 
 
 def test_half_of_a_feature_is_not_the_feature():
@@ -146,21 +146,21 @@ def test_a_plain_slice_that_is_refused_tells_nothing_about_features():
 
 def test_what_a_plugin_has_to_know_is_found_in_one_request(client, server):
     assert probe_device_features(client, "v1", DRIVER, NODE) == (True, True, True)
-    assert len([one for one in server.requests if one.method == "POST"]) == 1
+    assert len([request for request in server.requests if request.method == "POST"]) == 1
 
 
 @pytest.mark.parametrize(
-    ("gate", "found"),
+    ("gate", "features"),
     [
         ("DRAConsumableCapacity", (False, True, True)),
         ("DRADeviceTaints", (True, False, True)),
         ("DRAPartitionableDevices", (True, True, False)),
     ],
 )
-def test_a_gate_that_is_off_costs_devices_its_feature_only(client, server, gate, found):
+def test_a_gate_that_is_off_costs_devices_its_feature_only(client, server, gate, features):
     server.disable(gate)
 
-    assert probe_device_features(client, "v1", DRIVER, NODE) == found
+    assert probe_device_features(client, "v1", DRIVER, NODE) == features
 
 
 def test_counters_that_have_to_lie_beside_their_devices_are_none_for_us():

@@ -83,7 +83,7 @@ def attribute(key="a", **value):
 
 @pytest.mark.point(75, 80)
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "expected"),
     [
         pytest.param(Pool("Node"), "pool 'Node'", id="a pool name in capitals"),
         pytest.param(Pool("a/" * 130 + "a"), "DNS subdomains", id="a long pool name"),
@@ -246,10 +246,10 @@ def attribute(key="a", **value):
         ),
     ],
 )
-def test_what_is_refused_is_said_before(pool, said):
+def test_what_is_refused_is_said_before(pool, expected):
     problems = validate_pool(pool, "gpu.example.com")
 
-    assert any(said in problem for problem in problems), problems
+    assert any(expected in problem for problem in problems), problems
 
 
 def test_everything_that_is_wrong_is_said_at_once():

@@ -249,10 +249,10 @@ def test_leftovers_of_ours_go_and_those_of_others_stay(server, run):
 
 def test_what_is_wanted_can_change_at_any_time(server, run):
     running = run(pool("a"))
-    for wanted in (pool("ab"), pool("ab", "c"), pool(""), pool("xyz")):
-        running.publisher.want(wanted)
+    for target in (pool("ab"), pool("ab", "c"), pool(""), pool("xyz")):
+        running.publisher.want(target)
         assert not running.publisher.status().published
-        expected = ["".join(d["name"] for d in each.devices) for each in wanted.slices]
+        expected = ["".join(d["name"] for d in each.devices) for each in target.slices]
         assert server.wait(lambda expected=expected: shown(server) == expected)
     assert running.is_quiet()
 

@@ -73,8 +73,8 @@ class Cluster:
     def apply(self, writes):
         return sum(1 for _ in self.steps(writes))
 
-    def publish(self, wanted):
-        return self.apply(plan_writes(wanted, self.seen(), HOME))
+    def publish(self, target):
+        return self.apply(plan_writes(target, self.seen(), HOME))
 
     def visible(self, name="n1"):
         """The devices of the pool that the scheduler would use; None while it is incomplete."""
@@ -167,11 +167,11 @@ def test_a_change_in_two_slices_is_a_new_generation_of_all():
 @pytest.mark.point(65)
 def test_every_slice_says_how_many_there_are():
     cluster = Cluster()
-    for wanted in (pool("ab", "cd"), pool("ab", "cd", "e"), pool("ab")):
-        cluster.publish(wanted)
+    for target in (pool("ab", "cd"), pool("ab", "cd", "e"), pool("ab")):
+        cluster.publish(target)
 
         counts = [each["spec"]["pool"]["resourceSliceCount"] for each in cluster.seen()]
-        assert counts == [len(wanted.slices)] * len(wanted.slices)
+        assert counts == [len(target.slices)] * len(target.slices)
 
 
 def test_the_order_of_devices_matters():
@@ -249,25 +249,25 @@ def test_a_foreign_field_in_our_slice_is_removed():
 def test_devices_are_split_in_order_as_many_to_a_slice_as_it_takes(more, sizes):
     devices = [device(f"d{i}", **(more if i == 200 else {})) for i in range(300)]
 
-    found = split_into_slices("n1", devices)
+    split = split_into_slices("n1", devices)
 
-    assert [len(each.devices) for each in found.slices] == sizes
-    assert list(found.devices) == devices
+    assert [len(each.devices) for each in split.slices] == sizes
+    assert list(split.devices) == devices
 
 
 def test_counter_sets_have_slices_of_their_own_of_eight_each():
     counters = [{"name": f"c{i}"} for i in range(9)]
 
-    found = split_into_slices("n1", [device("a")], counters)
+    split = split_into_slices("n1", [device("a")], counters)
 
-    assert [len(each.shared_counters) for each in found.slices] == [8, 1, 0]
-    assert [len(each.devices) for each in found.slices] == [0, 0, 1]
+    assert [len(each.shared_counters) for each in split.slices] == [8, 1, 0]
+    assert [len(each.devices) for each in split.slices] == [0, 0, 1]
 
 
 def taking(name, counters):
     """A device that takes of this counter set, or of none."""
-    its = [{"counterSet": counters, "counters": {"c": {"value": "1"}}}] if counters else []
-    return device(name, **({"consumesCounters": its} if its else {}))
+    consumed = [{"counterSet": counters, "counters": {"c": {"value": "1"}}}] if counters else []
+    return device(name, **({"consumesCounters": consumed} if consumed else {}))
 
 
 def gpus(wholes, sizes, others):
@@ -292,12 +292,12 @@ def gpus(wholes, sizes, others):
 def test_devices_that_take_of_counters_are_split_in_order_into_few_slices(wholes, sizes, others):
     devices, counters = gpus(wholes, sizes, others)
 
-    found = split_into_slices("n1", devices, counters)
+    split = split_into_slices("n1", devices, counters)
 
-    assert list(found.devices) == devices
-    assert validate_pool(found) == ()
+    assert list(split.devices) == devices
+    assert validate_pool(split) == ()
     least = -(-len(devices) // (64 if any(map(is_advanced, devices)) else 128))
-    number = sum(bool(one.devices) for one in found.slices)
+    number = sum(bool(part.devices) for part in split.slices)
     assert least <= number <= least + max(1, least // 3)
 
 
@@ -319,14 +319,14 @@ def test_what_becomes_of_the_parts_of_one_gpu_changes_one_slice(wholes, number, 
     after = split_into_slices("n1", *gpus(wholes, sizes, others))
 
     assume(whole_groups(after))
-    changed = [one for one, now in zip(before.slices, after.slices, strict=True) if one != now]
+    changed = [part for part, now in zip(before.slices, after.slices, strict=True) if part != now]
     assert len(changed) == (fewer != size)
 
 
 def whole_groups(pool):
     """Whether no counter set's parts are in two slices: that would take many more slices."""
     names = [
-        {one["name"].split("-")[0] for one in part.devices if not one["name"].endswith("whole")}
+        {d["name"].split("-")[0] for d in part.devices if not d["name"].endswith("whole")}
         - {"other"}
         for part in pool.slices
     ]
@@ -334,18 +334,18 @@ def whole_groups(pool):
 
 
 def test_sixteen_gpus_are_published_four_to_a_slice_and_what_is_beside_them_fills_the_last():
-    found = split_into_slices("n1", *gpus(False, [14] * 16, 16))
+    split = split_into_slices("n1", *gpus(False, [14] * 16, 16))
 
-    assert [len(part.devices) for part in found.slices[2:]] == [56, 56, 56, 64, 8]
+    assert [len(part.devices) for part in split.slices[2:]] == [56, 56, 56, 64, 8]
 
 
 def test_a_part_that_takes_of_no_counter_stays_with_its_gpu():
     devices, counters = gpus(False, [30, 30, 30], 1)
     free = devices[33] | {"consumesCounters": []}
 
-    found = split_into_slices("n1", [*devices[:33], free, *devices[34:]], counters)
+    split = split_into_slices("n1", [*devices[:33], free, *devices[34:]], counters)
 
-    assert [len(part.devices) for part in found.slices[1:]] == [60, 31]
+    assert [len(part.devices) for part in split.slices[1:]] == [60, 31]
 
 
 TAINT = {"key": "k", "effect": "NoExecute"}
@@ -357,7 +357,7 @@ def tainted(**more):
 
 @pytest.mark.point(77)
 @pytest.mark.parametrize(
-    ("wanted", "writes"),
+    ("taint", "writes"),
     [
         pytest.param({}, 0, id="no opinion on the time"),
         pytest.param({"timeAdded": "2026-01-01T00:00:01Z"}, 0, id="a second off"),
@@ -367,11 +367,11 @@ def tainted(**more):
         pytest.param({"value": ""}, 0, id="an empty value is none"),
     ],
 )
-def test_a_taint_is_the_same_whatever_second_it_was_added(wanted, writes):
+def test_a_taint_is_the_same_whatever_second_it_was_added(taint, writes):
     cluster = Cluster()
     cluster.publish(tainted(timeAdded="2026-01-01T00:00:00Z"))
 
-    assert cluster.publish(tainted(**wanted)) == writes
+    assert cluster.publish(tainted(**taint)) == writes
 
 
 @pytest.mark.point(77)
@@ -384,8 +384,8 @@ def test_a_taint_keeps_its_time_when_its_slice_is_written_and_when_it_moves():
     (times,) = [
         taint["timeAdded"]
         for each in cluster.seen()
-        for found in each["spec"]["devices"]
-        for taint in found.get("taints", ())
+        for published in each["spec"]["devices"]
+        for taint in published.get("taints", ())
     ]
     assert times == "2026-01-01T00:00:00Z"
 
@@ -425,7 +425,7 @@ def test_false_is_a_value_and_no_empty_field():
 
 @pytest.mark.parametrize("done", range(6))
 @pytest.mark.parametrize(
-    ("before", "wanted"),
+    ("before", "target"),
     [
         pytest.param(pool("ab", "cd", "ef"), pool("ac", "bd", "ef"), id="one stays"),
         pytest.param(pool("ab", "cd", "ef"), pool("ef", "cd", "ab"), id="two swap"),
@@ -434,16 +434,16 @@ def test_false_is_a_value_and_no_empty_field():
         pytest.param(pool("ab", "cd", "ef"), pool("abcdef"), id="all into one"),
     ],
 )
-def test_whoever_died_between_two_writes_the_next_process_finishes(before, wanted, done):
+def test_whoever_died_between_two_writes_the_next_process_finishes(before, target, done):
     cluster = Cluster()
     cluster.publish(before)
-    for number, _ in enumerate(cluster.steps(plan_writes(wanted, cluster.seen(), HOME))):
+    for number, _ in enumerate(cluster.steps(plan_writes(target, cluster.seen(), HOME))):
         if number == done:
             break
-    cluster.publish(wanted)
+    cluster.publish(target)
 
-    assert cluster.visible() == [each["name"] for each in wanted.devices]
-    assert len(cluster.slices) == len(wanted.slices)
+    assert cluster.visible() == [each["name"] for each in target.devices]
+    assert len(cluster.slices) == len(target.slices)
 
 
 CONTENTS = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=4), min_size=1, max_size=4).map(
@@ -463,13 +463,13 @@ def _each_once(lists):
 def test_every_step_from_pool_to_pool_is_safe_and_ends_where_it_should(pools, chance):
     """Also where the process dies between two writes and the next one begins with what is there."""
     cluster = Cluster()
-    for wanted in pools:
+    for target in pools:
         before = cluster.visible()
-        writes = plan_writes(wanted, cluster.seen(), HOME)
+        writes = plan_writes(target, cluster.seen(), HOME)
         die_after = chance.choice([None, 0, 1, 2])
         for number, _ in enumerate(cluster.steps(writes), 1):
             there = cluster.visible()
-            names = [each["name"] for each in wanted.devices]
+            names = [each["name"] for each in target.devices]
             assert there is None or there == before or sorted(there) == sorted(names)
             assert there is None or len(set(there)) == len(there)
             if number == die_after:
@@ -500,9 +500,9 @@ def _edit(spec, chance):
 
 @pytest.mark.point(69)
 @given(CONTENTS, st.randoms(use_true_random=False))
-def test_what_people_do_to_our_slices_is_healed_at_once(wanted, chance: random.Random):
+def test_what_people_do_to_our_slices_is_healed_at_once(target, chance: random.Random):
     cluster = Cluster()
-    cluster.publish(wanted)
+    cluster.publish(target)
     for name in sorted(cluster.slices):
         match chance.randrange(4):
             case 0:
@@ -511,8 +511,8 @@ def test_what_people_do_to_our_slices_is_healed_at_once(wanted, chance: random.R
                 _edit(cluster.slices[name]["spec"], chance)
             case 2:
                 cluster.add(cluster.slices[name], f"{name}-copy")
-    cluster.publish(wanted)
+    cluster.publish(target)
 
-    assert cluster.published() == ["".join(d["name"] for d in s.devices) for s in wanted.slices]
-    assert sorted(cluster.visible()) == sorted(each["name"] for each in wanted.devices)
-    assert cluster.publish(wanted) == 0
+    assert cluster.published() == ["".join(d["name"] for d in s.devices) for s in target.slices]
+    assert sorted(cluster.visible()) == sorted(each["name"] for each in target.devices)
+    assert cluster.publish(target) == 0

@@ -36,10 +36,10 @@ def test_what_is_mounted_elsewhere_is_no_claim(tmp_path):
     bundle = tmp_path / bundles.CONTAINERD / ID
     bundles.write(bundle, {"annotations": annotations, "mounts": [mount]})
 
-    found = ContainerBundles(tmp_path).find(ID)
+    container = ContainerBundles(tmp_path).find(ID)
 
-    assert isinstance(found, Container)
-    assert found.claims == frozenset()
+    assert isinstance(container, Container)
+    assert container.claims == frozenset()
 
 
 @pytest.mark.parametrize("document", [{}, {"annotations": None}, {"annotations": {"a": "b"}}])
@@ -68,7 +68,7 @@ def test_a_container_without_a_bundle_is_gone(tmp_path, caplog):
 def test_a_runtime_that_is_not_where_it_is_looked_for_is_told_once(tmp_path, caplog):
     containers = ContainerBundles(tmp_path)
     assert [containers.find(ID), containers.find(ID)] == [NoContainer.NOWHERE, NoContainer.NOWHERE]
-    assert len([one for one in caplog.records if "--runtime-dir" in one.getMessage()]) == 1
+    assert len([record for record in caplog.records if "--runtime-dir" in record.getMessage()]) == 1
 
 
 def test_bundles_are_also_where_the_user_says(tmp_path):

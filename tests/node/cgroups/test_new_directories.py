@@ -14,8 +14,8 @@ from dra_driver.node.cgroups.watch import DirectoryWatcher
 SECONDS = 60.0
 
 
-class Told:
-    """What was told, in order."""
+class Reports:
+    """What was reported, in order."""
 
     def __init__(self):
         self.queue = queue.SimpleQueue()
@@ -28,56 +28,56 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    return Told()
+def reports():
+    return Reports()
 
 
 @pytest.fixture
-def new(told):
-    watcher = DirectoryWatcher(told)
+def new(reports):
+    watcher = DirectoryWatcher(reports)
     yield watcher
     watcher.stop()
 
 
-def test_directories_are_told_of_and_files_are_not(tmp_path, told, new):
+def test_directories_are_told_of_and_files_are_not(tmp_path, reports, new):
     assert new.watch(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     (tmp_path / "another").mkdir()
-    assert told.next() == (tmp_path, "directory")
-    assert told.next() == (tmp_path, "another")
+    assert reports.next() == (tmp_path, "directory")
+    assert reports.next() == (tmp_path, "another")
 
 
-def test_one_can_be_watched_twice_and_no_longer(tmp_path, told, new):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    assert new.watch(one)
-    assert new.watch(one)
-    assert new.watch(two)
-    new.unwatch(one)
-    new.unwatch(one)
-    (one / "not-told").mkdir()
-    (two / "told").mkdir()
-    assert told.next() == (two, "told")
-    assert new.watched() == {two}
+def test_one_can_be_watched_twice_and_no_longer(tmp_path, reports, new):
+    first, second = tmp_path / "one", tmp_path / "two"
+    first.mkdir()
+    second.mkdir()
+    assert new.watch(first)
+    assert new.watch(first)
+    assert new.watch(second)
+    new.unwatch(first)
+    new.unwatch(first)
+    (first / "not-told").mkdir()
+    (second / "told").mkdir()
+    assert reports.next() == (second, "told")
+    assert new.watched() == {second}
 
 
-def test_a_directory_that_goes_is_no_longer_watched_and_can_come_again(tmp_path, told, new):
-    one = tmp_path / "one"
-    one.mkdir()
+def test_a_directory_that_goes_is_no_longer_watched_and_can_come_again(tmp_path, reports, new):
+    directory = tmp_path / "one"
+    directory.mkdir()
     assert new.watch(tmp_path)
-    assert new.watch(one)
-    shutil.rmtree(one)
+    assert new.watch(directory)
+    shutil.rmtree(directory)
     (tmp_path / "after").mkdir()
-    assert told.next() == (tmp_path, "after")  # events come in order
+    assert reports.next() == (tmp_path, "after")  # events come in order
     assert new.watched() == {tmp_path}
 
-    one.mkdir()
-    assert told.next() == (tmp_path, "one")
-    assert new.watch(one)
-    (one / "again").mkdir()
-    assert told.next() == (one, "again")
+    directory.mkdir()
+    assert reports.next() == (tmp_path, "one")
+    assert new.watch(directory)
+    (directory / "again").mkdir()
+    assert reports.next() == (directory, "again")
 
 
 def test_what_is_not_there_is_not_watched(tmp_path, new):
@@ -88,12 +88,12 @@ def test_what_is_not_there_is_not_watched(tmp_path, new):
 def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, caplog):
     seen = queue.SimpleQueue()
 
-    def told(directory, name):
+    def report(directory, name):
         seen.put(name)
         if name == "bad":
             raise ValueError("bad")
 
-    new = DirectoryWatcher(told)
+    new = DirectoryWatcher(report)
     new.watch(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "good").mkdir()
@@ -102,9 +102,9 @@ def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, 
     assert "a new directory was not dealt with" in caplog.text
 
 
-def test_stopped_it_leaves_no_thread(tmp_path, told):
+def test_stopped_it_leaves_no_thread(tmp_path, reports):
     before = set(threading.enumerate())
-    new = DirectoryWatcher(told)
+    new = DirectoryWatcher(reports)
     new.stop()
     new.watch(tmp_path)
     threads = set(threading.enumerate()) - before
@@ -120,10 +120,10 @@ def test_when_the_kernel_loses_events_whatever_is_there_counts_as_new(tmp_path):
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if most > 100_000:
         pytest.skip(f"this kernel keeps {most} events")
-    busy, go_on, told = threading.Event(), threading.Event(), set()
+    busy, go_on, names = threading.Event(), threading.Event(), set()
 
     def slowly(directory, name):
-        told.add(name)
+        names.add(name)
         busy.set()
         assert go_on.wait(60)
 
@@ -131,15 +131,15 @@ def test_when_the_kernel_loses_events_whatever_is_there_counts_as_new(tmp_path):
     new.watch(tmp_path)
     (tmp_path / "first").mkdir()
     assert busy.wait(SECONDS)
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    Path(one).touch()
+    old_path, new_path = str(tmp_path / "one"), str(tmp_path / "two")
+    Path(old_path).touch()
     for _ in range(most // 2 + 1):  # equal events that follow each other would be one
-        os.rename(one, two)
-        os.rename(two, one)
+        os.rename(old_path, new_path)
+        os.rename(new_path, old_path)
     (tmp_path / "last").mkdir()
     go_on.set()
     until = time.monotonic() + 30
-    while "last" not in told:
+    while "last" not in names:
         assert time.monotonic() < until, "it was never told of"
         time.sleep(0.01)
     new.stop()

@@ -11,7 +11,7 @@ from dra_driver.node.cgroups.watch import NewPodWatcher
 SECONDS = 60.0
 
 
-class Told(queue.SimpleQueue):
+class Signal(queue.SimpleQueue):
     def __call__(self):
         self.put(1)
 
@@ -20,8 +20,8 @@ class Told(queue.SimpleQueue):
 
 
 @pytest.fixture
-def told():
-    return Told()
+def signal():
+    return Signal()
 
 
 @pytest.fixture
@@ -39,45 +39,45 @@ def pods(root):
 
 
 @pytest.mark.parametrize("level", ["kubepods", "kubepods/burstable"])
-def test_a_pod_of_every_class_is_told_of(root, pods, told, level):
-    assert pods.report(told)
-    assert pods.report(told)
+def test_a_pod_of_every_class_is_told_of(root, pods, signal, level):
+    assert pods.report(signal)
+    assert pods.report(signal)
     (root / level / "podone").mkdir()
-    told.wait()
+    signal.wait()
     (root / level / "podtwo").mkdir()
-    told.wait()
-    assert told.empty()
+    signal.wait()
+    assert signal.empty()
 
 
-def test_what_is_no_pod_is_not_told_of(root, pods, told):
-    assert pods.report(told)
+def test_what_is_no_pod_is_not_told_of(root, pods, signal):
+    assert pods.report(signal)
     (root / "kubepods/besteffort").mkdir()
     (root / "kubepods/burstable/other").mkdir()
     (root / "kubepods/burstable/podlast").mkdir()
-    told.wait()
-    assert told.empty()
+    signal.wait()
+    assert signal.empty()
 
 
-def test_a_class_that_came_later_counts_once_it_is_asked_for_again(root, pods, told):
-    assert pods.report(told)
+def test_a_class_that_came_later_counts_once_it_is_asked_for_again(root, pods, signal):
+    assert pods.report(signal)
     (root / "kubepods/besteffort").mkdir()
-    assert pods.report(told)
+    assert pods.report(signal)
     (root / "kubepods/besteffort/podone").mkdir()
-    told.wait()
+    signal.wait()
 
 
-def test_nobody_is_told_any_more_when_nobody_wants_to_be(root, pods, told):
-    assert pods.report(told)
+def test_nobody_is_told_any_more_when_nobody_wants_to_be(root, pods, signal):
+    assert pods.report(signal)
     assert not pods.report(None)
     (root / "kubepods/podone").mkdir()
     time.sleep(0.05)
-    assert told.empty()
-    assert pods.report(told)
+    assert signal.empty()
+    assert pods.report(signal)
     (root / "kubepods/podtwo").mkdir()
-    told.wait()
+    signal.wait()
 
 
-def test_without_a_kubelet_nobody_can_be_told(tmp_path, told):
+def test_without_a_kubelet_nobody_can_be_told(tmp_path, signal):
     pods = NewPodWatcher(Cgroups(tmp_path))
-    assert not pods.report(told)
+    assert not pods.report(signal)
     pods.stop()

@@ -18,23 +18,23 @@ def given(id_, *claims):
 class World:
     """The bundles on a machine: what there is of each container; an error is raised."""
 
-    def __init__(self, **found):
-        self.found = found
+    def __init__(self, **containers):
+        self.existing = containers
         self.asked = []
         self.containers = PodContainerCache(self.find)
 
     def find(self, id_):
         self.asked.append(id_)
-        found = self.found.get(id_, NoContainer.GONE)
-        if isinstance(found, NodeError):
-            raise found
-        return found
+        container = self.existing.get(id_, NoContainer.GONE)
+        if isinstance(container, NodeError):
+            raise container
+        return container
 
     def learn(self, **there):
-        return self.containers.learn(lambda: {PodUid(pod): its for pod, its in there.items()})
+        return self.containers.learn(lambda: {PodUid(pod): ids for pod, ids in there.items()})
 
     def known(self):
-        return {one.id: one.pod.uid for one in self.containers.known}
+        return {container.id: container.pod.uid for container in self.containers.known}
 
 
 def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
@@ -91,7 +91,7 @@ def test_one_that_cannot_be_read_hides_its_pod_and_is_read_again(caplog):
     assert world.containers.hidden == {"a"}
     assert caplog.text.count("who uses GPU memory is not known: half written") == 1
 
-    world.found["one"] = given("one", CLAIM)
+    world.existing["one"] = given("one", CLAIM)
     assert world.learn(a=["one"])
     assert (world.known(), world.containers.hidden) == ({"one": "a"}, frozenset())
 

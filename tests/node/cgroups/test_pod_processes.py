@@ -49,9 +49,9 @@ class Machine:
     def put(self, cgroup: str, *pids: int) -> None:
         place = self.pod / cgroup
         place.mkdir(parents=True, exist_ok=True)
-        for one in (place, *place.parents):
-            if self.kubepods in one.parents and not (one / "cgroup.procs").exists():
-                (one / "cgroup.procs").write_text("")
+        for directory in (place, *place.parents):
+            if self.kubepods in directory.parents and not (directory / "cgroup.procs").exists():
+                (directory / "cgroup.procs").write_text("")
         (place / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
 
     def bundle(self, container: str, *claims: str) -> Path:
@@ -96,7 +96,7 @@ def test_pods_are_told_in_the_order_of_their_names(machine):
     machine.pod = machine.kubepods / f"pod{other.uid}"
     machine.put(SIDE, 21)
 
-    assert [one.pod for one in machine.processes.of([POD, other])] == [other, POD]
+    assert [process.pod for process in machine.processes.of([POD, other])] == [other, POD]
 
 
 def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
@@ -181,22 +181,22 @@ def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, what):
     config = machine.bundle(MAIN, CLAIM)
     machine.put(MAIN, 11)
     if what == "bundle":
-        pipe, ask, told = config, lambda: machine.processes.pods_given(REF), f"given claim {CLAIM}"
+        pipe, ask, part = config, lambda: machine.processes.pods_given(REF), f"given claim {CLAIM}"
     else:
-        pipe, ask, told = machine.pod / MAIN / "cgroup.procs", machine.of, str(machine.cgroup)
-    said = pipe.read_text()
+        pipe, ask, part = machine.pod / MAIN / "cgroup.procs", machine.of, str(machine.cgroup)
+    content = pipe.read_text()
     pipe.unlink()
     os.mkfifo(pipe)
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
 
     with pipe.open("w") as writer:  # as soon as somebody reads it
-        assert told in str(hanging_disk_calls(-1))
-        writer.write(said)
+        assert part in str(hanging_disk_calls(-1))
+        writer.write(content)
 
     thread.join(30)
     assert not thread.is_alive()
-    assert told not in str(hanging_disk_calls(-1))
+    assert part not in str(hanging_disk_calls(-1))
 
 
 def test_more_processes_than_anybody_can_look_at_are_an_error(machine):

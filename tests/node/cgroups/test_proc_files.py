@@ -67,7 +67,7 @@ def test_a_variable_that_is_not_within_the_first_64_kib_is_not_set(started):
     before = started(**token, LARGE="x" * 100 * KIB)
     started(LARGE="x" * 100 * KIB, **token)
 
-    assert [one.pid for one in DaemonProcesses().of(TOKEN)] == [before.pid]
+    assert [process.pid for process in DaemonProcesses().of(TOKEN)] == [before.pid]
 
 
 def test_a_device_is_known_by_its_number_and_a_file_has_none(tmp_path):

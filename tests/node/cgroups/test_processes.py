@@ -45,16 +45,16 @@ def child():
 
 def find(processes, pid):
     """The process, which is there."""
-    found = processes.find(pid)
-    assert found is not None
-    return found
+    process = processes.find(pid)
+    assert process is not None
+    return process
 
 
 def test_a_process_is_known_by_its_number_its_start_and_its_container(proc, child):
     proc.put(child.pid, POD)
-    found = find(ContainerProcesses(proc.path), child.pid)
+    process = find(ContainerProcesses(proc.path), child.pid)
 
-    assert (found.pid, found.pod, found.container) == (child.pid, POD, CONTAINER)
+    assert (process.pid, process.pod, process.container) == (child.pid, POD, CONTAINER)
 
 
 def test_when_it_started_is_told_in_ticks_since_boot(proc, child):
@@ -93,14 +93,14 @@ def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, c
     """So the guard knows that it saw nothing of a GPU, and its clocks go on."""
     proc.put(child.pid, POD)
     processes = ContainerProcesses(proc.path)
-    found = find(processes, child.pid)
+    process = find(processes, child.pid)
     (proc.path / str(child.pid) / "cgroup").unlink()
     (proc.path / str(child.pid) / "cgroup").mkdir()  # reading it is an error
 
     with pytest.raises(NodeError, match="cannot be looked at now"):
         processes.find(child.pid)
     with pytest.raises(NodeError, match="cannot be looked at now"):
-        processes.signal(found, signal.SIGKILL)
+        processes.signal(process, signal.SIGKILL)
     with no_more_files(), pytest.raises(NodeError, match="Too many open files"):
         processes.find(child.pid)
     assert child.poll() is None
@@ -137,11 +137,11 @@ def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, chan
 def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
     proc.put(child.pid, POD)
     processes = ContainerProcesses(proc.path)
-    found = find(processes, child.pid)
+    process = find(processes, child.pid)
     child.kill()
     child.wait(10)
 
-    assert not processes.signal(found, signal.SIGKILL)
+    assert not processes.signal(process, signal.SIGKILL)
 
 
 def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, child):

@@ -227,6 +227,6 @@ def test_what_stays_goes_on_at_the_end_of_an_output_that_is_cut(tmp_path: Path) 
 def test_what_a_program_starts_by_name_is_looked_for_beside_it_first() -> None:
     command = Command("/opt/nvidia/bin/control", ("-d",)).with_neighbours()
 
-    first, *rest = command.env["PATH"].split(":")
-    assert first == "/opt/nvidia/bin" and "/usr/bin" in rest
+    first, *others = command.env["PATH"].split(":")
+    assert first == "/opt/nvidia/bin" and "/usr/bin" in others
     assert command.argv == ("/opt/nvidia/bin/control", "-d")

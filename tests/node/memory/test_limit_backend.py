@@ -121,11 +121,11 @@ def test_each_process_tries_on_a_cgroup_of_its_own(tmp_path):
 
 def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_path):
     node = LimitedNode(tmp_path)
-    left = node.tree.make("dra-driver-gpu-trial-1")
+    cgroup = node.tree.make("dra-driver-gpu-trial-1")
     goes_on = node.tree.make("dra-driver-gpu-trial-2")
-    os.utime(left, (0.0, time.time() - 61.0))
+    os.utime(cgroup, (0.0, time.time() - 61.0))
     assert looking(node)[0].support() == MemoryLimitSupport(MemoryAccounting.DMEM)
-    assert not left.exists()
+    assert not cgroup.exists()
     assert goes_on.exists()
 
 

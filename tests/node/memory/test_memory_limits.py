@@ -72,9 +72,9 @@ class Limits:
 
         def read(containers):
             joined = (
-                self.share(one.pod.uid, **{claim: self.joined[claim]})
-                for one in containers
-                for claim in one.claims
+                self.share(container.pod.uid, **{claim: self.joined[claim]})
+                for container in containers
+                for claim in container.claims
                 if claim in self.joined
             )
             return (*shares, *joined)
@@ -109,8 +109,8 @@ def old(tmp_path):
 
 def opened(limits):
     yield limits
-    for one in limits.opened:
-        one.stop()
+    for world in limits.opened:
+        world.stop()
     limits.node.nvml.stop()
 
 
@@ -222,7 +222,7 @@ def test_the_innermost_cgroup_of_crun_sees_its_share(dmem):
 
 def test_containers_with_different_claims_keep_to_their_own(either):
     pod = either.node.pod("a")
-    one, two = either.node.container("a", "one"), either.node.container("a", "two")
+    first, second = either.node.container("a", "one"), either.node.container("a", "two")
     both, none = either.node.container("a", "both"), either.node.container("a", "none")
     either.use("a", "one", "c1")
     either.use("a", "two", "c2", "of another driver")
@@ -230,10 +230,10 @@ def test_containers_with_different_claims_keep_to_their_own(either):
     either.use("a", "none")
     either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
     assert either.node.limit(pod) == 3 * GIB
-    found = [either.node.limit(leaf) for leaf in (one, two, both, none)]
-    assert found == [1 * GIB, 2 * GIB, 3 * GIB, 3 * GIB]
-    assert either.node.allocate(one, 2 * GIB) is None
-    assert either.node.allocate(two, 2 * GIB) is not None
+    sizes = [either.node.limit(leaf) for leaf in (first, second, both, none)]
+    assert sizes == [1 * GIB, 2 * GIB, 3 * GIB, 3 * GIB]
+    assert either.node.allocate(first, 2 * GIB) is None
+    assert either.node.allocate(second, 2 * GIB) is not None
 
 
 def test_with_misc_a_container_stays_below_its_pods_limit_where_that_is_enough(misc):
@@ -327,8 +327,8 @@ def test_a_limit_that_failed_is_tried_again_after_a_minute_and_said_once(either,
     for now in (0.0, 30.0, 59.0):
         either.now = now
         either.settle(either.share("a", c=4 * GIB))
-    said = [one for one in caplog.messages if one.startswith("a GPU memory limit is not as wanted")]
-    assert len(said) == 1
+    messages = [m for m in caplog.messages if m.startswith("a GPU memory limit is not as wanted")]
+    assert len(messages) == 1
     either.node.is_root = True
     either.settle(either.share("a", c=4 * GIB))
     assert either.node.limit(pod) is None
@@ -362,21 +362,21 @@ def test_a_gpu_that_hangs_keeps_nobody_from_the_others(hasty, caplog):
 
 def test_a_settle_with_old_news_does_not_undo_a_claim_prepared_meanwhile(either):
     pod = either.node.pod("a")
-    told = [either.share("a", old=1 * GIB)]
+    shares = [either.share("a", old=1 * GIB)]
     entered, go_on = threading.Event(), threading.Event()
     reads = []
 
     def read(containers):
-        reads.append(len(told))
+        reads.append(len(shares))
         if len(reads) == 1:
             entered.set()
             assert go_on.wait(SECONDS)
-        return tuple(told)
+        return tuple(shares)
 
     round_ = threading.Thread(target=either.limits.settle, args=(read,))
     round_.start()
     assert entered.wait(SECONDS)
-    told[:] = [either.share("a", old=1 * GIB, new=2 * GIB)]
+    shares[:] = [either.share("a", old=1 * GIB, new=2 * GIB)]
     either.limits.carry_out(either.step(a=3 * GIB))
     go_on.set()
     round_.join(SECONDS)
@@ -470,25 +470,25 @@ def held(either):
 
 
 def test_a_turn_that_does_not_come_fails_a_strict_step_alone(held, caplog):
-    its, _ = held
-    its.node.pod("a")
+    world, _ = held
+    world.node.pod("a")
     with pytest.raises(
         NodeError, match=r"insists on: the memory limits of GPU .* after 0.05 s; or"
     ):
-        its.limits.carry_out(its.step(strict=True, a=4 * GIB))
+        world.limits.carry_out(world.step(strict=True, a=4 * GIB))
     caplog.clear()
-    its.limits.carry_out(its.step(a=4 * GIB))
+    world.limits.carry_out(world.step(a=4 * GIB))
     assert "GPU memory limits not set: the memory limits of GPU" in caplog.text
 
 
 def test_giving_back_without_a_turn_is_made_up_for_by_the_next_round(either, held):
-    its, end = held
-    other = its.node.pod("other")
-    its.limits.carry_out(its.step(other=None))
+    world, end = held
+    other = world.node.pod("other")
+    world.limits.carry_out(world.step(other=None))
     end()
-    assert its.node.limit(other) == GIB, "nobody has come to take it away yet"
-    its.settle()
-    assert its.node.limit(other) is None
+    assert world.node.limit(other) == GIB, "nobody has come to take it away yet"
+    world.settle()
+    assert world.node.limit(other) is None
 
 
 def test_a_container_keeps_to_its_own_claims_as_it_appears(either):
@@ -599,7 +599,7 @@ def test_limits_stay_while_cgroups_cannot_be_listed(either):
     either.settle(either.share("a", c=4 * GIB))
     with no_more_files(), pytest.raises(NodeError, match="Too many open files"):
         either.settle(either.share("a", c=4 * GIB), either.share("b", d=1 * GIB))
-    assert [either.node.limit(one) for one in (a, leaf)] == [4 * GIB, 4 * GIB]
+    assert [either.node.limit(cgroup) for cgroup in (a, leaf)] == [4 * GIB, 4 * GIB]
 
 
 def test_nobody_looks_at_pods_any_more_once_nothing_is_limited(either):
@@ -609,10 +609,10 @@ def test_nobody_looks_at_pods_any_more_once_nothing_is_limited(either):
     either.settle()
     either.now = 120.0
     either.settle()
-    found = len(either.found)
+    count = len(either.found)
     either.node.container("a", "main")
     either.settle()
-    assert len(either.found) == found
+    assert len(either.found) == count
 
 
 class Counting(Cgroups):
@@ -711,14 +711,14 @@ def test_a_round_that_failed_is_done_again(either, caplog):
 
 
 def test_a_driver_that_comes_later_limits_in_the_next_round(tmp_path):
-    for its in opened(Limits(tmp_path, driver="not-loaded")):
-        pod = its.node.pod("a")
-        shares = (its.share("a", c=4 * GIB),)
-        its.settle(*shares)
-        its.node.node.change(driver="ready")
-        its.now = 5.0
-        its.settle(*shares)
-        assert its.node.limit(pod) == 4 * GIB
+    for world in opened(Limits(tmp_path, driver="not-loaded")):
+        pod = world.node.pod("a")
+        shares = (world.share("a", c=4 * GIB),)
+        world.settle(*shares)
+        world.node.node.change(driver="ready")
+        world.now = 5.0
+        world.settle(*shares)
+        assert world.node.limit(pod) == 4 * GIB
 
 
 def test_each_limit_is_read_again_in_its_time(either):
@@ -732,7 +732,7 @@ def test_each_limit_is_read_again_in_its_time(either):
     either.node.node.change(gpu=0, present=True)
     either.now = 60.0
     either.settle(*shares)
-    assert [either.node.limit(one) for one in (a, b)] == [4 * GIB, None]
+    assert [either.node.limit(cgroup) for cgroup in (a, b)] == [4 * GIB, None]
     either.now = 90.0
     either.settle(*shares)
     assert either.node.limit(b) == 2 * GIB
@@ -754,11 +754,11 @@ def test_where_the_kernel_does_not_tell_of_everything_every_round_looks(counting
 
 
 def test_a_pod_that_comes_is_told_of_while_somebody_wants_to_know(either):
-    told = threading.Event()
+    reported = threading.Event()
     either.node.pod("first")
-    assert either.limits.report_new_pods(told.set)
+    assert either.limits.report_new_pods(reported.set)
     either.node.pod("later")
-    assert told.wait(SECONDS)
+    assert reported.wait(SECONDS)
     assert not either.limits.report_new_pods(None)
 
 
@@ -794,8 +794,8 @@ class Inheriting:
 
     def nvmlDeviceGetMemoryLimits_v1(self, handle, limits):  # noqa: N802
         cgroup = Path(limits.nameSpace.decode())
-        found = (self.limits[one] for one in (cgroup, *cgroup.parents) if one in self.limits)
-        limits.hardLimit, limits.currentUsed = next(found, MOST), 0
+        inherited = (self.limits[path] for path in (cgroup, *cgroup.parents) if path in self.limits)
+        limits.hardLimit, limits.currentUsed = next(inherited, MOST), 0
 
 
 def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gone(tmp_path, caplog):
@@ -834,26 +834,26 @@ events = st.one_of(
 )
 
 
-def happen(its, event, value, held):
+def happen(world, event, value, held):
     """Let *event* happen. Answers with what is held from then on."""
-    there = its.node.tree.root / f"kubepods/burstable/pod{value}"
+    there = world.node.tree.root / f"kubepods/burstable/pod{value}"
     match event:
         case "pod":
-            its.node.pod(value)
+            world.node.pod(value)
         case "container" if there.is_dir():
-            its.node.container(value, "main")
+            world.node.container(value, "main")
         case "end" if there.is_dir():
-            its.node.end(value)
+            world.node.end(value)
         case "hold":
             return value
         case "driver reloaded":
-            its.node.node.change(driver="not-loaded")
-            its.node.node.live.current()
-            its.node.node.change(driver="ready")
-            its.now += 60.0
+            world.node.node.change(driver="not-loaded")
+            world.node.node.live.current()
+            world.node.node.change(driver="ready")
+            world.now += 60.0
         case "restart":
-            its.limits.stop()
-            its.limits = its.again()
+            world.limits.stop()
+            world.limits = world.again()
     return held
 
 
@@ -861,38 +861,38 @@ def happen(its, event, value, held):
 @given(st.sampled_from(["dmem", "misc"]), st.lists(events, max_size=8))
 def test_whatever_happens_the_next_round_makes_it_right(backend, made):
     with tempfile.TemporaryDirectory() as directory:
-        its = Limits(Path(directory), backend)
+        world = Limits(Path(directory), backend)
         held = {}
         for event, value in made:
-            held = happen(its, event, value, held)
-            its.now += 60.0
-            its.settle(*as_shares(its, held))
-            assert limits_found(its) == limits_wanted(its, held)
-        its.now += 60.0
-        its.settle()
-        assert set(limits_found(its).values()) <= {None}
-        its.limits.stop()
-        its.node.nvml.stop()
+            held = happen(world, event, value, held)
+            world.now += 60.0
+            world.settle(*as_shares(world, held))
+            assert limits_found(world) == limits_wanted(world, held)
+        world.now += 60.0
+        world.settle()
+        assert set(limits_found(world).values()) <= {None}
+        world.limits.stop()
+        world.node.nvml.stop()
 
 
-def as_shares(its, held):
+def as_shares(world, held):
     return [
-        its.share(pod, gpu, **{claim: size * GIB for claim, size in claims.items()})
+        world.share(pod, gpu, **{claim: size * GIB for claim, size in claims.items()})
         for (pod, gpu), claims in sorted(held.items())
     ]
 
 
-def here(its):
-    return [pod for pod in "abc" if its.node.cgroups.pod(PodUid(pod))]
+def here(world):
+    return [pod for pod in "abc" if world.node.cgroups.pod(PodUid(pod))]
 
 
-def limits_found(its):
-    return {(pod, gpu): its.node.of_pod(pod, gpu) for pod in here(its) for gpu in (0, 1)}
+def limits_found(world):
+    return {(pod, gpu): world.node.of_pod(pod, gpu) for pod in here(world) for gpu in (0, 1)}
 
 
-def limits_wanted(its, held):
+def limits_wanted(world, held):
     return {
         (pod, gpu): sum(held[pod, gpu].values()) * GIB if (pod, gpu) in held else None
-        for pod in here(its)
+        for pod in here(world)
         for gpu in (0, 1)
     }

@@ -26,16 +26,16 @@ class Counted:
         self.lock = threading.Lock()
 
     def __getattr__(self, name):
-        found = getattr(self.functions, name)
+        function = getattr(self.functions, name)
         if not name.startswith("nvml"):
-            return found
+            return function
 
         def call(*arguments, **more):
             self.calls[name] += 1
             if name in self.slow:
                 with self.lock:
                     time.sleep(self.slow[name])
-            return found(*arguments, **more)
+            return function(*arguments, **more)
 
         return call
 
@@ -60,11 +60,11 @@ class SaysMigDevice(SimulatedNvml):
     """A driver whose compute instances say that they are on their MIG device."""
 
     def nvmlComputeInstanceGetInfo_v2(self, computeInstance):  # noqa: N802, N803
-        told = super().nvmlComputeInstanceGetInfo_v2(computeInstance)
-        gpu = self.nvmlDeviceGetUUID(told.device)
-        gi = self.nvmlGpuInstanceGetInfo(told.gpuInstance).id
-        fields = {"id": told.id, "profileId": told.profileId}
-        device = self.nvmlDeviceGetHandleByUUID(f"MIG-{gpu}/{gi}/{told.id}")
+        info = super().nvmlComputeInstanceGetInfo_v2(computeInstance)
+        gpu = self.nvmlDeviceGetUUID(info.device)
+        gi = self.nvmlGpuInstanceGetInfo(info.gpuInstance).id
+        fields = {"id": info.id, "profileId": info.profileId}
+        device = self.nvmlDeviceGetHandleByUUID(f"MIG-{gpu}/{gi}/{info.id}")
         return pynvml.nvmlFriendlyObject({**fields, "device": device})
 
 
@@ -102,7 +102,7 @@ def test_whatever_a_driver_says_an_instance_has_the_same_name(tmp_path, function
     before = node.dynamic.instances
     partitions = node.through(functions(node.live, mig=node.mig))
     assert node.dynamic.instances == before
-    assert [partitions.find(node.gpu, one.key) for one in before] == list(before)
+    assert [partitions.find(node.gpu, partition.key) for partition in before] == list(before)
 
 
 def test_where_the_list_of_devices_has_to_be_read_it_is_read_once_a_look(tmp_path):
@@ -146,7 +146,7 @@ def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(
     began = time.monotonic()
     seen = node.nvml.dynamic_states(range(8))
     assert time.monotonic() - began > 0.5
-    assert all(isinstance(one, DynamicState) for one in seen.values())
+    assert all(isinstance(state, DynamicState) for state in seen.values())
 
 
 def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):

@@ -58,8 +58,8 @@ def cap(number):
 
 
 def test_missing_ones_are_made_by_what_the_driver_calls_them(kernel):
-    found = kernel.nodes().files([], [CI, GI, CI]).capabilities
-    assert found == {GI: cap(66), CI: cap(67)}
+    capabilities = kernel.nodes().files([], [CI, GI, CI]).capabilities
+    assert capabilities == {GI: cap(66), CI: cap(67)}
     assert kernel.runs == [
         (
             "-f",

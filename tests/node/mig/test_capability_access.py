@@ -55,11 +55,11 @@ def test_without_device_nodes_the_driver_has_the_last_word_and_what_is_cut_can_g
     node, _, gpu, key = opened(nvidia_modprobe="fails")
     with caplog.at_level(logging.WARNING), pytest.raises(NodeError, match="run this as root, priv"):
         node.carry_out(CreatePartition(gpu, key))
-    told = [
+    messages = [
         record.capability for record in caplog.records if record.msg.startswith("no device file")
     ]
-    assert told[0] == "mig/config"
-    assert len(told) == 2  # and of the GPU instance, in which nothing could be made
+    assert messages[0] == "mig/config"
+    assert len(messages) == 2  # and of the GPU instance, in which nothing could be made
     assert node.partitions(gpu) == (key,)
     node.restore(RemovePartition(gpu, key))
     assert node.partitions(gpu) == ()

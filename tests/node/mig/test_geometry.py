@@ -20,24 +20,24 @@ def profiles(node):
     return node.static.mig_profiles
 
 
-class Told(SimulatedNvml):
+class ChangedProfile(SimulatedNvml):
     """A driver that says something else of one profile, by its number."""
 
-    def __init__(self, live, number, **said):
+    def __init__(self, live, number, **fields):
         super().__init__(live)
-        self.number, self.said = number, said
+        self.number, self.fields = number, fields
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device, profile, version=2):  # noqa: N802
-        told = super().nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version)
+        info = super().nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version)
         if profile == self.number:
-            for field, value in self.said.items():
-                setattr(told, field, value)
-        return told
+            for field, value in self.fields.items():
+                setattr(info, field, value)
+        return info
 
 
-def told(node, number, **said):
+def names_with(node, number, **fields):
     """The profiles of an A30 whose driver says this of one of them."""
-    node.through(Told(node.live, number, **said))
+    node.through(ChangedProfile(node.live, number, **fields))
     return [profile.name for profile in profiles(node)]
 
 
@@ -93,21 +93,21 @@ def test_why_it_is_not_known_how_a_board_can_be_cut_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
+    ("fields", "count"),
     [
         pytest.param({"instanceCount": 0}, 4, id="no instance"),
         pytest.param({"id": 14}, 4, id="the id of another"),
         pytest.param({"id": 9999}, 4, id="no placement"),
     ],
 )
-def test_a_profile_that_cannot_be_is_left_out(a30, said, left):
-    names = told(a30, 7, **said)
-    assert len(names) == left
+def test_a_profile_that_cannot_be_is_left_out(a30, fields, count):
+    names = names_with(a30, 7, **fields)
+    assert len(names) == count
     assert "1g.6gb+me" not in names
 
 
 def test_a_name_that_another_profile_has_gets_what_its_number_stands_for(a30):
-    assert sorted(told(a30, 7, name=b"MIG 1g.6gb")) == [
+    assert sorted(names_with(a30, 7, name=b"MIG 1g.6gb")) == [
         "1g.6gb",
         "1g.6gb+me",
         "2g.12gb",
@@ -117,11 +117,11 @@ def test_a_name_that_another_profile_has_gets_what_its_number_stands_for(a30):
 
 
 def test_of_two_that_cannot_be_told_apart_there_is_one(a30):
-    assert told(a30, 1, name=b"MIG 1g.6gb").count("1g.6gb") == 1
+    assert names_with(a30, 1, name=b"MIG 1g.6gb").count("1g.6gb") == 1
 
 
 def test_there_are_no_more_instances_than_there_is_room_for(a30):
-    told(a30, 1, instanceCount=7)
+    names_with(a30, 1, instanceCount=7)
     assert a30.profile("2g.12gb").most == 2
 
 

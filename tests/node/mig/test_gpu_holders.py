@@ -70,7 +70,7 @@ def test_an_older_library_is_asked_as_it_can_be(tmp_path):
     assert gpu_processes(node.nvml, node.gpu) == ()
     node.change(gpu=0, processes=processes)
     assert [process.pid for process in gpu_processes(node.nvml, node.gpu)] == [4, 5, 6]
-    assert [one.pid for one in GpuHolders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
+    assert [holder.pid for holder in GpuHolders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
 
 
 def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu(tmp_path):
@@ -89,9 +89,9 @@ def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu
 def test_whoever_has_the_device_open_is_named_whatever_its_file_is_called(tmp_path, opened):
     node = MigNode(tmp_path)
     ours = os.open("/dev/tty", os.O_PATH)
-    found = GpuHolders(node.nvml, major=TTY).of(node.gpu)
+    holders = GpuHolders(node.nvml, major=TTY).of(node.gpu)
     os.close(ours)
-    commands = {one.pid: one.command for one in found}
+    commands = {holder.pid: holder.command for holder in holders}
     assert commands[opened.pid]
     assert os.getpid() not in commands
     others = {pid for pid in commands if pid != opened.pid}
@@ -101,7 +101,7 @@ def test_whoever_has_the_device_open_is_named_whatever_its_file_is_called(tmp_pa
 def _has_a_terminal(pid):
     """Somebody else on this machine may have it open."""
     try:
-        return "/dev/tty" in {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+        return "/dev/tty" in {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
     except OSError:
         return True
 
@@ -121,7 +121,7 @@ def test_what_nvml_lists_is_named_once(tmp_path):
 def test_of_an_instance_only_those_in_it_are_named(tmp_path, opened):
     processes = [{"pid": 4_194_290 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
     node = MigNode(tmp_path, board(mig=True, processes=processes))
-    assert [one.pid for one in GpuHolders(node.nvml).of(node.gpu, 8)] == [4_194_298]
+    assert [holder.pid for holder in GpuHolders(node.nvml).of(node.gpu, 8)] == [4_194_298]
 
 
 def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
@@ -129,7 +129,7 @@ def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "expected"),
     [
         pytest.param(
             "nvidia_drm 122880 0 - Live\nnvidia 9 1 nvidia_drm,\n", "nvidia_drm is loaded"
@@ -138,13 +138,13 @@ def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
         pytest.param(None, "such as DCGM", id="not to be read"),
     ],
 )
-def test_where_nobody_is_seen_it_is_said_who_it_may_be(tmp_path, modules, said):
+def test_where_nobody_is_seen_it_is_said_who_it_may_be(tmp_path, modules, expected):
     node = MigNode(tmp_path)
     node.proc.mkdir()
     if modules is not None:
         (node.proc / "modules").write_text(modules)
     holders = GpuHolders(node.nvml, node.proc)
-    assert said in holders.in_words(holders.of(node.gpu))
+    assert expected in holders.in_words(holders.of(node.gpu))
 
 
 def test_many_are_not_all_named():

@@ -35,7 +35,7 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
         {"profile": name, "start": start, "compute": [1]} for name, start in THEIRS if foreign
     ]
     node = MigNode(tmp_path, board(mig=True, instances=instances))
-    theirs = {node.key(*one) for one in THEIRS if foreign}
+    theirs = {node.key(*place) for place in THEIRS if foreign}
     ours = set()
     for cut, partition in steps:
         key = node.key(*partition)
@@ -53,5 +53,5 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
             ours.discard(key)
         glance = node.dynamic
         whole = {instance.key for instance in glance.instances}
-        assert whole | {one.key for one in glance.unusable} == ours | theirs
+        assert whole | {instance.key for instance in glance.unusable} == ours | theirs
         assert ours <= whole

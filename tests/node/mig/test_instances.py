@@ -13,8 +13,8 @@ from tests.fakes.mig_node import MigNode, board
 
 
 def foreign(profile, start, compute=None):
-    said = {"profile": profile, "start": start}
-    return said if compute is None else said | {"compute": compute}
+    instance = {"profile": profile, "start": start}
+    return instance if compute is None else instance | {"compute": compute}
 
 
 def made(tmp_path, *instances, **fields):
@@ -54,12 +54,12 @@ class Stale(SimulatedNvml):
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):  # noqa: N802
         if index not in self.listed:
-            found = super().nvmlDeviceGetMigDeviceHandleByIndex(device, index)
-            self.listed[index] = (found, super().nvmlDeviceGetUUID(found))
+            handle = super().nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+            self.listed[index] = (handle, super().nvmlDeviceGetUUID(handle))
         return self.listed[index][0]
 
     def _remembered(self, device):
-        return next((uuid for found, uuid in self.listed.values() if found == device), None)
+        return next((uuid for handle, uuid in self.listed.values() if handle == device), None)
 
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
         return self._remembered(handle) or super().nvmlDeviceGetUUID(handle)
@@ -79,16 +79,16 @@ def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
     key = node.key("3g.40gb")
     node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, it: _empty(nvml, it, key))
     assert node.cut == ["1g.10gb at 5"]
-    assert [one.cis for one in node.dynamic.unusable] == [0]
+    assert [instance.cis for instance in node.dynamic.unusable] == [0]
     with pytest.raises(MigInstanceNotFound):
         partitions.find(node.gpu, key)
 
 
 def _empty(functions, handle, key):
     """As another process removes the compute instances of a partition."""
-    one = gpu_instance(functions, handle, key)
-    assert one is not None
-    for compute in compute_instances(functions, one, compute_profiles(functions, one)):
+    instance = gpu_instance(functions, handle, key)
+    assert instance is not None
+    for compute in compute_instances(functions, instance, compute_profiles(functions, instance)):
         functions.nvmlComputeInstanceDestroy(compute.handle)
 
 

@@ -211,10 +211,10 @@ def test_who_resets_a_board_by_hand_is_told_that_this_driver_holds_it_too(made):
     with pytest.raises(NodeError) as refused:
         node.partitions.reset_mode(node.gpu, True)
 
-    said = str(refused.value)
-    assert f"nvidia-smi -i {node.gpu} -mig 1, then: drain the node and reboot it; or" in said
-    assert "this driver's plugin" in said
-    assert f"nvidia-smi -i {node.gpu} --gpu-reset" in said
+    message = str(refused.value)
+    assert f"nvidia-smi -i {node.gpu} -mig 1, then: drain the node and reboot it; or" in message
+    assert "this driver's plugin" in message
+    assert f"nvidia-smi -i {node.gpu} --gpu-reset" in message
 
 
 def test_a_pending_change_is_made_once_the_board_is_idle(made):

@@ -62,7 +62,7 @@ def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
 def test_a_partition_that_is_half_made_is_completed(node):
     key = node.key("3g.40gb", 4)
     _gpu_instance_alone(node, key)
-    assert [one.cis for one in node.dynamic.unusable] == [0]
+    assert [instance.cis for instance in node.dynamic.unusable] == [0]
     node.partitions.create(node.gpu, key)
     assert (node.cut, node.dynamic.unusable) == (["3g.40gb at 4"], ())
 
@@ -187,7 +187,7 @@ def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
 def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whole(tmp_path):
     foreign = {"profile": "1g.20gb", "start": 0, "compute": [1]}
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
-    assert (node.cut, [one.cis for one in node.dynamic.unusable]) == ([], [1])
+    assert (node.cut, [instance.cis for instance in node.dynamic.unusable]) == ([], [1])
     with pytest.raises(NodeError, match="somebody else divided"):
         node.partitions.create(node.gpu, node.key("1g.20gb"))
 
@@ -196,8 +196,8 @@ def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
     ours = node.partitions.create(node.gpu, node.key("1g.10gb"))
     with pytest.raises(PlacementTaken) as raised:
         node.partitions.create(node.gpu, node.key("3g.40gb"))
-    said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be created once"
-    assert said in str(raised.value)
+    text = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be created once"
+    assert text in str(raised.value)
 
 
 def test_what_is_cut_is_told_without_reading_again_how_it_can_be_cut(node):

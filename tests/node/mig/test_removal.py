@@ -117,7 +117,7 @@ def named(node, partitions, key):
     """The name that is said."""
     with pytest.raises(NodeError) as refused:
         partitions.create(node.gpu, key, new=True)
-    (uuid,) = [one for one in str(refused.value).replace(":", ",").split(", ") if "MIG-" in one]
+    (uuid,) = [word for word in str(refused.value).replace(":", ",").split(", ") if "MIG-" in word]
     return GpuUuid(uuid)
 
 

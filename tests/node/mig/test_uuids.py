@@ -31,8 +31,8 @@ class Driver:
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         gpu, *place = uuid.removeprefix("MIG-").split("/")
         gi, ci = map(int, place)
-        found = self.places.get((gi, ci))
-        return found if found is not None and gpu == GPU else refuse()
+        device = self.places.get((gi, ci))
+        return device if device is not None and gpu == GPU else refuse()
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
         return len(self.listed)

@@ -73,8 +73,8 @@ def answering(path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for agent in started:
+        agent.close()
 
 
 def test_a_namespace_is_asked_for_in_whole(path, answering):
@@ -169,7 +169,7 @@ def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (b"hello\n", "the answer of the MPS agent cannot be read: it is not JSON"),
         (b'{"version":1,"RequestDone":{}}\n', "agent to StatusRequest is RequestDone"),
@@ -177,10 +177,10 @@ def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
         (b" " * (agent_protocol.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_of_this_node(path, answering, answer, said):
+def test_an_answer_that_is_none_is_an_error_of_this_node(path, answering, answer, message):
     answering(answer)
 
-    with pytest.raises(NodeError, match=said):
+    with pytest.raises(NodeError, match=message):
         MpsAgentClient(path).status()
 
 

@@ -108,9 +108,9 @@ def shared(running, protocol):
 
 def control(daemon) -> int:
     processes = DaemonProcesses()
-    found = processes.control(processes.of(daemon.token))
-    assert found is not None
-    return found.pid
+    process = processes.control(processes.of(daemon.token))
+    assert process is not None
+    return process.pid
 
 
 @both
@@ -197,10 +197,10 @@ def test_what_is_started_runs_is_ready_and_is_stopped_without_a_trace(host, daem
     daemon = host.daemon()
     assert not daemons.is_running(daemon)
 
-    found = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
+    directories = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
-    assert found.keys() == {host.namespace(0).name, host.namespace(1).name}
-    assert all(os.path.exists(f"{directory}/control") for directory in found.values())
+    assert directories.keys() == {host.namespace(0).name, host.namespace(1).name}
+    assert all(os.path.exists(f"{directory}/control") for directory in directories.values())
     assert daemons.is_running(daemon)
     assert daemons.check(daemon).ready
     daemons.stop(daemon)
@@ -213,9 +213,9 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
     daemon = host.daemon()
     limited, free = host.namespace(0, 5 * GIB, 70), host.namespace(1, percent=100)
 
-    found = daemons.start(daemon, [limited, free])
+    directories = daemons.start(daemon, [limited, free])
 
-    assert found[limited.name] == f"{daemon.pipe}/gpu/{limited.name}"
+    assert directories[limited.name] == f"{daemon.pipe}/gpu/{limited.name}"
     assert daemons.check(daemon).namespaces == {
         limited.name: MpsLimits(70, 5 * GIB),
         free.name: MpsLimits(100),
@@ -226,9 +226,9 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
 def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     daemon = host.daemon(gpus=2, default_limits=MpsLimits(50, 5 * GIB))
 
-    found = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
+    directories = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
-    assert set(found.values()) == {daemon.pipe}
+    assert set(directories.values()) == {daemon.pipe}
     assert os.path.ismount(daemon.shm)
     pid = host.attach(daemon, daemon.pipe)
     questions = "get_default_device_pinned_mem_limit 1\nget_default_active_thread_percentage\n"
@@ -466,12 +466,12 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
 
 @both
 @pytest.mark.parametrize(
-    ("how", "said"), [("fails", "always fails"), ("hangs", "into the background")]
+    ("how", "reason"), [("fails", "always fails"), ("hangs", "into the background")]
 )
-def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, how, said):
+def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, how, reason):
     host = other_host
     host.change(mps=how)
-    with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{said}"):
+    with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{reason}"):
         host.daemons(BRIEF).start(host.daemon(), [host.namespace(0)])
     assert host.left() == []
 
@@ -523,11 +523,11 @@ def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(othe
     daemons.end(daemon)
     host.change(mps="fails")
 
-    with pytest.raises(NodeError) as told:
+    with pytest.raises(NodeError) as raised:
         daemons.start(daemon, [host.namespace(0)])
 
-    assert "always fails" not in str(told.value)
-    assert "the log of the MPS agent has its last lines" in str(told.value)
+    assert "always fails" not in str(raised.value)
+    assert "the log of the MPS agent has its last lines" in str(raised.value)
     (logged,) = (record.lines for record in caplog.records if hasattr(record, "lines"))
     assert any("always fails" in line for line in logged)
     daemons.stop(daemon)
@@ -583,9 +583,9 @@ def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
     ours, other = host.daemon(), host.daemon(gpus=2)
     for daemon in (ours, other):
         daemons.start(daemon, [])
-    found = [one for one in daemons.unmanaged([ours.token]) if host.mps_dir in one]
+    lines = [line for line in daemons.unmanaged([ours.token]) if host.mps_dir in line]
 
-    assert found == [
+    assert lines == [
         f"nvidia-cuda-mps-control (process {control(other)}, pipe directory {other.pipe})"
     ]
     daemons.stop(ours)
@@ -597,10 +597,10 @@ def test_a_daemon_that_goes_when_it_is_told_to_is_not_said_to_stay(host, caplog,
     """It may be gone before the program has its answer."""
 
     def lost(command, seconds):
-        said = run_command(command, seconds)
+        output = run_command(command, seconds)
         if "-q" in command.args and says != "that it does":
             raise NodeError("exit code 1: Lost the connection to the MPS control daemon")
-        return said
+        return output
 
     caplog.set_level("INFO")
     daemons = host.daemons(run=lost)
@@ -642,16 +642,16 @@ def starts_it(host, daemon, tell):
 @pytest.mark.parametrize("after_ms", [0, 10, 40, 160])
 def test_whenever_who_starts_it_is_killed_nothing_is_left_once_it_is_stopped(host, after_ms):
     daemon = host.daemon()
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     starter = multiprocessing.get_context("fork").Process(
-        target=starts_it, args=(host, daemon, tell)
+        target=starts_it, args=(host, daemon, writing)
     )
     starter.start()
-    os.read(told, 1)
+    os.read(reading, 1)
     time.sleep(after_ms / 1000)
     starter.kill()
     starter.join()
-    for end in (told, tell):
+    for end in (reading, writing):
         os.close(end)
 
     host.daemons().stop(daemon)

@@ -117,8 +117,8 @@ def test_a_namespace_that_is_gone_leaves_no_directory_to_a_server_that_starts_ag
 
     daemons.start(daemon, [host.namespace(1)])
 
-    left = set(os.listdir(f"{daemon.pipe}/gpu"))
-    assert left == {"control", "default", host.namespace(1).name}
+    names = set(os.listdir(f"{daemon.pipe}/gpu"))
+    assert names == {"control", "default", host.namespace(1).name}
 
 
 @both
@@ -198,10 +198,10 @@ def test_through_a_mount_to_read_a_server_is_reached_and_nothing_is_made():
                 check=True,
                 timeout=20,
             )
-        said = os.read(reading, 100)
+        answer = os.read(reading, 100)
         os.close(reading)
 
-    assert (ran.stdout, said) == ("EROFS\n", b"said")
+    assert (ran.stdout, answer) == ("EROFS\n", b"said")
 
 
 def test_the_driver_finds_its_server_program_beside_the_one_that_is_started(host, daemons):
@@ -212,10 +212,10 @@ def test_the_driver_finds_its_server_program_beside_the_one_that_is_started(host
     assert control
 
     environ = Path(f"/proc/{control.pid}/environ").read_text().split("\0")
-    (path,) = (one for one in environ if one.startswith("PATH="))
-    first, _, rest = path.removeprefix("PATH=").partition(":")
+    (path,) = (variable for variable in environ if variable.startswith("PATH="))
+    first, _, following = path.removeprefix("PATH=").partition(":")
     assert os.path.exists(f"{first}/nvidia-cuda-mps-server")
-    assert "/usr/bin" in rest.split(":")
+    assert "/usr/bin" in following.split(":")
 
 
 def with_selinux(host) -> MpsDaemons:
@@ -254,8 +254,8 @@ def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, cap
     daemons.start(daemon, [host.namespace()])
 
     assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
-    found = [record for record in caplog.records if "labelled for SELinux" in record.getMessage()]
-    assert [one.levelname for one in found if one.levelname == "WARNING"] == ["WARNING"]
+    records = [record for record in caplog.records if "labelled for SELinux" in record.getMessage()]
+    assert sum(record.levelname == "WARNING" for record in records) == 1
     daemons.stop(daemon)
 
 

@@ -18,9 +18,9 @@ class Clients:
 
     def end(self, pid):
         def end(deadline):
-            took, left = self.seconds[pid], deadline.check()
-            if took is None or took > left:
-                time.sleep(left)
+            took, remaining = self.seconds[pid], deadline.check()
+            if took is None or took > remaining:
+                time.sleep(remaining)
                 raise TimedOut("client terminate was still running")
             time.sleep(took)
             self.ended.append(pid)

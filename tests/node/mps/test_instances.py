@@ -29,8 +29,8 @@ def host(request):
 
 def instance(host, gi=1, start=0):
     """A 1g instance of the host's first GPU."""
-    said = MigUuidParts(minor=0, number=0, start=start, gi=gi, ci=0, tag=uuid_tag(host.gpus[0]))
-    return GpuUuid(mig_uuid(said))
+    parts = MigUuidParts(minor=0, number=0, start=start, gi=gi, ci=0, tag=uuid_tag(host.gpus[0]))
+    return GpuUuid(mig_uuid(parts))
 
 
 def over(host, uuid, most):
@@ -49,8 +49,8 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
 
         assert daemons.check(daemon).clients == (MpsClient(pid),)
         server = host.ask(daemon, stdin="get_server_list\n").strip()
-        said = host.ask(daemon, stdin=f"get_device_pinned_mem_limit {server} 0\n")
-        assert said.strip() in ("2G", "2048M", "2.00G")
+        limit = host.ask(daemon, stdin=f"get_device_pinned_mem_limit {server} 0\n")
+        assert limit.strip() in ("2G", "2048M", "2.00G")
         assert len(DaemonProcesses().of(daemon.token)) > 1  # itself, and its server
     finally:
         daemons.stop(daemon)  # while the client is there
@@ -61,18 +61,18 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
 
 def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes(host):
     daemons, limits = host.daemons(), MpsLimits(50, GIB)
-    one, other = (over(host, instance(host, gi, gi), limits) for gi in (1, 2))
-    namespaces = [replace(host.namespace(gi, GIB), gpus=one.gpus) for gi in (1, 2)]
+    first, second = (over(host, instance(host, gi, gi), limits) for gi in (1, 2))
+    namespaces = [replace(host.namespace(gi, GIB), gpus=first.gpus) for gi in (1, 2)]
     try:
-        daemons.start(one, namespaces[:1])
-        directory = daemons.start(other, namespaces[1:])[namespaces[1].name]
-        pid = host.attach(other, directory)
-        daemons.stop(one)
+        daemons.start(first, namespaces[:1])
+        directory = daemons.start(second, namespaces[1:])[namespaces[1].name]
+        pid = host.attach(second, directory)
+        daemons.stop(first)
 
-        assert not daemons.is_running(one)
-        assert daemons.check(other).clients == (MpsClient(pid),)
+        assert not daemons.is_running(first)
+        assert daemons.check(second).clients == (MpsClient(pid),)
     finally:
-        daemons.stop(one)
-        daemons.stop(other)
+        daemons.stop(first)
+        daemons.stop(second)
 
     assert host.left() == []

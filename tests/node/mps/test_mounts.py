@@ -121,11 +121,11 @@ def in_container(place, propagation: str) -> str:
 
 @needs_mounts
 def test_what_stays_in_a_container_is_refused_and_taken_away(place):
-    said, left = in_container(place, "private").splitlines()
+    error, mounts = in_container(place, "private").splitlines()
 
-    assert said.startswith("NodeError")
-    assert "mountPropagation: Bidirectional" in said
-    assert left == "[]"
+    assert error.startswith("NodeError")
+    assert "mountPropagation: Bidirectional" in error
+    assert mounts == "[]"
 
 
 @needs_mounts
@@ -146,9 +146,9 @@ def test_where_mounting_is_not_permitted_the_error_says_what_is_missing():
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=20
     )
-    said = ran.stdout.splitlines()
-    assert len(said) == 2, ran.stderr
-    assert all(line.startswith("NodeError") and "privileged: true" in line for line in said)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 2, ran.stderr
+    assert all(line.startswith("NodeError") and "privileged: true" in line for line in lines)
 
 
 def test_what_is_not_there_is_unmounted_already():

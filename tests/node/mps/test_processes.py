@@ -57,10 +57,10 @@ def named(directory: Path, name="nvidia-cuda-mps-control") -> str:
 def test_those_with_the_token_are_found_and_no_others(started):
     ours, other = started("sleep", "60"), started("sleep", "60", token="b" * 32)
 
-    found = DaemonProcesses().of(TOKEN)
+    processes = DaemonProcesses().of(TOKEN)
 
-    assert [one.pid for one in found] == [ours.pid]
-    assert other.pid not in [one.pid for one in found]
+    assert [process.pid for process in processes] == [ours.pid]
+    assert other.pid not in [process.pid for process in processes]
 
 
 def test_a_token_that_begins_like_another_is_another(started):
@@ -73,10 +73,10 @@ def test_what_a_daemon_has_started_is_its_own_whatever_its_environment(started):
     parent = started(sys.executable, "-c", PARENT)
     parent.stdout.readline()
     processes = DaemonProcesses()
-    found = processes.of(TOKEN)
+    daemon_processes = processes.of(TOKEN)
 
-    assert len(found) == 2
-    assert processes.end(found, signal.SIGKILL, 5)
+    assert len(daemon_processes) == 2
+    assert processes.end(daemon_processes, signal.SIGKILL, 5)
 
 
 def test_the_control_daemon_is_known_by_its_program(started, directory):
@@ -85,8 +85,8 @@ def test_the_control_daemon_is_known_by_its_program(started, directory):
     control.stdout.readline()
     processes = DaemonProcesses()
 
-    found = processes.control(processes.of(TOKEN))
-    assert found is not None and found.pid == control.pid
+    process = processes.control(processes.of(TOKEN))
+    assert process is not None and process.pid == control.pid
 
 
 def test_a_server_without_its_control_daemon_is_no_control_daemon(started, directory):
@@ -94,7 +94,7 @@ def test_a_server_without_its_control_daemon_is_no_control_daemon(started, direc
     server.stdout.readline()
     processes = DaemonProcesses()
 
-    assert [one.pid for one in processes.of(TOKEN)] == [server.pid]
+    assert [process.pid for process in processes.of(TOKEN)] == [server.pid]
     assert processes.control(processes.of(TOKEN)) is None
 
 
@@ -111,17 +111,17 @@ def test_one_that_does_not_listen_is_said_to_be_still_there(started):
     deaf = started("sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done")
     deaf.stdout.readline()
     processes = DaemonProcesses()
-    found = [one for one in processes.of(TOKEN) if one.pid == deaf.pid]
+    remaining = [process for process in processes.of(TOKEN) if process.pid == deaf.pid]
 
-    assert not processes.end(found, signal.SIGTERM, 0.1)
-    assert processes.end(found, signal.SIGKILL, 5)
+    assert not processes.end(remaining, signal.SIGTERM, 0.1)
+    assert processes.end(remaining, signal.SIGKILL, 5)
 
 
 def test_a_number_that_another_process_has_by_now_is_left_alone(started):
     child = started("sleep", "60")
     processes = DaemonProcesses()
-    (found,) = processes.of(TOKEN)
-    earlier = DaemonProcess(found.pid, found.started - 1)
+    (process,) = processes.of(TOKEN)
+    earlier = DaemonProcess(process.pid, process.started - 1)
 
     assert not processes.is_alive(earlier)
     assert processes.end([earlier], signal.SIGKILL, 1)
@@ -132,11 +132,11 @@ def test_a_number_that_another_process_has_by_now_is_left_alone(started):
 def test_one_that_ended_and_was_not_waited_for_is_gone(started):
     child = started("sleep", "60")
     processes = DaemonProcesses()
-    (found,) = processes.of(TOKEN)
+    (process,) = processes.of(TOKEN)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
 
-    assert not processes.is_alive(found)
+    assert not processes.is_alive(process)
     assert processes.of(TOKEN) == ()
     assert not processes.exists(child.pid)
 
@@ -145,20 +145,20 @@ def test_a_control_daemon_without_our_token_is_foreign(started, directory):
     program = named(directory)
     child = started(program, "-d", CUDA_MPS_PIPE_DIRECTORY="/tmp/somebody")
     usual = started(program, "-f", token="")
-    for one in (child, usual):
-        one.stdout.readline()
+    for process in (child, usual):
+        process.stdout.readline()
     processes = DaemonProcesses()
 
-    found = {one.pid: one.pipe_directory for one in processes.unmanaged(frozenset())}
-    assert (found[child.pid], found[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
-    assert child.pid not in {one.pid for one in processes.unmanaged(frozenset({TOKEN}))}
+    directories = {each.pid: each.pipe_directory for each in processes.unmanaged(frozenset())}
+    assert (directories[child.pid], directories[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
+    assert child.pid not in {process.pid for process in processes.unmanaged(frozenset({TOKEN}))}
 
 
 def test_somebody_who_asks_a_daemon_is_no_daemon(started, directory):
     child = started(named(directory), "namespace", "list", token="")
     child.stdout.readline()
 
-    assert child.pid not in {one.pid for one in DaemonProcesses().unmanaged(frozenset())}
+    assert child.pid not in {daemon.pid for daemon in DaemonProcesses().unmanaged(frozenset())}
 
 
 def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(started):
@@ -171,12 +171,12 @@ def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(
     started("sleep", "60", CUDA_MPS_PIPE_DIRECTORY="/n/m/s1/pipe")
     tenant = subprocess.Popen(["sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": "/m/s1/pipe"})
     try:
-        found = DaemonProcesses().living_in("/m/s1")
+        processes = DaemonProcesses().living_in("/m/s1")
     finally:
         tenant.kill()
         tenant.wait()
 
-    assert sorted(one.pid for one in found) == sorted(one.pid for one in inside)
+    assert sorted(process.pid for process in processes) == sorted(process.pid for process in inside)
 
 
 def test_processes_that_cannot_be_looked_at_are_not_said_to_be_gone(started):

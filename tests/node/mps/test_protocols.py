@@ -76,16 +76,16 @@ def test_the_configuration_names_the_gpus_and_each_namespace_with_its_limits():
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_whatever_a_name_holds_the_configuration_says_that_and_nothing_else(name):
-    found = tomllib.loads(daemon_config(daemon(), [namespace(name)]))
+    config = tomllib.loads(daemon_config(daemon(), [namespace(name)]))
 
-    assert found["servers"]["gpu"]["namespaces"].keys() == {"default", name}
-    assert found.keys() == {"schema_version", "servers", "features"}
+    assert config["servers"]["gpu"]["namespaces"].keys() == {"default", name}
+    assert config.keys() == {"schema_version", "servers", "features"}
 
 
 def test_the_same_namespaces_make_the_same_configuration_in_any_order():
-    one, two = namespace("c_1"), namespace("c_2")
+    first, second = namespace("c_1"), namespace("c_2")
 
-    assert daemon_config(daemon(), [one, two]) == daemon_config(daemon(), [two, one])
+    assert daemon_config(daemon(), [first, second]) == daemon_config(daemon(), [second, first])
 
 
 @pytest.mark.parametrize(
@@ -184,21 +184,21 @@ def test_a_process_whose_name_has_line_feeds_forges_no_fault_of_its_server(forge
 @given(st.lists(st.text(max_size=20), min_size=1))
 def test_whatever_processes_are_called_a_list_of_clients_is_one(names):
     lines = [f"{pid},gpu,0,c_1,{name}" for pid, name in enumerate(names, 10**9)]
-    found = {client.pid for client in parse_clients("\n".join(lines))}
+    pids = {client.pid for client in parse_clients("\n".join(lines))}
 
-    assert {10**9 + place for place in range(len(names))} <= found
+    assert {10**9 + place for place in range(len(names))} <= pids
 
 
 def test_what_a_daemon_says_of_others_is_not_told_with_the_error(caplog):
-    with pytest.raises(NodeError) as told:
+    with pytest.raises(NodeError) as raised:
         parse_clients("who runs train.py of team-b?")
 
-    assert "train.py" not in str(told.value)
+    assert "train.py" not in str(raised.value)
     assert "train.py" in caplog.records[0].said
 
 
 @pytest.mark.parametrize(
-    ("said", "same"),
+    ("limits", "same"),
     [
         (MpsLimits(30, 5000 << 20), True),
         (MpsLimits(30, formats.parse_size("4.88G")), True),
@@ -207,8 +207,8 @@ def test_what_a_daemon_says_of_others_is_not_told_with_the_error(caplog):
         (MpsLimits(30), False),
     ],
 )
-def test_limits_are_alike_but_for_rounding(said, same):
-    assert limits_match(said, MpsLimits(30, 5000 << 20)) is same
+def test_limits_are_alike_but_for_rounding(limits, same):
+    assert limits_match(limits, MpsLimits(30, 5000 << 20)) is same
 
 
 @given(st.integers(1, 1 << 24))
@@ -250,15 +250,15 @@ def test_a_directory_that_is_just_short_enough_makes_paths_of_83_characters():
 
 
 @pytest.mark.parametrize(
-    ("directory", "said"),
+    ("directory", "message"),
     [
         ("/" + "m" * 33, r"has 34 characters, and at most 33 are possible"),
         ("/" + "ü" * 20, "at most 33"),
         ("run/mps", "no absolute path"),
     ],
 )
-def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, said):
-    with pytest.raises(SettingsError, match=said):
+def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, message):
+    with pytest.raises(SettingsError, match=message):
         check_directory(directory)
 
 
@@ -275,9 +275,9 @@ SAID_OF_NO_SERVER = [
 ]
 
 
-@pytest.mark.parametrize("said", SAID_OF_NO_SERVER)
-def test_a_server_that_the_program_does_not_know_is_not_there(said):
-    assert says_unknown(CommandFailed(f"namespace list --server=gpu failed: {said}", said))
+@pytest.mark.parametrize("output", SAID_OF_NO_SERVER)
+def test_a_server_that_the_program_does_not_know_is_not_there(output):
+    assert says_unknown(CommandFailed(f"namespace list --server=gpu failed: {output}", output))
 
 
 @pytest.mark.parametrize(

@@ -17,32 +17,32 @@ def test_each_on_the_host_is_told_by_its_number_and_its_directory():
 
 
 def test_of_those_in_pods_only_the_number_is_told():
-    found = [
+    daemons = [
         UnmanagedDaemon(7, "/run/mps"),
         *(UnmanagedDaemon(n, f"/tmp/{n}", in_pod=True) for n in (8, 9)),
     ]
 
-    assert describe_unmanaged(found)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
-    assert describe_unmanaged(found[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
+    assert describe_unmanaged(daemons)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
+    assert describe_unmanaged(daemons[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
 
 
 def test_however_many_there_are_sixteen_lines_tell_of_them():
-    found = [UnmanagedDaemon(n, "/run/mps", in_pod=n > 100) for n in range(1000)]
+    daemons = [UnmanagedDaemon(n, "/run/mps", in_pod=n > 100) for n in range(1000)]
 
-    said = describe_unmanaged(found)
+    lines = describe_unmanaged(daemons)
 
-    assert len(said) == 16
-    assert said[-2:] == (
+    assert len(lines) == 16
+    assert lines[-2:] == (
         "nvidia-cuda-mps-control (87 more on this host)",
         "nvidia-cuda-mps-control (899 processes in pods)",
     )
 
 
 def test_a_directory_is_cut_and_shown_in_one_line():
-    (said,) = describe_unmanaged([UnmanagedDaemon(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
+    (line,) = describe_unmanaged([UnmanagedDaemon(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
 
-    assert said.startswith("nvidia-cuda-mps-control (process 7, pipe directory /tmp/a?b?[31mxxx")
-    assert len(said) == len("nvidia-cuda-mps-control (process 7, pipe directory )") + 128
+    assert line.startswith("nvidia-cuda-mps-control (process 7, pipe directory /tmp/a?b?[31mxxx")
+    assert len(line) == len("nvidia-cuda-mps-control (process 7, pipe directory )") + 128
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,14 @@ def test_what_is_kept_is_the_same_directory_empty_and_can_be_passed(place):
     kept.mkdir(parents=True)
     for made in (top, top / "gpu", top / "gpu/c_2", kept):
         (made / "control").mkdir(parents=True)
-    inodes = [os.stat(one).st_ino for one in (top, top / "gpu", kept)]
+    inodes = [os.stat(path).st_ino for path in (top, top / "gpu", kept)]
     kept.chmod(0o1700)
 
     untrusted_trees.empty_directory(str(top), {("gpu",), ("gpu", "c_1"), ("gpu", "never")})
 
-    found = sorted(str(one.relative_to(top)) for one in top.rglob("*"))
-    assert found == ["gpu", "gpu/c_1"]
-    assert [os.stat(one).st_ino for one in (top, top / "gpu", kept)] == inodes
+    paths = sorted(str(path.relative_to(top)) for path in top.rglob("*"))
+    assert paths == ["gpu", "gpu/c_1"]
+    assert [os.stat(path).st_ino for path in (top, top / "gpu", kept)] == inodes
     assert stat.S_IMODE(kept.stat().st_mode) == 0o1755
 
 
@@ -171,8 +171,8 @@ def test_of_any_tree_exactly_the_directories_that_are_kept_stay(directories, fil
         for path in files:
             with contextlib.suppress(OSError):
                 Path(made, path).touch()
-        wanted = {path[:end] for path in keep for end in range(1, len(path) + 1)}
-        expected = {path for path in wanted if Path(made, *path).is_dir()}
+        prefixes = {path[:end] for path in keep for end in range(1, len(path) + 1)}
+        expected = {path for path in prefixes if Path(made, *path).is_dir()}
 
         untrusted_trees.empty_directory(made, keep)
 

@@ -62,9 +62,9 @@ def test_an_overdue_call_is_reported_with_what_was_waited_for_and_how_long(worke
 
 
 def test_while_a_call_is_overdue_the_next_is_refused_at_once(worker, stuck):
-    said = r"^next: an earlier call \(reading a dead GPU\) has not returned since 20..-.*Z$"
+    message = r"^next: an earlier call \(reading a dead GPU\) has not returned since 20..-.*Z$"
     began = time.monotonic()
-    with pytest.raises(TimedOut, match=said):
+    with pytest.raises(TimedOut, match=message):
         worker.submit("next", lambda: 1, 60.0)
     assert time.monotonic() - began < 30
 

@@ -137,12 +137,12 @@ def test_an_unreadable_record_is_set_aside_with_its_reason(tmp_path, ledger, tex
     ledger.write(completed("other", "gpu-1"))
     (tmp_path / BOOT / "uid-claim.json").write_bytes(text)
 
-    found = again(tmp_path)
+    reopened = again(tmp_path)
 
-    (aside,) = found.set_aside()
+    (aside,) = reopened.set_aside()
     assert reason in aside.reason
     assert aside.path.read_bytes() == text
-    assert [record.claim.name for record in found.records()] == ["other"]
+    assert [record.claim.name for record in reopened.records()] == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_a_record_set_aside_stays_set_aside_until_its_claim_is_written_or_forgot
     for name in ("a", "b"):
         (tmp_path / BOOT / f"uid-{name}.json").write_bytes(b"?")
     again(tmp_path)
-    found = again(tmp_path)
-    assert [aside.uid for aside in found.set_aside()] == ["uid-a", "uid-b"]
+    reopened = again(tmp_path)
+    assert [aside.uid for aside in reopened.set_aside()] == ["uid-a", "uid-b"]
 
-    found.write(completed("a"))
-    found.forget(ClaimUid("uid-b"))
+    reopened.write(completed("a"))
+    reopened.forget(ClaimUid("uid-b"))
 
-    assert found.set_aside() == ()
+    assert reopened.set_aside() == ()
     assert again(tmp_path).set_aside() == ()
 
 
@@ -209,10 +209,10 @@ def test_a_record_set_aside_is_taken_up_by_a_release_that_can_read_it(tmp_path):
     (tmp_path / BOOT).mkdir()
     (tmp_path / BOOT / "uid-claim.unreadable").write_bytes(encode_record(completed()))
 
-    found = again(tmp_path)
+    reopened = again(tmp_path)
 
-    assert found.set_aside() == ()
-    assert found.record(ClaimUid("uid-claim")) == completed()
+    assert reopened.set_aside() == ()
+    assert reopened.record(ClaimUid("uid-claim")) == completed()
 
 
 def test_a_record_under_another_name_is_set_aside(tmp_path):
@@ -227,9 +227,9 @@ def test_a_record_under_another_name_is_set_aside(tmp_path):
 def test_a_write_that_a_crash_cut_short_is_swept(tmp_path, ledger):
     (tmp_path / BOOT / ".uid-claim.json.tmp").write_bytes(b'{"version')
 
-    found = again(tmp_path)
+    reopened = again(tmp_path)
 
-    assert found.records() == ()
+    assert reopened.records() == ()
     assert list((tmp_path / BOOT).iterdir()) == []
 
 
@@ -251,18 +251,18 @@ def test_a_peek_knows_what_is_held_and_changes_nothing(tmp_path, ledger):
     old.mkdir()
     before = sorted(tmp_path.rglob("*"))
 
-    found = Ledger(tmp_path, BOOT)
-    found.peek()
+    peeking = Ledger(tmp_path, BOOT)
+    peeking.peek()
 
-    assert set(found.held()) == {"gpu-3"}
+    assert set(peeking.held()) == {"gpu-3"}
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_peek_where_nothing_was_ever_recorded_finds_nothing(tmp_path):
-    found = Ledger(tmp_path / "state", BOOT)
-    found.peek()
+    peeking = Ledger(tmp_path / "state", BOOT)
+    peeking.peek()
 
-    assert found.held() == {}
+    assert peeking.held() == {}
     assert not (tmp_path / "state").exists()
 
 
@@ -270,9 +270,9 @@ def test_neighbours_hold_any_part_of_the_same_gpu(ledger):
     for name, device in (("a", "gpu-0"), ("b", "gpu-0-1"), ("c", "gpu-1")):
         ledger.write(completed(name, device))
 
-    found = ledger.neighbours(ClaimUid("uid-a"), {gpu_uuid(0)})
+    neighbours = ledger.neighbours(ClaimUid("uid-a"), {gpu_uuid(0)})
 
-    assert [record.claim.name for record in found] == ["b"]
+    assert [record.claim.name for record in neighbours] == ["b"]
 
 
 @pytest.mark.parametrize("uid", ["../x", "", ".x", "a/b"])
@@ -327,7 +327,7 @@ def test_a_damaged_record_of_a_claim_that_was_being_taken_back_is_set_aside(tmp_
     ledger.end(completed())
     (tmp_path / BOOT / "uid-claim.ending").write_bytes(b"{")
 
-    assert [one.uid for one in again(tmp_path).set_aside()] == ["uid-claim"]
+    assert [aside.uid for aside in again(tmp_path).set_aside()] == ["uid-claim"]
 
 
 @pytest.mark.parametrize("name", ["uid-claim.json", "uid-claim.partitions", "uid-claim.unreadable"])
@@ -367,10 +367,10 @@ def test_what_the_process_knows_and_what_the_disk_says_never_differ(tmp_path_fac
         else:
             ledger.write(started(name) if what == "start" else completed(name))
 
-    found = again(directory)
+    reopened = again(directory)
 
-    assert found.records() == ledger.records()
-    assert found.held() == ledger.held()
+    assert reopened.records() == ledger.records()
+    assert reopened.held() == ledger.held()
 
 
 WRITER = """
@@ -401,10 +401,10 @@ def test_kill_9_at_any_moment_leaves_a_readable_ledger(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
 
-        found = again(tmp_path)
+        reopened = again(tmp_path)
 
-        assert found.set_aside() == ()
-        assert set(found.records()) <= {started(), replace(completed(), spec=None)}
+        assert reopened.set_aside() == ()
+        assert set(reopened.records()) <= {started(), replace(completed(), spec=None)}
 
 
 def test_a_directory_that_somebody_removed_is_made_again(tmp_path, ledger):

@@ -58,8 +58,10 @@ class World:
         """The record of a claim with its files."""
         ref = ClaimRef("ml", "train", UID)
         holdings = tuple(
-            Holding(ref, DeviceName(one.device), gpu_uuid(), request=one.request.partition("/")[0])
-            for one in DEVICES
+            Holding(
+                ref, DeviceName(device.device), gpu_uuid(), request=device.request.partition("/")[0]
+            )
+            for device in DEVICES
         )
         spec, shown = self.write(), self.documents()
         return ClaimRecord(ref, holdings, prepared=(), spec=spec, documents=shown)
@@ -83,7 +85,7 @@ class World:
 
     def specs_show_whole_documents(self) -> None:
         """No container is shown a file that is missing or cut short."""
-        expected = {one.container_path: one.text for one in self.documents()}
+        expected = {document.container_path: document.text for document in self.documents()}
         for path in self.cdi.glob("*.json"):
             for device in from_text(path.read_text()).devices:
                 for mount in device.container_edits.mounts:
@@ -95,10 +97,12 @@ def spec_of(uid: ClaimUid, shown: tuple[MetadataDocument, ...]) -> Spec:
     library = Mount("/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1")
     devices = (
         CdiDevice(
-            f"{uid}-{one.request}",
-            container_edits=ContainerEdits(mounts=(Mount(one.host_path, one.container_path),)),
+            f"{uid}-{document.request}",
+            container_edits=ContainerEdits(
+                mounts=(Mount(document.host_path, document.container_path),)
+            ),
         )
-        for one in shown
+        for document in shown
     )
     edits = ContainerEdits(mounts=(library,))
     return Spec(f"{VENDOR}/claim", devices=tuple(devices), container_edits=edits)
@@ -273,10 +277,10 @@ def killed_before(count: int, act: Callable[[], object]) -> bool:
     """
     child = os.fork()
     if child == 0:
-        left = itertools.count(-count)
+        remaining = itertools.count(-count)
 
         def hook(event: str, arguments: object) -> None:
-            if event in EFFECTS and next(left) == 0:
+            if event in EFFECTS and next(remaining) == 0:
                 os._exit(9)
 
         sys.addaudithook(hook)
@@ -314,7 +318,7 @@ def test_no_kill_leaves_a_spec_that_shows_what_is_not_whole(tmp_path, act, first
 def test_a_killed_write_is_completed_by_the_next_one(tmp_path):
     for world in places(tmp_path, World.write, nothing):
         world.write()
-        texts = {one.host_path: one.text for one in world.documents()}
+        texts = {document.host_path: document.text for document in world.documents()}
         assert {path: Path(path).read_text() for path in texts} == texts
 
 

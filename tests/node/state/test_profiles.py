@@ -151,13 +151,13 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line_and_spoils_no_other(
     (tmp_path / "bad").write_bytes(text)
     (tmp_path / "good").write_text("a: 1")
 
-    found = ProfileFiles(tmp_path).read()
+    files = ProfileFiles(tmp_path).read()
 
-    assert [each.stem for each in found.documents] == ["good"]
-    (said,) = (one.why for one in found.unreadable)
-    assert said.startswith(f"{tmp_path}/bad: ")
-    assert problem in said
-    assert "\n" not in said
+    assert [document.stem for document in files.documents] == ["good"]
+    (reason,) = (file.why for file in files.unreadable)
+    assert reason.startswith(f"{tmp_path}/bad: ")
+    assert problem in reason
+    assert "\n" not in reason
 
 
 def test_mappings_may_be_merged(tmp_path):

@@ -52,11 +52,11 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
 
     again = opened(tmp_path)
 
-    left = again.leftover(ref().uid)
-    assert left == ClaimRecord(ref(), record.holdings, record.steps[1:])
+    leftover = again.leftover(ref().uid)
+    assert leftover == ClaimRecord(ref(), record.holdings, record.steps[1:])
     assert again.known(ref().uid) is None
     assert again.held() == {record.holdings[0].device: record.holdings}
-    assert again.neighbours(ref("new").uid, {GPU}) == (left,)
+    assert again.neighbours(ref("new").uid, {GPU}) == (leftover,)
     assert again.partitions_since(again.mark()) == {ONE}
 
 

@@ -29,9 +29,9 @@ SUFFIXES = {"": "", "REV1": "+me", "GFX": "+gfx", "ALL_ME": "+me.all", "NO_ME": 
 
 
 def board(family):
-    found = board_geometry(geometry_documents()[family]["products"][0])
-    assert found is not None
-    return found
+    geometry = board_geometry(geometry_documents()[family]["products"][0])
+    assert geometry is not None
+    return geometry
 
 
 def rows(family):
@@ -54,25 +54,25 @@ def largest(family):
 
 
 def test_every_product_with_a_mig_mode_has_a_geometry_and_no_other():
-    with_mode = {product for product, one in board_specs().items() if one.mig}
-    products = [one for entry in geometry_documents().values() for one in entry["products"]]
+    with_mode = {product for product, spec in board_specs().items() if spec.mig}
+    products = [product for entry in geometry_documents().values() for product in entry["products"]]
     assert sorted(products) == sorted(with_mode)
     assert board_geometry("T4") is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_placement_lies_on_the_board_and_the_largest_covers_it(family):
-    found = board(family)
-    places = [place for profile in found.profiles for place in profile.placements]
-    assert all(place.start >= 0 and place.end <= found.units for place in places)
-    assert max(place.size for place in places) == found.units
-    assert max(profile.slices for profile in found.profiles) == found.slices
+    geometry = board(family)
+    places = [place for profile in geometry.profiles for place in profile.placements]
+    assert all(place.start >= 0 and place.end <= geometry.units for place in places)
+    assert max(place.size for place in places) == geometry.units
+    assert max(profile.slices for profile in geometry.profiles) == geometry.slices
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_most_instances_of_a_profile_are_the_largest_set_that_does_not_overlap(family):
-    found = board(family)
-    for profile in found.profiles:
+    geometry = board(family)
+    for profile in geometry.profiles:
         apart = max(
             len(chosen)
             for count in range(len(profile.placements) + 1)
@@ -85,23 +85,23 @@ def test_the_most_instances_of_a_profile_are_the_largest_set_that_does_not_overl
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_most_instances_of_a_profile_fit_into_the_boards_engines_slices_and_memory(family):
-    found = board(family)
-    memory = max(profile.memory_bytes for profile in found.profiles)
+    geometry = board(family)
+    memory = max(profile.memory_bytes for profile in geometry.profiles)
     assert memory <= board_specs()[geometry_documents()[family]["products"][0]].memory_bytes
-    for profile in found.profiles:
-        assert profile.most * profile.slices <= found.slices
+    for profile in geometry.profiles:
+        assert profile.most * profile.slices <= geometry.slices
         assert profile.most * profile.memory_bytes <= memory
         for name in Engines.__slots__:
             used = profile.most * getattr(profile.engines, name)
-            assert used <= getattr(found.engines, name), (profile.name, name)
+            assert used <= getattr(geometry.engines, name), (profile.name, name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numbers_are_nvmls_and_ids_are_told_apart(family):
-    found = board(family)
-    assert len({profile.id for profile in found.profiles}) == len(found.profiles)
-    assert len({profile.number for profile in found.profiles}) == len(found.profiles)
-    for profile in found.profiles:
+    geometry = board(family)
+    assert len({profile.id for profile in geometry.profiles}) == len(geometry.profiles)
+    assert len({profile.number for profile in geometry.profiles}) == len(geometry.profiles)
+    for profile in geometry.profiles:
         slices, _, kind = NUMBERS[profile.number].partition("_SLICE")
         assert int(slices) == profile.slices
         suffix = re.escape(SUFFIXES[kind.removeprefix("_")])
@@ -115,9 +115,9 @@ def test_what_is_guessed_is_of_the_board_and_nowhere_said_to_be_the_sisters(fami
     assert not cells & set(assumed(family))
     for column, name in cells:
         row = rows(family)[name]
-        alike = [one for one in rows(family).values() if one["size"] == row["size"]]
+        alike = [other for other in rows(family).values() if other["size"] == row["size"]]
         if column == "memory_mib":  # as much as others of as many units
-            assert {one[column] for one in alike} == {row[column]}
+            assert {other[column] for other in alike} == {row[column]}
         else:
             assert column == "id"
 
@@ -130,10 +130,10 @@ def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
         return
     sister = {row["number"]: row for row in rows(entry["sister"]).values()}
     plain = {row["slices"]: row for row in rows(entry["sister"]).values() if row["number"] < 7}
-    own_memory, her_memory = (largest(one)["memory_mib"] for one in (family, entry["sister"]))
+    own_memory, her_memory = (largest(each)["memory_mib"] for each in (family, entry["sister"]))
     own_board, her_board = (
-        board_specs()[geometry_documents()[one]["products"][0]].memory_bytes
-        for one in (family, entry["sister"])
+        board_specs()[geometry_documents()[each]["products"][0]].memory_bytes
+        for each in (family, entry["sister"])
     )
     for column, name in cells:
         row = rows(family)[name]
@@ -147,9 +147,9 @@ def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
 
 
 def test_the_profile_that_creates_is_not_asked_for_by_its_id():
-    found = board("A100-40")
-    assert found.profile(19) == found.numbered(0) == found.named("1g.5gb")
-    assert found.profile(4) is found.numbered(5) is found.named("8g") is None
+    geometry = board("A100-40")
+    assert geometry.profile(19) == geometry.numbered(0) == geometry.named("1g.5gb")
+    assert geometry.profile(4) is geometry.numbered(5) is geometry.named("8g") is None
 
 
 @pytest.mark.parametrize("slices", COMPUTE_SLICES)
@@ -160,11 +160,11 @@ def test_a_gpu_instance_can_be_filled_by_one_compute_instance(slices):
 
 
 def test_a_uuid_says_what_it_is_and_nothing_else_is_taken_for_one():
-    said = MigUuidParts(minor=300, number=17, start=11, gi=14, ci=7, tag=uuid_tag("GPU-a"))
-    text = mig_uuid(said)
-    assert parse_mig_uuid(text) == said
-    assert said.is_of("GPU-a")
-    assert not said.is_of("GPU-b")
+    parts = MigUuidParts(minor=300, number=17, start=11, gi=14, ci=7, tag=uuid_tag("GPU-a"))
+    text = mig_uuid(parts)
+    assert parse_mig_uuid(text) == parts
+    assert parts.is_of("GPU-a")
+    assert not parts.is_of("GPU-b")
     changed = text[:-1] + ("0" if text[-1] != "0" else "1")
     unusable = text.replace("-8", "-8 ", 1)[: len(text)]
     for other in ("", "GPU-a", text.upper(), changed, unusable, "MIG-" + "x" * 36):

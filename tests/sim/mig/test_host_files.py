@@ -62,14 +62,14 @@ class Host(Node):
 
     def instances(self, index):
         """UUIDs of its MIG devices."""
-        found = []
+        uuids = []
         for place in range(self.functions.nvmlDeviceGetMaxMigDeviceCount(self.device(index))):
             try:
                 ask = self.functions.nvmlDeviceGetMigDeviceHandleByIndex
-                found.append(self.functions.nvmlDeviceGetUUID(ask(self.device(index), place)))
+                uuids.append(self.functions.nvmlDeviceGetUUID(ask(self.device(index), place)))
             except pynvml.NVMLError_NotFound:
                 continue
-        return found
+        return uuids
 
     def mode(self, index):
         return self.functions.nvmlDeviceGetMigMode(self.device(index))
@@ -198,8 +198,8 @@ def test_capabilities_lead_to_device_nodes_that_nvidia_modprobe_makes(host):
     assert host.capabilities() == [*files, "mig/config", "mig/monitor"]
     numbers = capability_minors(1, gi, 0)
     for file, number in zip(files, numbers, strict=True):
-        said = (host.root / PROC / file).read_text().splitlines()
-        assert said == [f"DeviceFileMinor: {number}", "DeviceFileMode: 292", "DeviceFileModify: 1"]
+        lines = (host.root / PROC / file).read_text().splitlines()
+        assert lines == [f"DeviceFileMinor: {number}", "DeviceFileMode: 292", "DeviceFileModify: 1"]
     assert "DeviceFileMode: 256\n" in (host.root / PROC / "mig/config").read_text()
     listed = (host.root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
     assert f"gpu1/gi{gi}/ci0/access {numbers[1]}" in listed

@@ -52,9 +52,9 @@ def refused(error, ask, *arguments):
 
 
 def listed(ask, owner, number, kind, most=7):
-    found, count = (kind * most)(), c_uint()
-    ask(owner, number, found, byref(count))
-    return list(found[: count.value])
+    handles, count = (kind * most)(), c_uint()
+    ask(owner, number, handles, byref(count))
+    return list(handles[: count.value])
 
 
 def test_profiles_are_told_by_number_with_the_id_that_creates_them(nvml, ampere):
@@ -89,7 +89,7 @@ def test_placements_are_told_whether_the_mode_is_on_or_off(nvml, hopper, ampere)
         assert [(place.start, place.size) for place in places] == [(0, 2), (2, 2), (4, 2)]
     first = (kind * 3)()
     ask(hopper, 14, cast(first, POINTER(kind)), pointer(c_uint()))
-    assert [one.start for one in first] == [0, 2, 4]
+    assert [placement.start for placement in first] == [0, 2, 4]
     refused("InsufficientSize", ask, hopper, 14, (kind * 2)(), byref(c_uint()))
     refused("NotSupported", ask, hopper, 3, None, byref(c_uint()))
     refused("InvalidArgument", ask, hopper, 14, None, None)
@@ -106,18 +106,18 @@ def test_an_instance_is_cut_filled_found_and_destroyed_again(nvml, ampere):
     filled = nvml.nvmlGpuInstanceCreateComputeInstance(made, compute.id)
 
     kind = pynvml.c_nvmlGpuInstance_t
-    [found] = listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)
-    assert nvml.nvmlGpuInstanceGetInfo(found).id == info.id
+    [instance] = listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)
+    assert nvml.nvmlGpuInstanceGetInfo(instance).id == info.id
     assert nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(ampere, info.id)).id == 1
     assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 5, kind) == []
     ask, kind = nvml.nvmlGpuInstanceGetComputeInstances, pynvml.c_nvmlComputeInstance_t
-    [inside] = listed(ask, found, 2, kind)
+    [inside] = listed(ask, instance, 2, kind)
     about = nvml.nvmlComputeInstanceGetInfo_v2(inside)
     assert (about.id, about.profileId, about.placement.size) == (0, 2, 3)
     assert nvml.nvmlGpuInstanceGetInfo(about.gpuInstance).id == info.id
 
     assert nvml.nvmlComputeInstanceDestroy(filled) == pynvml.NVML_SUCCESS
-    assert nvml.nvmlGpuInstanceDestroy(found) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlGpuInstanceDestroy(instance) == pynvml.NVML_SUCCESS
     for ask in (nvml.nvmlGpuInstanceGetInfo, nvml.nvmlGpuInstanceDestroy):
         refused("InvalidArgument", ask, made)
     refused("InvalidArgument", nvml.nvmlComputeInstanceDestroy, filled)
@@ -231,7 +231,7 @@ def test_a_mig_device_is_a_device_with_what_its_instance_has(node, nvml, ampere)
     assert nvml.nvmlDeviceGetGpuInstanceId(device) == 3
     assert nvml.nvmlDeviceGetComputeInstanceId(device) == 0
     assert nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device) == ampere
-    assert [bool(nvml.nvmlDeviceIsMigDeviceHandle(one)) for one in (device, ampere)] == [
+    assert [bool(nvml.nvmlDeviceIsMigDeviceHandle(handle)) for handle in (device, ampere)] == [
         True,
         False,
     ]
@@ -395,7 +395,7 @@ def test_instances_of_others_come_and_go_with_the_node_file(node, nvml, ampere):
 
 def test_a_mig_device_keeps_its_index_and_leaves_a_hole(nvml, ampere):
     made = [cut(nvml, ampere, 19, start, 1) for start in range(3)]
-    inside = [nvml.nvmlGpuInstanceCreateComputeInstance(one, 0) for one in made]
+    inside = [nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for instance in made]
     at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
     uuids = [nvml.nvmlDeviceGetUUID(at(ampere, index)) for index in range(3)]
     nvml.nvmlComputeInstanceDestroy(inside[1])
@@ -409,14 +409,14 @@ def test_what_another_process_removed_is_listed_until_something_takes_its_place(
     node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
     at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
     device = at(ampere, 0)
-    told = nvml.nvmlDeviceGetUUID(device)
+    uuid = nvml.nvmlDeviceGetUUID(device)
     node.change(gpu=1, instances=[])
     assert at(ampere, 0) == device
-    assert nvml.nvmlDeviceGetUUID(device) == told
+    assert nvml.nvmlDeviceGetUUID(device) == uuid
     assert nvml.nvmlDeviceGetGpuInstanceId(device) == 1
-    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, told)
+    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, uuid)
     nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 0, 2), 1)
-    assert nvml.nvmlDeviceGetUUID(at(ampere, 0)) != told
+    assert nvml.nvmlDeviceGetUUID(at(ampere, 0)) != uuid
     refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
 
 
@@ -424,9 +424,9 @@ def test_an_instance_says_that_it_is_on_its_gpu_and_is_found_by_its_place(nvml, 
     made = cut(nvml, ampere, 19, 0, 1)
     inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
     parent, device = nvml.nvmlDeviceGetUUID(ampere), nvml.nvmlDeviceGetMigDeviceHandleByIndex
-    for told in (nvml.nvmlGpuInstanceGetInfo(made), nvml.nvmlComputeInstanceGetInfo_v2(inside)):
-        assert nvml.nvmlDeviceGetUUID(told.device) == parent
-        assert nvml.nvmlDeviceGetMigMode(told.device) == [1, 1]
+    for info in (nvml.nvmlGpuInstanceGetInfo(made), nvml.nvmlComputeInstanceGetInfo_v2(inside)):
+        assert nvml.nvmlDeviceGetUUID(info.device) == parent
+        assert nvml.nvmlDeviceGetMigMode(info.device) == [1, 1]
     assert nvml.nvmlDeviceGetHandleByUUID(f"MIG-{parent}/7/0") == device(ampere, 0)
     refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, f"MIG-{parent}/7/1")
     refused("InvalidArgument", nvml.nvmlDeviceGetUUID, pynvml.c_nvmlDevice_t())

@@ -29,21 +29,23 @@ class Model:
 
     def legal(self, row, start):
         after = [*self.cut, (row, start)]
-        units = [unit for one, begin in after for unit in range(begin, begin + one["size"])]
+        units = [unit for profile, begin in after for unit in range(begin, begin + profile["size"])]
         return (
             start in row["starts"]
             and len(units) == len(set(units))
-            and sum(one["id"] == row["id"] for one, _ in after) <= row["most"]
-            and sum(one["slices"] for one, _ in after) <= self.slices
-            and all(sum(one[name] for one, _ in after) <= self.total[name] for name in ENGINES)
+            and sum(profile["id"] == row["id"] for profile, _ in after) <= row["most"]
+            and sum(profile["slices"] for profile, _ in after) <= self.slices
+            and all(
+                sum(profile[name] for profile, _ in after) <= self.total[name] for name in ENGINES
+            )
         )
 
 
 def listed(nvml, device, row):
     """Starts of the instances of a profile, as NVML lists them."""
-    found, count = (pynvml.c_nvmlGpuInstance_t * row["most"])(), c_uint()
-    nvml.nvmlDeviceGetGpuInstances(device, row["id"], found, byref(count))
-    infos = [nvml.nvmlGpuInstanceGetInfo(one) for one in found[: count.value]]
+    handles, count = (pynvml.c_nvmlGpuInstance_t * row["most"])(), c_uint()
+    nvml.nvmlDeviceGetGpuInstances(device, row["id"], handles, byref(count))
+    infos = [nvml.nvmlGpuInstanceGetInfo(handle) for handle in handles[: count.value]]
     assert all(info.profileId == row["id"] for info in infos)
     assert all(info.placement.size == row["size"] for info in infos)
     return sorted(info.placement.start for info in infos)
@@ -88,10 +90,10 @@ class Board:
 
     def compare(self):
         for row in self.model.rows:
-            there = sorted(start for one, start in self.model.cut if one is row)
+            there = sorted(start for profile, start in self.model.cut if profile is row)
             assert listed(self.nvml, self.device, row) == there
-            left = self.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self.device, row["id"])
-            assert left == room(self.model, row)
+            capacity = self.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self.device, row["id"])
+            assert capacity == room(self.model, row)
         ids = [self.nvml.nvmlGpuInstanceGetInfo(pointer).id for pointer in self.pointers.values()]
         assert len(set(ids)) == len(ids)
 
@@ -114,10 +116,10 @@ def test_a_board_refuses_what_the_model_refuses_and_nothing_else(family, data):
 
 def test_engines_that_are_there_once_go_to_one_instance():
     model = Model("RTX-PRO-6000")
-    everything, one, without = (
+    everything, single, without = (
         next(row for row in model.rows if row["number"] == number) for number in (15, 0, 13)
     )
     assert model.legal(everything, 0)
     model.cut.append((everything, 0))
-    assert not model.legal(one, 3)  # it has a decoder, and all of them are taken
+    assert not model.legal(single, 3)  # it has a decoder, and all of them are taken
     assert model.legal(without, 3)

@@ -65,8 +65,8 @@ def test_a_daemon_of_protocol_3_starts_with_what_its_file_says(host):
         ["c_1", "gpu", "Ready", "20G", "30.00", "0", f"{where}/c_1"],
         ["default", "gpu", "Ready", "unlimited", "1.00", "0", f"{where}/default"],
     ]
-    [[name, uid, pid, *rest]] = rows(host, "server", "list")
-    assert (name, uid, rest) == ("gpu", "0", ["Ready", where, host.gpus[0], "-"])
+    [[name, uid, pid, *columns]] = rows(host, "server", "list")
+    assert (name, uid, columns) == ("gpu", "0", ["Ready", where, host.gpus[0], "-"])
     sockets = sorted(str(path.relative_to(host.pipe)) for path in host.pipe.rglob("control"))
     assert sockets == ["control", "gpu/c_1/control", "gpu/control", "gpu/default/control"]
     assert host.processes()[int(pid)] == "nvidia-cuda-mps-server"
@@ -269,8 +269,8 @@ def test_a_server_whose_gpu_is_lost_is_faulty(host):
 
 def test_other_users_change_nothing_and_see_everything(host):
     host.start3()
-    said = host.refused("namespace", "create", "c_1", "--server=gpu", user=NOBODY)
-    assert said == "Insufficient privileges for UID 65534 to run namespace create"
+    message = host.refused("namespace", "create", "c_1", "--server=gpu", user=NOBODY)
+    assert message == "Insufficient privileges for UID 65534 to run namespace create"
     assert host.run("namespace", "list", user=NOBODY).returncode == 0
 
 
@@ -455,8 +455,8 @@ def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(host, capsy
     host.said("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
     root, other = (host.client(host.pipe / "gpu/c_1", user=user) for user in (None, NOBODY))
     assert mps_client(["raise", str(other), "--percent", "90"]) == REFUSED
-    said = capsys.readouterr().err
-    assert said == "Insufficient privileges for UID 65534 to run namespace set\n"
+    message = capsys.readouterr().err
+    assert message == "Insufficient privileges for UID 65534 to run namespace set\n"
     assert rows(host, "namespace", "list", "c_1")[0][4] == "30.00"
     assert mps_client(["raise", str(root), "--percent", "101"]) == REFUSED
     assert mps_client(["raise", str(root)]) == 0

@@ -45,10 +45,10 @@ def serving(directory, node, instance, protocol=2):
 
 
 def test_an_instance_is_one_device_with_its_memory_and_multiprocessors(node, instance):
-    found = read_host(node.root).find(instance)
-    assert found is not None
-    assert (found.uuid, found.minor, found.multiprocessors) == (instance, 1, 60)
-    assert (found.memory_bytes, found.name) == (40448 * MIB, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+    device = read_host(node.root).find(instance)
+    assert device is not None
+    assert (device.uuid, device.minor, device.multiprocessors) == (instance, 1, 60)
+    assert (device.memory_bytes, device.name) == (40448 * MIB, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_a_container_needs_the_device_nodes_of_the_instance(tmp_path, node, inst
     daemon = serving(tmp_path, node, instance)
     caps = list(capability_minors(1, 1, 0))
 
-    def attach(minors, found):
-        return daemon.attach(None, minors=minors, caps=found)
+    def attach(minors, capabilities):
+        return daemon.attach(None, minors=minors, caps=capabilities)
 
-    for minors, found in (([1], []), ([1], caps[:1]), ([0], caps)):
+    for minors, capabilities in (([1], []), ([1], caps[:1]), ([0], caps)):
         with pytest.raises(CommandRefused, match="NO_DEVICE"):
-            attach(minors, found)
+            attach(minors, capabilities)
     assert attach([1], caps)["server"] == "uid_0"
 
 
@@ -151,7 +151,7 @@ def test_as_many_clients_are_taken_in_an_instance_as_a_node_offers_shares_of_it(
         )
 
         static = read_host(node.root)
-        found = static.find(uuid)
+        instance = static.find(uuid)
 
-        assert found
-        assert static.most_clients(found) == max_mps_clients(gpu, profile)
+        assert instance
+        assert static.most_clients(instance) == max_mps_clients(gpu, profile)

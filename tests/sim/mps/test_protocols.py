@@ -155,8 +155,8 @@ def test_a_client_of_several_gpus_is_listed_on_each(three):
 
 def test_partitions_are_refused_where_clients_or_domains_are(three):
     create = "sm-partition create {} --server=gpu --device=0 --chunks=10"
-    said = three.say(create.format("p_1"))
-    assert said == f"CUDA_MPS_SM_PARTITION={three.gpus[0]}/p_1"
+    answer = three.say(create.format("p_1"))
+    assert answer == f"CUDA_MPS_SM_PARTITION={three.gpus[0]}/p_1"
     for name, why in (("p_1", "exists already"), ("p_2", "6 are free")):
         with pytest.raises(CommandRefused, match=why):
             three.say(create.format(name))
