@@ -18,11 +18,11 @@ PLACES = st.builds(Placement, st.integers(0, 11), st.integers(1, 12))
 
 
 @given(PLACES, PLACES)
-def test_two_placements_overlap_where_they_have_a_unit_in_common(one, other):
-    units = set(range(one.start, one.end)) & set(range(other.start, other.end))
+def test_two_placements_overlap_where_they_have_a_unit_in_common(placement, other):
+    units = set(range(placement.start, placement.end)) & set(range(other.start, other.end))
 
-    assert one.overlaps(other) is bool(units)
-    assert one.contains(other) is (len(units) == other.size)
+    assert placement.overlaps(other) is bool(units)
+    assert placement.contains(other) is (len(units) == other.size)
 
 
 def test_a_key_is_the_place_and_says_so_in_messages():

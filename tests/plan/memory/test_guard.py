@@ -56,7 +56,7 @@ def process(pid, started=1):
 def use(pid, memory, *claims, started=1):
     """Of so many GiB."""
     return ProcessUsage(
-        process(pid, started), gib(memory), frozenset(one.uid for one in claims or (A,))
+        process(pid, started), gib(memory), frozenset(claim.uid for claim in claims or (A,))
     )
 
 
@@ -82,8 +82,8 @@ def brief(action):
     match action:
         case LimitExceeded() | WarnOverLimit():
             return f"{type(action).__name__} {names}"
-        case TerminateProcess(_, one) | KillProcess(_, one):
-            return f"{type(action).__name__} {one.process.pid}"
+        case TerminateProcess(_, usage) | KillProcess(_, usage):
+            return f"{type(action).__name__} {usage.process.pid}"
 
 
 @pytest.fixture
@@ -192,19 +192,19 @@ def test_below_for_a_moment_and_the_grace_period_begins_anew(guard):
 
 
 def test_below_in_every_fifth_look_does_not_save_a_process(guard):
-    said = []
+    briefs = []
     for number in range(20):
-        said += guard(look(use(1, 11 if number % 5 else 9)), after=2)
+        briefs += guard(look(use(1, 11 if number % 5 else 9)), after=2)
 
-    assert said == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
+    assert briefs == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
 
 
 def test_above_in_every_fifth_look_ends_nobody(guard):
-    said = []
+    briefs = []
     for number in range(200):
-        said += guard(look(use(1, 9 if number % 5 else 11)), after=2)
+        briefs += guard(look(use(1, 9 if number % 5 else 11)), after=2)
 
-    assert set(said) == {"LimitExceeded a", "WarnOverLimit a"}
+    assert set(briefs) == {"LimitExceeded a", "WarnOverLimit a"}
 
 
 def test_who_was_above_for_long_is_forgiven_after_one_grace_period_below(guard):
@@ -231,11 +231,11 @@ def test_a_gpu_that_could_not_be_looked_at_stays_as_it_was(guard):
 
 
 def test_a_gpu_that_misses_one_look_in_each_grace_period_is_guarded(guard):
-    said = []
+    briefs = []
     for number in range(10):
-        said += guard(*([look(use(1, 11))] if number % 4 else []), after=2)
+        briefs += guard(*([look(use(1, 11))] if number % 4 else []), after=2)
 
-    assert said == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
+    assert briefs == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
 
 
 def test_what_is_known_of_one_gpu_does_not_hang_on_looks_at_another(guard):
@@ -254,9 +254,9 @@ def test_after_a_long_time_without_a_look_it_is_judged_anew(guard):
 
 def test_who_stays_above_is_warned_of_again_every_few_minutes(guard):
     above = look(use(1, 11), shares=[share(A, policy="Warn")])
-    said = [guard(above, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
+    briefs = [guard(above, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
 
-    assert [one for one in said if one] == [
+    assert [actions for actions in briefs if actions] == [
         ["LimitExceeded a", "WarnOverLimit a"],
         ["WarnOverLimit a"],
         ["WarnOverLimit a"],
@@ -264,13 +264,13 @@ def test_who_stays_above_is_warned_of_again_every_few_minutes(guard):
 
 
 def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
-    said = []
+    briefs = []
     for _ in range(12):
-        said += guard(look(use(1, 11)), after=5)
-        said += guard(look(use(1, 9)), after=5)
+        briefs += guard(look(use(1, 11)), after=5)
+        briefs += guard(look(use(1, 9)), after=5)
 
-    assert said.count("LimitExceeded a") == 12
-    assert said.count("WarnOverLimit a") == 2
+    assert briefs.count("LimitExceeded a") == 12
+    assert briefs.count("WarnOverLimit a") == 2
 
 
 def test_a_guard_that_warns_ends_nobody(guard):
@@ -344,7 +344,7 @@ def test_claims_of_one_container_that_are_above_are_judged_without_those_of_the_
     (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B)
-    assert [one.process.pid for one in group.usages] == [1, 2]
+    assert [usage.process.pid for usage in group.usages] == [1, 2]
 
 
 def test_claims_that_are_above_only_as_all_that_hang_together_are_found():
@@ -361,7 +361,7 @@ def test_a_claim_that_fits_whatever_is_counted_is_not_taken_along_by_those_it_ha
     (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B, C)
-    assert [one.process.pid for one in group.usages] == [1, 2]
+    assert [usage.process.pid for usage in group.usages] == [1, 2]
 
 
 def test_a_claim_that_fits_as_the_driver_counts_is_not_taken_along_either():
@@ -437,14 +437,14 @@ def test_a_process_on_two_gpus_is_asked_once(guard):
 
 
 def test_a_process_that_was_killed_for_one_gpu_is_not_killed_for_another(guard):
-    one, other = look(use(1, 11), gpu=GPU), look(use(1, 11), gpu=OTHER)
-    guard(one, other)
-    assert guard(one, other, after=GRACE) == ["TerminateProcess 1"]
-    assert guard(one, other) == []
+    sample, other = look(use(1, 11), gpu=GPU), look(use(1, 11), gpu=OTHER)
+    guard(sample, other)
+    assert guard(sample, other, after=GRACE) == ["TerminateProcess 1"]
+    assert guard(sample, other) == []
     assert guard(other, look(use(1, 9), gpu=GPU), after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
 
-    assert guard(one, other) == []
-    assert guard(other, one) == []
+    assert guard(sample, other) == []
+    assert guard(other, sample) == []
 
 
 def test_groups_are_in_the_order_of_their_claims():
@@ -497,35 +497,35 @@ def histories(draw):
     seen = []
     for _ in range(draw(st.integers(1, 25))):
         uses = tuple(
-            replace(one, memory_bytes=gib(draw(st.integers(0, 15))))
-            for one in first.usages
+            replace(usage, memory_bytes=gib(draw(st.integers(0, 15))))
+            for usage in first.usages
             if draw(st.integers(0, 9))
         )
-        found = replace(first, usages=uses) if draw(st.integers(0, 7)) else None
-        seen.append((draw(st.sampled_from([0.5, 1.0, 2.0, 6.0])), found))
+        sample = replace(first, usages=uses) if draw(st.integers(0, 7)) else None
+        seen.append((draw(st.sampled_from([0.5, 1.0, 2.0, 6.0])), sample))
     return seen
 
 
 def certainly_above(seen, uids):
     """Said again in other words than the guard's own: who can be of nobody else."""
-    members = [one for one in seen.shares if one.claim.uid in uids]
-    if any(one.memory_bytes is None for one in members):
+    members = [share for share in seen.shares if share.claim.uid in uids]
+    if any(share.memory_bytes is None for share in members):
         return False
-    used = sum(one.memory_bytes for one in seen.usages if one.claims and one.claims <= uids)
-    return used > sum(one.memory_bytes + TOLERANCE_BYTES for one in members)
+    used = sum(usage.memory_bytes for usage in seen.usages if usage.claims and usage.claims <= uids)
+    return used > sum(share.memory_bytes + TOLERANCE_BYTES for share in members)
 
 
 def fits(seen, uid):
     """Whatever is counted."""
-    (limit,) = (one.memory_bytes for one in seen.shares if one.claim.uid == uid)
-    most = sum(one.memory_bytes for one in seen.usages if uid in one.claims)
+    (limit,) = (share.memory_bytes for share in seen.shares if share.claim.uid == uid)
+    most = sum(usage.memory_bytes for usage in seen.usages if uid in usage.claims)
     return limit is None or most <= limit + TOLERANCE_BYTES
 
 
 def sets_of(seen):
-    uids = sorted(one.claim.uid for one in seen.shares)
+    uids = sorted(share.claim.uid for share in seen.shares)
     sizes = range(1, len(uids) + 1)
-    return [frozenset(one) for size in sizes for one in itertools.combinations(uids, size)]
+    return [frozenset(chosen) for size in sizes for chosen in itertools.combinations(uids, size)]
 
 
 @given(worlds())
@@ -542,11 +542,13 @@ def test_every_group_is_certainly_above_and_no_claim_in_it_fits_its_share(seen):
 
 @given(worlds())
 def test_where_claims_are_certainly_above_some_are_found(seen):
-    guarded = [one for one in seen.shares if one.guard.policy is not GuardPolicy.OFF]
+    guarded = [share for share in seen.shares if share.guard.policy is not GuardPolicy.OFF]
     seen = replace(
         seen,
         shares=tuple(guarded),
-        usages=tuple(one for one in seen.usages if one.claims <= {g.claim.uid for g in guarded}),
+        usages=tuple(
+            usage for usage in seen.usages if usage.claims <= {g.claim.uid for g in guarded}
+        ),
     )
 
     assert bool(claims_over_limit(seen)) == any(
@@ -570,7 +572,7 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
             seconds[uid] = seconds.get(uid, 0.0) + now - looked
         high, looked = above, now
         excursions, actions = guard_actions([seen], excursions, now)
-        policies = {one.claim.uid: one.guard for one in seen.shares}
+        policies = {share.claim.uid: share.guard for share in seen.shares}
         for action in actions:
             uids = {claim.uid for claim in action.group.claims}
             assert all(policies[uid].policy is not GuardPolicy.OFF for uid in uids)
@@ -581,7 +583,7 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
                 assert all(policies[uid].policy is GuardPolicy.KILL for uid in uids)
                 assert all(seconds.get(uid, 0.0) >= policies[uid].grace_seconds for uid in mine)
             if isinstance(action, TerminateProcess):
-                sizes = [one.memory_bytes for one in seen.usages if one.claims <= uids]
+                sizes = [usage.memory_bytes for usage in seen.usages if usage.claims <= uids]
                 assert action.usage.memory_bytes == max(sizes)
 
 
@@ -601,8 +603,8 @@ def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, 
             or (isinstance(action, TerminateProcess) and action.usage.process.pid not in stubborn)
         }
         killed += gone
-        left = tuple(one for one in seen.usages if one.process not in gone)
-        seen = replace(seen, usages=left)
+        usages = tuple(usage for usage in seen.usages if usage.process not in gone)
+        seen = replace(seen, usages=usages)
 
     assert all(group.guard.policy is GuardPolicy.WARN for group in claims_over_limit(seen))
     assert len(killed) == len(set(killed))

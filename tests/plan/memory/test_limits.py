@@ -31,8 +31,8 @@ def record(name, *holdings, pods="a"):
 
 
 def limits(gpu=0, strict=False, **pods):
-    wanted = tuple(PodMemoryLimit(PodUid(pod), size) for pod, size in sorted(pods.items()))
-    return SetMemoryLimits(GPUS[gpu], wanted, strict)
+    pod_limits = tuple(PodMemoryLimit(PodUid(pod), size) for pod, size in sorted(pods.items()))
+    return SetMemoryLimits(GPUS[gpu], pod_limits, strict)
 
 
 def test_a_pod_is_limited_to_what_its_claim_holds():
@@ -115,10 +115,10 @@ class Driver:
 
     def do(self, steps):
         for step in steps:
-            for one in step.pods:
-                self.limits.pop((step.gpu, one.pod), None)
-                if one.memory_bytes is not None:
-                    self.limits[step.gpu, one.pod] = one.memory_bytes
+            for limit in step.pods:
+                self.limits.pop((step.gpu, limit.pod), None)
+                if limit.memory_bytes is not None:
+                    self.limits[step.gpu, limit.pod] = limit.memory_bytes
 
 
 def expected(records):

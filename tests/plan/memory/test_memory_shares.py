@@ -104,9 +104,9 @@ def test_an_instance_is_known_by_its_partition_and_a_gpu_by_its_uuid():
 
 def test_the_neighbours_of_a_guarded_claim_are_known_too():
     monitor = record(M, holding(M, memory=None, admin=True))
-    found = memory_shares([monitor, record(C, holding(C, memory=None)), record(A)])
+    shares = memory_shares([monitor, record(C, holding(C, memory=None)), record(A)])
 
-    assert found[GPU] == (
+    assert shares[GPU] == (
         share(A),
         MemoryShare(C, frozenset({WEB.uid}), None),
         MemoryShare(M, frozenset({WEB.uid}), None, admin=True),
@@ -115,12 +115,12 @@ def test_the_neighbours_of_a_guarded_claim_are_known_too():
 
 def test_fractions_of_one_gpu_in_one_claim_are_one_share():
     mild = GuardRules(GuardPolicy.WARN, 30.0)
-    found = memory_shares(
+    shares = memory_shares(
         [record(A, holding(A), holding(A, memory=5, guard=mild), holding(A, OTHER))]
     )
 
-    assert found[GPU] == (MemoryShare(A, frozenset({WEB.uid}), 15, mild),)
-    assert found[OTHER] == (share(A),)
+    assert shares[GPU] == (MemoryShare(A, frozenset({WEB.uid}), 15, mild),)
+    assert shares[OTHER] == (share(A),)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_fractions_of_one_gpu_in_one_claim_are_one_share():
     ],
 )
 def test_a_claim_that_holds_its_gpu_in_another_way_too_has_no_limit(second):
-    found = memory_shares([record(A, holding(A), holding(A, **second)), record(B)])
+    shares = memory_shares([record(A, holding(A), holding(A, **second)), record(B)])
 
-    assert found[GPU] == (MemoryShare(A, frozenset({WEB.uid}), None), share(B))
+    assert shares[GPU] == (MemoryShare(A, frozenset({WEB.uid}), None), share(B))
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_the_mildest_of_several_guards_holds_for_all(policies, expected):
 
 def test_a_pod_holds_all_claims_that_name_it():
     db = Pod("db", PodUid("pod-db"))
-    found = pod_claims([record(A), record(B, pods=(WEB, db))])
+    pods = pod_claims([record(A), record(B, pods=(WEB, db))])
 
-    assert found[WEB.uid].claims == (A, B)
-    assert (found[db.uid].name, found[db.uid].namespace) == ("db", "default")
+    assert pods[WEB.uid].claims == (A, B)
+    assert (pods[db.uid].name, pods[db.uid].namespace) == ("db", "default")
 
 
 def test_a_container_uses_the_claims_that_it_was_given():
-    its = container_claims(given(A), holder(A, B))
+    used = container_claims(given(A), holder(A, B))
 
-    assert its == ContainerClaims(known=frozenset({A.uid}), namespace="default")
+    assert used == ContainerClaims(known=frozenset({A.uid}), namespace="default")
 
 
 def test_a_container_that_was_given_no_claim_uses_none():
@@ -205,14 +205,14 @@ def test_a_process_of_a_monitor_is_of_no_claim():
 
 def test_a_process_that_may_be_a_monitors_is_left_alone():
     monitor = share(M, None, admin=True)
-    its = ContainerClaims(possible=frozenset({A.uid, M.uid}))
+    used = ContainerClaims(possible=frozenset({A.uid, M.uid}))
 
-    assert possible_owners([share(A), monitor], IN_WEB, its) == set()
+    assert possible_owners([share(A), monitor], IN_WEB, used) == set()
 
 
 def test_a_process_that_surely_uses_a_share_is_counted_though_it_may_look_on():
     monitor = share(M, None, admin=True)
 
     assert possible_owners([share(A), monitor], IN_WEB, known(A, M)) == {A.uid}
-    its = replace(known(A), possible=frozenset({M.uid}))
-    assert possible_owners([share(A), monitor], IN_WEB, its) == {A.uid}
+    used = replace(known(A), possible=frozenset({M.uid}))
+    assert possible_owners([share(A), monitor], IN_WEB, used) == {A.uid}

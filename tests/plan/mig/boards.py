@@ -57,24 +57,26 @@ def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
     return gpu(minor, product_name=f"NVIDIA {board}", mig=mig(board, **fields), **more)
 
 
-def partition(its: MigInfo, name: str, start: int) -> Partition:
-    """One of *its* partitions."""
-    profile = next(one for one in its.profiles if one.name == name)
+def partition(mig_info: MigInfo, name: str, start: int) -> Partition:
+    """One of the board's partitions."""
+    profile = next(listed for listed in mig_info.profiles if listed.name == name)
     place = next(placement for placement in profile.placements if placement.start == start)
     return Partition(profile, place)
 
 
-def instance(its: MigInfo, name: str, start: int, gi: int = 1) -> MigInstance:
-    key = partition(its, name, start).key
+def instance(mig_info: MigInfo, name: str, start: int, gi: int = 1) -> MigInstance:
+    key = partition(mig_info, name, start).key
     return MigInstance(key, gi, 0, GpuUuid(f"MIG-{key.profile_id}-{start}"))
 
 
-def unusable(its: MigInfo, name: str, start: int, gi: int = 9, cis: int = 0) -> UnusableGpuInstance:
-    return UnusableGpuInstance(partition(its, name, start).key, gi, cis)
+def unusable(
+    mig_info: MigInfo, name: str, start: int, gi: int = 9, cis: int = 0
+) -> UnusableGpuInstance:
+    return UnusableGpuInstance(partition(mig_info, name, start).key, gi, cis)
 
 
-def key(its: MigInfo, name: str, start: int) -> PartitionKey:
-    return partition(its, name, start).key
+def key(mig_info: MigInfo, name: str, start: int) -> PartitionKey:
+    return partition(mig_info, name, start).key
 
 
 def profile(**fields: Any) -> Profile:
@@ -88,18 +90,23 @@ def dynamic(*profiles: str, **fields: Any) -> Profile:
     return profile(mig=MigRules(dynamic=True, profiles=profiles, **of_mig), **fields)
 
 
-def legal(its: MigInfo, partitions: Iterable[Partition]) -> bool:
+def legal(mig_info: MigInfo, partitions: Iterable[Partition]) -> bool:
     """Whether a board takes these *partitions* at once: written from NVIDIA's guide, and by no
     counters."""
     chosen = list(partitions)
-    units = [unit for one in chosen for unit in range(one.placement.start, one.placement.end)]
+    units = [
+        unit
+        for partition in chosen
+        for unit in range(partition.placement.start, partition.placement.end)
+    ]
     if len(set(units)) != len(units):
         return False
-    ids = [one.profile.id for one in chosen]
-    if any(ids.count(one.profile.id) > one.profile.most for one in chosen):
+    ids = [partition.profile.id for partition in chosen]
+    if any(ids.count(partition.profile.id) > partition.profile.most for partition in chosen):
         return False
-    board = max(its.profiles, key=lambda one: (one.placements[0].size, one.memory_bytes))
+    board = max(mig_info.profiles, key=lambda one: (one.placements[0].size, one.memory_bytes))
     return all(
-        sum(getattr(one.profile.engines, kind) for one in chosen) <= getattr(board.engines, kind)
+        sum(getattr(partition.profile.engines, kind) for partition in chosen)
+        <= getattr(board.engines, kind)
         for kind in Engines.__dataclass_fields__
     )

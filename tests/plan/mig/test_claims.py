@@ -57,16 +57,18 @@ def planned(*devices, name="claim", at=None, others=(), **fields):
 def prepared(*devices, name="other", others=(), at=None, **fields):
     """The record of a claim that was prepared: what it found, and what its partitions are."""
     plan = planned(*devices, name=name, others=others, at=at, **fields)
-    found = {step: False for step in settings_to_read(plan.steps, others)}
-    plan = replace(plan, steps=with_previous_values(plan.steps, found))
+    previous = {step: False for step in settings_to_read(plan.steps, others)}
+    plan = replace(plan, steps=with_previous_values(plan.steps, previous))
     return plan.settled(instances_of(plan)).record
 
 
 def instances_of(plan):
     partitions = {g.device.name: g.device.partition for g in plan.grants if g.device.partition}
     return {
-        name: MigInstance(one.key, 3, 0, GpuUuid(f"MIG-{one.key.profile_id}-{one.placement.start}"))
-        for name, one in partitions.items()
+        name: MigInstance(
+            part.key, 3, 0, GpuUuid(f"MIG-{part.key.profile_id}-{part.placement.start}")
+        )
+        for name, part in partitions.items()
     }
 
 
@@ -336,9 +338,9 @@ def test_records_without_partitions_cut_nothing():
 def test_who_is_in_the_place_of_what_was_allocated_is_named(name):
     there = cut_device(THREE, 0, instance=instance(THREE, 0))
     node = Offer((there, cut_device(THREE, 4, instance=instance(THREE, 4)), cut_device(ONE, 3)))
-    its = "gpu-0-mig-3g40gb-9-0, gpu-0-mig-3g40gb-9-4" if name == "gpu-0" else there.name
+    replacement = "gpu-0-mig-3g40gb-9-0, gpu-0-mig-3g40gb-9-4" if name == "gpu-0" else there.name
 
-    with pytest.raises(UnknownDevice, match=f"'{name}', but {its} is in its place now"):
+    with pytest.raises(UnknownDevice, match=f"'{name}', but {replacement} is in its place now"):
         planned(name, at=node)
 
 
@@ -435,13 +437,13 @@ def test_a_record_says_what_was_cut_for_it():
 
 
 def test_what_was_cut_for_a_damaged_record_is_cut_and_held_by_nobody_else():
-    (left,) = partitions_left_behind(prepared(FIRST))
+    (leftover,) = partitions_left_behind(prepared(FIRST))
 
-    assert (left.holdings, tuple(partitions_created_for([left]))) == (
+    assert (leftover.holdings, tuple(partitions_created_for([leftover]))) == (
         (),
         tuple(partitions_created_for([prepared(FIRST)])),
     )
-    assert planned(FIRST, others=(left,)).grants
+    assert planned(FIRST, others=(leftover,)).grants
     assert partitions_left_behind(None) == ()
 
 

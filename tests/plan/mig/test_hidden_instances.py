@@ -15,10 +15,10 @@ from tests.fakes.mig import mig_gpu
 @pytest.mark.parametrize("profile", [DEFAULT_PROFILE, bundled_profiles()["mig"]])
 def test_who_may_not_see_what_is_cut_is_told_so_and_not_to_cut(profile):
     gpu = replace(mig_gpu(on=True), mig=MigInfo(on=True, pending=True, switches=False))
-    found = build_offer(Inventory((gpu,)), profile, ApiFeatures(), {})
-    (unavailable,) = found.unavailable
+    offer = build_offer(Inventory((gpu,)), profile, ApiFeatures(), {})
+    (unavailable,) = offer.unavailable
     assert "its partitions cannot be read: root alone can, see the log" in unavailable.reason
-    assert not [device for device in found.devices if device.partition]
+    assert not [device for device in offer.devices if device.partition]
 
 
 def test_what_nvml_said_instead_of_the_profiles_is_told():

@@ -34,24 +34,24 @@ PROFILE = Profile(
 
 def dynamic(profile):
     rules, warnings = rules_by_gpu(profile, GPUS)
-    return [rules[one.uuid].mig.dynamic for one in GPUS], warnings
+    return [rules[gpu.uuid].mig.dynamic for gpu in GPUS], warnings
 
 
 def test_only_what_is_governed_is_not_cut():
     assert dynamic(PROFILE) == ([True, True, False], ())
 
-    found = without_dynamic_mig(PROFILE, GPUS, {GPUS[0].uuid, GPUS[2].uuid})
+    limited = without_dynamic_mig(PROFILE, GPUS, {GPUS[0].uuid, GPUS[2].uuid})
 
-    assert dynamic(found) == ([False, True, False], ())
-    rules, _ = rules_by_gpu(found, GPUS)
+    assert dynamic(limited) == ([False, True, False], ())
+    rules, _ = rules_by_gpu(limited, GPUS)
     assert rules[GPUS[0].uuid].replicas == 2
 
 
 def test_where_all_that_an_entry_selects_is_governed_nothing_has_no_effect():
-    found = without_dynamic_mig(PROFILE, GPUS, {one.uuid for one in GPUS})
+    limited = without_dynamic_mig(PROFILE, GPUS, {gpu.uuid for gpu in GPUS})
 
-    assert dynamic(found) == ([False, False, False], ())
-    assert [entry.path for entry in found.entries] == ["spec.gpus[0]", "spec.gpus[1]"]
+    assert dynamic(limited) == ([False, False, False], ())
+    assert [entry.path for entry in limited.entries] == ["spec.gpus[0]", "spec.gpus[1]"]
 
 
 def test_what_makes_no_difference_leaves_the_profile_as_it_is():
@@ -68,10 +68,10 @@ def test_of_what_was_not_looked_at_only_that_is_cut_that_no_layout_can_be_meant_
     assert dynamic(profile_until_gpus_seen(PROFILE, (), True)) == ([False, False, False], ())
 
     named = replace(CUT, mig=replace(CUT.mig, layout="all-1g.5gb"))
-    found = profile_until_gpus_seen(
+    limited = profile_until_gpus_seen(
         Profile("p", (ProfileEntry(GpuSelector(), named, "spec.gpus[0]"),)), GPUS[:1], False
     )
-    assert dynamic(found) == ([True, False, False], ())
+    assert dynamic(limited) == ([True, False, False], ())
 
 
 RULES = st.builds(
@@ -87,35 +87,40 @@ def test_whatever_the_profile_says_only_the_cutting_of_some_gpus_is_different(
     entries, there, governed, expected
 ):
     parts = [
-        ProfileEntry(GpuSelector(its), rules, f"{n}") for n, (its, rules) in enumerate(entries)
+        ProfileEntry(GpuSelector(gpu_rules), rules, f"{n}")
+        for n, (gpu_rules, rules) in enumerate(entries)
     ]
     profile = Profile("p", tuple(parts))
     seen = [GPUS[minor] for minor in sorted(there)]
     of_layouts = {GPUS[minor].uuid for minor in governed & there}
 
-    found = profile_until_gpus_seen(without_dynamic_mig(profile, seen, of_layouts), seen, expected)
+    limited = profile_until_gpus_seen(
+        without_dynamic_mig(profile, seen, of_layouts), seen, expected
+    )
 
     before, idle = rules_by_gpu(profile, GPUS)
-    after, idle_after = rules_by_gpu(found, GPUS)
-    for minor, one in enumerate(GPUS):
-        its = before[one.uuid]
-        strange = minor not in there and (expected or its.mig.layout)
-        stops = one.uuid in of_layouts or strange
-        cut = its.mig.dynamic and not stops
+    after, idle_after = rules_by_gpu(limited, GPUS)
+    for minor, node_gpu in enumerate(GPUS):
+        gpu_rules = before[node_gpu.uuid]
+        strange = minor not in there and (expected or gpu_rules.mig.layout)
+        stops = node_gpu.uuid in of_layouts or strange
+        cut = gpu_rules.mig.dynamic and not stops
         if minor in there or strange:
-            assert after[one.uuid] == replace(its, mig=replace(its.mig, dynamic=cut))
+            assert after[node_gpu.uuid] == replace(
+                gpu_rules, mig=replace(gpu_rules.mig, dynamic=cut)
+            )
     if len(there) == len(GPUS):
         assert idle_after == idle
 
 
 def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():
-    found = profile_until_layouts_known(PROFILE)
+    limited = profile_until_layouts_known(PROFILE)
 
-    assert dynamic(found) == ([False, False, False], ())
-    rules, _ = rules_by_gpu(found, GPUS)
+    assert dynamic(limited) == ([False, False, False], ())
+    rules, _ = rules_by_gpu(limited, GPUS)
     assert rules[GPUS[0].uuid] == replace(CUT, mig=replace(CUT.mig, dynamic=False))
-    assert found.entries[0] == PROFILE.entries[0]
-    (note,) = found.warnings
+    assert limited.entries[0] == PROFILE.entries[0]
+    (note,) = limited.warnings
     assert note.startswith(
         "profile 'p': partitions are created for claims once it is known whether the node"
     )

@@ -60,7 +60,7 @@ def test_what_is_given_up_is_held_and_not_removed_any_more():
 
     after = with_lost_instances(record, [first])
 
-    assert [one.key for one in partitions_created_for([after])] == [second.partition]
+    assert [created.key for created in partitions_created_for([after])] == [second.partition]
     assert after.holdings == (replace(first, cut=False), second)
     assert after.cut == {(second.gpu, second.partition)}
     assert [step.key for step in undo_steps(after, ()) if isinstance(step, RemovePartition)] == [
@@ -97,8 +97,8 @@ def test_of_a_board_that_claims_do_not_switch_nothing_tells_it():
 
 
 def test_an_instance_that_was_there_before_was_not_given_up():
-    found = Device(board(MINE), partition=partition(ONE), instance=MINE, offered=("1g.10gb",))
-    plan = plan_claim(claim(FIRST), Offer((found,)), (), POOL)
+    device = Device(board(MINE), partition=partition(ONE), instance=MINE, offered=("1g.10gb",))
+    plan = plan_claim(claim(FIRST), Offer((device,)), (), POOL)
     record = replace(plan.record, prepared=(), spec="{}")
 
     (holding,) = computed_partitions(record)
@@ -131,8 +131,8 @@ def test_the_pod_is_told_which_instance_it_lost_and_what_to_do(configs, served):
     record = prepared(*configs)
     (holding,) = lost_instances(record, [board()])
 
-    said = lost_instance_message(record, holding)
+    message = lost_instance_message(record, holding)
 
-    assert f"{FIRST} ({MINE.uuid}) is not there any more" in said
-    assert "delete the pod" in said
-    assert ("its MPS server is ended" in said) == served
+    assert f"{FIRST} ({MINE.uuid}) is not there any more" in message
+    assert "delete the pod" in message
+    assert ("its MPS server is ended" in message) == served

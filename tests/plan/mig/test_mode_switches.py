@@ -15,14 +15,16 @@ from tests.builders import gpu, ref
 from tests.plan.mig.boards import cut, dynamic, profile
 
 
-def chosen(*gpus, its=None, features=None, held=None):
-    found = gpus_to_switch(Inventory(gpus), its or dynamic(), features or ApiFeatures(), held or {})
-    assert all(one.startswith("GPU-") for one in found)
-    return [one.minor for one in gpus if one.uuid in found]
+def chosen(*gpus, profile=None, features=None, held=None):
+    uuids = gpus_to_switch(
+        Inventory(gpus), profile or dynamic(), features or ApiFeatures(), held or {}
+    )
+    assert all(uuid.startswith("GPU-") for uuid in uuids)
+    return [gpu.minor for gpu in gpus if gpu.uuid in uuids]
 
 
-def holding(one, **fields):
-    return {one.name: (Holding(ref(), one.name, gpu=one.uuid, **fields),)}
+def holding(gpu, **fields):
+    return {gpu.name: (Holding(ref(), gpu.name, gpu=gpu.uuid, **fields),)}
 
 
 def test_an_idle_board_that_needs_a_reset_is_switched():
@@ -30,7 +32,7 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
 
 
 @pytest.mark.parametrize(
-    ("one", "more"),
+    ("gpu", "more"),
     [
         pytest.param(cut("h100-80-sxm"), {}, id="it switches when a claim needs it"),
         pytest.param(gpu(0), {}, id="it cannot be cut"),
@@ -40,18 +42,18 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
             cut(fixed=GuestRestriction.MODE, pending=True), {}, id="it waits for a reboot"
         ),
         pytest.param(cut(fixed=GuestRestriction.ALL), {}, id="it is a vGPU"),
-        pytest.param(cut(), {"its": DEFAULT_PROFILE}, id="nobody wants it"),
+        pytest.param(cut(), {"profile": DEFAULT_PROFILE}, id="nobody wants it"),
         pytest.param(
-            cut(), {"its": profile(include=False, mig=MigRules(True))}, id="it is left out"
+            cut(), {"profile": profile(include=False, mig=MigRules(True))}, id="it is left out"
         ),
-        pytest.param(cut(), {"its": dynamic("9g.*")}, id="it has no such profile"),
+        pytest.param(cut(), {"profile": dynamic("9g.*")}, id="it has no such profile"),
         pytest.param(
             cut(), {"features": ApiFeatures(counters=False)}, id="the API server has no counters"
         ),
         pytest.param(
             cut(),
             {
-                "its": profile(mig=MigRules(True), replicas=2),
+                "profile": profile(mig=MigRules(True), replicas=2),
                 "features": ApiFeatures(capacity=False),
             },
             id="its replicas are devices",
@@ -62,8 +64,8 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
         ),
     ],
 )
-def test_any_other_board_is_left_as_it_is(one, more):
-    assert chosen(one, **more) == []
+def test_any_other_board_is_left_as_it_is(gpu, more):
+    assert chosen(gpu, **more) == []
 
 
 def test_a_claim_that_only_looks_on_does_not_keep_a_board_from_being_switched():
@@ -78,7 +80,7 @@ def test_a_mode_that_is_pending_and_had_no_reset_yet_is_switched_like_any_other(
     pending = cut(pending=True)
 
     assert chosen(pending) == [0]
-    assert chosen(pending, its=DEFAULT_PROFILE) == []
+    assert chosen(pending, profile=DEFAULT_PROFILE) == []
     assert after_switch(Inventory((pending,)), dynamic(), ApiFeatures(), {}).gpus == (
         cut(on=True, pending=True),
     )
@@ -107,8 +109,8 @@ def test_a_board_that_is_stuck_is_whole_also_after_the_switch_of_others():
     )
 
     assert after.gpus[0] == stuck
-    found = build_offer(after, dynamic(), ApiFeatures(), {})
-    assert "gpu-0" in {str(device.name) for device in found.devices}
-    assert "gpu-1" not in {str(device.name) for device in found.devices}
-    (reason,) = (one.reason for one in found.pending if one.device == "gpu-0")
+    offer = build_offer(after, dynamic(), ApiFeatures(), {})
+    assert "gpu-0" in {str(device.name) for device in offer.devices}
+    assert "gpu-1" not in {str(device.name) for device in offer.devices}
+    (reason,) = (pending.reason for pending in offer.pending if pending.device == "gpu-0")
     assert "MIG mode is off" in reason

@@ -22,32 +22,34 @@ from tests.plan.mig.boards import mig
 
 
 def partitions(board, *profiles):
-    its = mig(board)
+    mig_info = mig(board)
     names = profiles or ("1g.5gb", "2g.10gb", "3g.20gb")
-    found = dynamic_profiles(its, MigRules(True, names))
+    first_places = dynamic_profiles(mig_info, MigRules(True, names))
     return [
         place.partition
-        for place in dynamic_partitions(its, found, UnmanagedInstances(), whole=False).places
+        for place in dynamic_partitions(
+            mig_info, first_places, UnmanagedInstances(), whole=False
+        ).places
     ]
 
 
-def starts(found: list[Partition]):
+def starts(placed: list[Partition]):
     """As they are tried, by profile."""
     by_profile: dict[str, list[int]] = {}
-    for one in found:
-        by_profile.setdefault(one.profile.name, []).append(one.placement.start)
+    for partition in placed:
+        by_profile.setdefault(partition.profile.name, []).append(partition.placement.start)
     return {name: tuple(of_one) for name, of_one in by_profile.items()}
 
 
 def test_small_partitions_fill_one_half_and_large_ones_begin_with_the_other():
-    found = starts(partitions("a100-40"))
+    first_places = starts(partitions("a100-40"))
 
-    assert found == {
+    assert first_places == {
         "1g.5gb": (0, 1, 2, 3, 4, 5, 6),
         "2g.10gb": (0, 2, 4),
         "3g.20gb": (4, 0),
     }
-    assert tuple(found.values()) == tuple(OURS.values())  # whose room was compared
+    assert tuple(first_places.values()) == tuple(OURS.values())  # whose room was compared
 
 
 def test_a_claim_that_any_partition_serves_gets_a_small_one():
@@ -57,15 +59,15 @@ def test_a_claim_that_any_partition_serves_gets_a_small_one():
 
 
 def test_small_partitions_go_first_where_no_large_one_could_be():
-    found = starts(partitions("a100-40", "1g.5gb", "2g.10gb", "4g.20gb"))
+    first_places = starts(partitions("a100-40", "1g.5gb", "2g.10gb", "4g.20gb"))
 
-    assert found == {"1g.5gb": (6, 5, 4, 0, 1, 2, 3), "2g.10gb": (4, 0, 2), "4g.20gb": (0,)}
+    assert first_places == {"1g.5gb": (6, 5, 4, 0, 1, 2, 3), "2g.10gb": (4, 0, 2), "4g.20gb": (0,)}
 
 
 def test_without_larger_ones_the_2g_are_the_large_ones():
-    found = starts(partitions("a100-40", "1g.5gb", "2g.10gb"))
+    first_places = starts(partitions("a100-40", "1g.5gb", "2g.10gb"))
 
-    assert found == {"1g.5gb": (6, 0, 1, 2, 3, 4, 5), "2g.10gb": (4, 2, 0)}
+    assert first_places == {"1g.5gb": (6, 0, 1, 2, 3, 4, 5), "2g.10gb": (4, 2, 0)}
 
 
 @pytest.mark.parametrize(
@@ -84,30 +86,30 @@ PLAIN = ("1g.*gb", "2g.*gb", "3g.*gb", "4g.*gb", "7g.*gb")
 
 @pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "h200-141", "b200-180"])
 def test_a_kind_of_double_memory_goes_first_where_no_larger_one_fits(board):
-    found = starts(partitions(board, *PLAIN))
+    first_places = starts(partitions(board, *PLAIN))
 
-    double = list(found)[1]
+    double = list(first_places)[1]
     assert double.startswith("1g.")
-    assert found[double] == (6, 0, 2, 4)
+    assert first_places[double] == (6, 0, 2, 4)
 
 
 def fits_together(board, names):
     """Every set of partitions to which none can be added, as the number of each profile."""
-    its = [
+    possible = [
         partition for partition in partitions(board, *names) if "+" not in partition.profile.name
     ]
     sets: set[frozenset[tuple[str, int]]] = set()
 
-    def add(rest, occupied, counts):
+    def add(candidates, occupied, counts):
         sets.add(frozenset(counts.items()))
-        for at, one in enumerate(rest):
-            name, mask = one.profile.name, bits(one.placement)
-            if not occupied & mask and counts[name] < one.profile.most:
-                add(rest[at + 1 :], occupied | mask, counts + Counter({name: 1}))
+        for at, candidate in enumerate(candidates):
+            name, mask = candidate.profile.name, bits(candidate.placement)
+            if not occupied & mask and counts[name] < candidate.profile.most:
+                add(candidates[at + 1 :], occupied | mask, counts + Counter({name: 1}))
 
-    add(its, 0, Counter())
-    every = [Counter(dict(one)) for one in sets]
-    return its, [one for one in every if not any(one < other for other in every)]
+    add(possible, 0, Counter())
+    every = [Counter(dict(counts)) for counts in sets]
+    return possible, [counts for counts in every if not any(counts < other for other in every)]
 
 
 def bits(place):
@@ -116,16 +118,23 @@ def bits(place):
 
 @pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "a30-24", "rtx-pro-6000-96"])
 def test_whatever_fits_together_is_placed_where_the_largest_come_first(board):
-    its, sets = fits_together(board, (*PLAIN, "*"))
-    size = {one.profile.name: (one.placement.size, one.profile.slices) for one in its}
+    possible, sets = fits_together(board, (*PLAIN, "*"))
+    size = {
+        candidate.profile.name: (candidate.placement.size, candidate.profile.slices)
+        for candidate in possible
+    }
 
     assert len(sets) >= 4
-    for wanted in sets:
+    for expected in sets:
         occupied = 0
-        for name in sorted(wanted.elements(), key=lambda name: size[name], reverse=True):
-            places = (bits(one.placement) for one in its if one.profile.name == name)
+        for name in sorted(expected.elements(), key=lambda name: size[name], reverse=True):
+            places = (
+                bits(candidate.placement)
+                for candidate in possible
+                if candidate.profile.name == name
+            )
             mask = next((place for place in places if not occupied & place), 0)
-            assert mask, f"{name} of {wanted} finds no place"
+            assert mask, f"{name} of {expected} finds no place"
             occupied |= mask
 
 

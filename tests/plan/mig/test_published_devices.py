@@ -32,19 +32,19 @@ EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
 
 def document(board="a100-40", name="3g.20gb", start=4, **fields):
     """Of one partition."""
-    its = cut(board)
+    board_gpu = cut(board)
     gpu_fields = {key: fields.pop(key) for key in ("topology",) if key in fields}
     device = Device(
-        replace(its, **gpu_fields), partition=partition(mig(board), name, start), **fields
+        replace(board_gpu, **gpu_fields), partition=partition(mig(board), name, start), **fields
     )
-    (found,) = published_devices(Offer((device,)))
-    return found
+    (published,) = published_devices(Offer((device,)))
+    return published
 
 
 def test_a_partition_that_is_cut_for_claims_has_the_names_of_nvidias_driver():
-    found = document(topology=EVERYWHERE, takes=(("block-4-4", 4),))
+    device = document(topology=EVERYWHERE, takes=(("block-4-4", 4),))
 
-    assert found == {
+    assert device == {
         "name": "gpu-0-mig-3g20gb-9-4",
         "attributes": {
             "architecture": {"string": "Ampere"},
@@ -79,36 +79,36 @@ def test_a_partition_that_is_cut_for_claims_has_the_names_of_nvidias_driver():
 
 
 def test_an_instance_that_exists_also_says_who_it_is_and_where():
-    found = document(instance=instance(mig(), "3g.20gb", 4))
+    device = document(instance=instance(mig(), "3g.20gb", 4))
 
-    assert found["attributes"]["uuid"] == {"string": "MIG-9-4"}
-    assert {name for name in found["capacity"] if name.startswith("memorySlice")} == {
+    assert device["attributes"]["uuid"] == {"string": "MIG-9-4"}
+    assert {name for name in device["capacity"] if name.startswith("memorySlice")} == {
         f"memorySlice{unit}" for unit in (4, 5, 6, 7)
     }
-    assert found["capacity"]["memorySlice4"] == {"value": "1"}
-    assert "consumesCounters" not in found
+    assert device["capacity"]["memorySlice4"] == {"value": "1"}
+    assert "consumesCounters" not in device
 
 
 def test_of_a_shared_partition_a_claim_takes_nothing_that_it_does_not_name():
     shape = replace(SLICEABLE, memory_default=19968 * MIB)
 
-    found = document(shape=shape, instance=instance(mig(), "3g.20gb", 4))
+    device = document(shape=shape, instance=instance(mig(), "3g.20gb", 4))
 
-    assert found["allowMultipleAllocations"] is True
-    assert found["capacity"]["memory"]["requestPolicy"]["default"] == "19968Mi"
-    assert found["capacity"]["cores"]["value"] == "100"
+    assert device["allowMultipleAllocations"] is True
+    assert device["capacity"]["memory"]["requestPolicy"]["default"] == "19968Mi"
+    assert device["capacity"]["cores"]["value"] == "100"
     for name in ("multiprocessors", "copyEngines", "ofaEngines", "memorySlice4"):
-        policy = found["capacity"][name]["requestPolicy"]
+        policy = device["capacity"][name]["requestPolicy"]
         assert policy["default"] == "0"
         assert policy.get("validRange", {}).get("min") == "0" or policy["validValues"] == ["0"]
 
 
 def test_a_partition_that_serves_claims_for_a_gpu_says_so_and_has_no_peers():
-    found = document(as_gpu=True, topology=EVERYWHERE)
+    device = document(as_gpu=True, topology=EVERYWHERE)
 
-    assert found["attributes"]["asGpu"] == {"bool": True}
-    assert found["attributes"]["nvlinkPeers"] == {"int": 0}
-    assert "nvlinkClique" not in found["attributes"]
+    assert device["attributes"]["asGpu"] == {"bool": True}
+    assert device["attributes"]["nvlinkPeers"] == {"int": 0}
+    assert "nvlinkClique" not in device["attributes"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_partition_that_serves_claims_for_a_gpu_says_so_and_has_no_peers():
 def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
     board, name, gone, slices
 ):
-    found = document(
+    device = document(
         board,
         name,
         start=0,
@@ -132,7 +132,7 @@ def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
         as_gpu=True,
     )
 
-    names = {*found["attributes"], *found["capacity"]}
+    names = {*device["attributes"], *device["capacity"]}
     assert len(names) <= 32
     assert {"pcieSwitch", "nvlinkPeers"} - names == gone
     assert sum(name.startswith("memorySlice") for name in names) == slices
@@ -216,13 +216,18 @@ def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
     before = pool_of(build_offer(Inventory(tuple(gpus)), dynamic(), ApiFeatures(), {}))
     home = SliceOwner("gpu.nvidia.com", "node-1", "uid")
     seen = [
-        {**one, "metadata": {**one["metadata"], "name": one["metadata"]["generateName"] + "x"}}
-        for one in plan_writes(before, (), home).create
+        {
+            **created,
+            "metadata": {**created["metadata"], "name": created["metadata"]["generateName"] + "x"},
+        }
+        for created in plan_writes(before, (), home).create
     ]
     for which in {0, number // 2, number - 1}:
-        its = gpus[which].mig
-        for part in its.profiles if which == 0 else its.profiles[:1]:
-            mine = replace(its, instances=(instance(its, part.name, part.placements[-1].start),))
+        mig_info = gpus[which].mig
+        for part in mig_info.profiles if which == 0 else mig_info.profiles[:1]:
+            mine = replace(
+                mig_info, instances=(instance(mig_info, part.name, part.placements[-1].start),)
+            )
             node = [*gpus[:which], replace(gpus[which], mig=mine), *gpus[which + 1 :]]
 
             after = pool_of(build_offer(Inventory(tuple(node)), dynamic(), ApiFeatures(), {}))

@@ -28,11 +28,13 @@ def server(namespaces=(A, B, C), clients=(7,), protocol=2):
         ServedNamespace(MpsNamespace(name, ClaimUid(name), (GPU,)), protocol, "/pipe")
         for name in namespaces
     )
-    told = tuple(
+    clients_seen = tuple(
         MpsClient(client) if isinstance(client, int) else MpsClient(client[0], client[1])
         for client in clients
     )
-    return MpsServer(MpsServerName("s"), (GPU,), protocol, True, namespaces=served, clients=told)
+    return MpsServer(
+        MpsServerName("s"), (GPU,), protocol, True, namespaces=served, clients=clients_seen
+    )
 
 
 def test_a_client_is_of_the_namespace_that_is_told_wherever_it_runs():
@@ -75,10 +77,10 @@ def test_a_client_that_may_be_anothers_counts_for_none_and_nobodys_number_is_kno
 
 def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
     alone = server([A], clients=[1])
-    told = server([A, B], clients=[(2, A)], protocol=3)
+    telling = server([A, B], clients=[(2, A)], protocol=3)
     several = server([B, C], clients=[3, 4])
 
-    assert clients_without_namespace(MpsStatus((alone, told, several))) == {3, 4}
+    assert clients_without_namespace(MpsStatus((alone, telling, several))) == {3, 4}
 
 
 @given(
@@ -94,7 +96,7 @@ def test_no_client_is_counted_twice_and_none_is_lost_where_every_number_is_known
     whose = client_owners(now, USERS, pods)
     counted = [counted_clients({name}, whose) for name in (A, B, C)]
 
-    known = [pid for its in counted if its is not None for pid in its]
+    known = [pid for pids in counted if pids is not None for pid in pids]
     assert len(known) == len(set(known))
     if None not in counted:
         assert set(known) == {pid for pid, _ in listed}

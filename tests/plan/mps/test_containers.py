@@ -84,10 +84,10 @@ def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first(
 
 
 def test_a_container_with_all_kinds_of_claims_is_told_of_all():
-    two, one = said(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
+    two, problem = said(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
 
     assert "uses claim b too: it is under MPS as well" in two
-    assert "uses claim c too, which is not under MPS" in one
+    assert "uses claim c too, which is not under MPS" in problem
 
 
 @pytest.mark.parametrize(

@@ -18,37 +18,37 @@ SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
 LEFT = st.floats(0, 1000).map(lambda one: round(one, 3))
 
 
-def deleted(ends_at, left=None, grace=1000.0):
-    return PodDeletion(ends_at, grace, left)
+def deleted(ends_at, seconds_left=None, grace=1000.0):
+    return PodDeletion(ends_at, grace, seconds_left)
 
 
 def ended(deletion, *looks):
     """As ``terminating_pod``, of a pod that is deleted."""
-    found = terminating_pod(deletion, *looks)
-    assert found is not None
-    return found
+    terminating = terminating_pod(deletion, *looks)
+    assert terminating is not None
+    return terminating
 
 
 def test_a_pod_that_is_not_deleted_does_not_end():
     assert terminating_pod(None, 0.0) is None
 
 
-@given(left=LEFT, now=SECONDS)
-def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(left, now):
-    found = ended(deleted(5.0, left), now)
+@given(seconds_left=LEFT, now=SECONDS)
+def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(seconds_left, now):
+    terminating = ended(deleted(5.0, seconds_left), now)
 
-    assert found.ends_at == now + left
-    assert found.ends_at - LONGEST_MARGIN_SECONDS <= found.due_at <= found.ends_at
-    assert found.due_at - now >= left / 2 - 1e-9
-    if left >= 2 * LONGEST_MARGIN_SECONDS:
-        assert found.margin == LONGEST_MARGIN_SECONDS
+    assert terminating.ends_at == now + seconds_left
+    assert terminating.ends_at - LONGEST_MARGIN_SECONDS <= terminating.due_at <= terminating.ends_at
+    assert terminating.due_at - now >= seconds_left / 2 - 1e-9
+    if seconds_left >= 2 * LONGEST_MARGIN_SECONDS:
+        assert terminating.margin == LONGEST_MARGIN_SECONDS
 
 
-@given(ends_at=SECONDS, now=SECONDS, left=LEFT)
-def test_which_time_of_day_a_deletion_says_changes_nothing(ends_at, now, left):
-    found = ended(deleted(ends_at, left), now)
+@given(ends_at=SECONDS, now=SECONDS, seconds_left=LEFT)
+def test_which_time_of_day_a_deletion_says_changes_nothing(ends_at, now, seconds_left):
+    terminating = ended(deleted(ends_at, seconds_left), now)
 
-    assert found.due_at == ended(deleted(0.0, left), now).due_at
+    assert terminating.due_at == ended(deleted(0.0, seconds_left), now).due_at
 
 
 def test_nobody_has_more_than_the_grace_period_from_when_the_deletion_was_seen():
@@ -65,18 +65,18 @@ def test_where_nothing_is_known_of_a_pod_in_deletion_its_clients_are_ended_at_on
 
 
 def test_a_grace_period_that_may_be_over_leaves_no_margin():
-    found = ended(deleted(0.0, grace=30.0), 100.0, 20.0)
+    terminating = ended(deleted(0.0, grace=30.0), 100.0, 20.0)
 
-    assert (found.ends_at, found.due_at) == (50.0, 50.0)
+    assert (terminating.ends_at, terminating.due_at) == (50.0, 50.0)
 
 
 @given(ends_at=SECONDS, looks=st.lists(st.tuples(SECONDS, LEFT), min_size=1))
 def test_later_looks_at_the_same_deletion_change_nothing(ends_at, looks):
-    found = first = ended(deleted(ends_at, looks[0][1]), looks[0][0])
-    for now, left in looks:
-        found = ended(deleted(ends_at, left), now, now, found)
+    terminating = first = ended(deleted(ends_at, looks[0][1]), looks[0][0])
+    for now, seconds_left in looks:
+        terminating = ended(deleted(ends_at, seconds_left), now, now, terminating)
 
-    assert found == first
+    assert terminating == first
 
 
 def test_an_end_that_comes_nearer_is_another_one():

@@ -14,8 +14,8 @@ NAME, CLAIM = MpsNamespaceName("c_0"), ClaimUid("uid")
 def environment(protocol=3, gpus=1, **fields):
     namespace = MpsNamespace(NAME, CLAIM, tuple(gpu(n).uuid for n in range(gpus)), **fields)
     edits = mps_edits(ServedNamespace(namespace, protocol, "/run/mps/s0/c_0"))
-    found = dict(line.split("=", 1) for line in edits.env)
-    return {name.removeprefix("CUDA_MPS_"): value for name, value in found.items()}
+    variables = dict(line.split("=", 1) for line in edits.env)
+    return {name.removeprefix("CUDA_MPS_"): value for name, value in variables.items()}
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -36,9 +36,9 @@ def test_what_has_no_limit_is_told_none():
 
 
 def test_with_protocol_2_each_gpu_has_its_limit_by_the_index_that_a_program_sees():
-    found = environment(2, 3, memory_bytes=(24 * GIB, None, 8 * GIB))
+    variables = environment(2, 3, memory_bytes=(24 * GIB, None, 8 * GIB))
 
-    assert found["PINNED_DEVICE_MEM_LIMIT"] == "0=24576M,2=8192M"
+    assert variables["PINNED_DEVICE_MEM_LIMIT"] == "0=24576M,2=8192M"
 
 
 def test_with_protocol_3_the_limits_of_several_gpus_are_left_to_the_server():

@@ -58,12 +58,17 @@ def spec(*containers, pod=LATER):
 
 
 def looked_at(*records):
-    return [(one.record.claim.name, one.pod.name) for one in pods_to_check(records)]
+    return [
+        (joined_pod.record.claim.name, joined_pod.pod.name) for joined_pod in pods_to_check(records)
+    ]
 
 
-def said(one, *containers, others=(), pod=LATER):
+def said(joined, *containers, others=(), pod=LATER):
     return unusable_devices(
-        JoinedPod(one, pod), spec(*containers, pod=pod), requested_devices(one), [one, *others]
+        JoinedPod(joined, pod),
+        spec(*containers, pod=pod),
+        requested_devices(joined),
+        [joined, *others],
     )
 
 
@@ -123,28 +128,28 @@ def test_other_claims_make_no_difference(other):
 
 
 def test_a_container_with_two_claims_under_mps_is_told_of_one_of_them_once():
-    one, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
+    joined, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(one, both, others=[two])
+    (problem,) = said(joined, both, others=[two])
     assert problem.startswith("pod default/later, container 'main' uses claim b too: it is under")
-    assert said(two, both, others=[one]) == ()
+    assert said(two, both, others=[joined]) == ()
 
 
 def test_a_claim_counts_though_nobody_noticed_that_the_pod_came_to_it():
-    one = record("b", ("gpu", 0, "/x"))
+    joined = record("b", ("gpu", 0, "/x"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(one, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
+    (problem,) = said(joined, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
     assert "uses claim a too: it is under MPS as well" in problem
-    assert said(one, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
+    assert said(joined, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
 
 
 def test_a_claim_without_mps_is_not_seen_beside_one_with_it():
-    one = record("b", ("gpu", 0, "/x"))
+    joined = record("b", ("gpu", 0, "/x"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(one, both, others=[record("a", ("gpu", 1, ""))])
+    (problem,) = said(joined, both, others=[record("a", ("gpu", 1, ""))])
     assert "uses claim a too, which is not under MPS" in problem
 
 
@@ -157,89 +162,89 @@ def test_a_claim_of_its_own_counts_as_well():
 
 
 def test_whom_the_profile_keeps_out_is_told_and_loses_its_clients():
-    one = tenants(record("a", ("gpu", 0, "/x"), ("rest", 1, "")))
+    joined = tenants(record("a", ("gpu", 0, "/x"), ("rest", 1, "")))
     root, user = container("main", ("a", "gpu")), container("main", ("a", "gpu"), root=False)
 
-    (problem,) = said(one, root)
+    (problem,) = said(joined, root)
     assert "container 'main' can run as root or become it" in problem
     assert problem.endswith("; its clients are ended")
     for harmless in (user, container("main", ("a", "rest")), container("main")):
-        assert said(one, harmless) == ()
-        assert tenant_violations(JoinedPod(one, LATER), spec(harmless)) == []
+        assert said(joined, harmless) == ()
+        assert tenant_violations(JoinedPod(joined, LATER), spec(harmless)) == []
 
 
 def test_different_containers_can_have_different_servers():
-    one, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
+    joined, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
     apart = (container("x", ("a", "")), container("y", ("b", "")), container("z"))
 
-    assert said(one, *apart, others=[two]) == ()
+    assert said(joined, *apart, others=[two]) == ()
 
 
 def test_requests_that_lead_to_different_servers_are_used_apart():
-    one = record("a", ("one", 0, "/x"), ("two", 1, "/y"))
+    joined = record("a", ("one", 0, "/x"), ("two", 1, "/y"))
 
-    assert said(one, container("x", ("a", "one")), container("y", ("a", "two"))) == ()
-    (problem,) = said(one, container("main", ("a", "one"), ("a", "two")))
+    assert said(joined, container("x", ("a", "one")), container("y", ("a", "two"))) == ()
+    (problem,) = said(joined, container("main", ("a", "one"), ("a", "two")))
     assert "container 'main' uses requests one, two together, which were prepared" in problem
-    assert said(one, container("main", ("a", ""))) == (problem,)
+    assert said(joined, container("main", ("a", ""))) == (problem,)
 
 
 def test_one_request_of_a_server_over_more_gpus_sees_gpus_that_it_does_not_have():
-    one = record("a", ("one", 0, "/x"), ("two", 1, "/x"))
+    joined = record("a", ("one", 0, "/x"), ("two", 1, "/x"))
 
-    assert said(one, container("main", ("a", ""))) == ()
-    (problem,) = said(one, container("main", ("a", "two")))
+    assert said(joined, container("main", ("a", ""))) == ()
+    (problem,) = said(joined, container("main", ("a", "two")))
     assert "uses gpu-1 under MPS, and its MPS server is over gpu-0, gpu-1: let all pods" in problem
 
 
 def test_parts_of_one_gpu_on_one_server_go_together_and_alone():
-    one = record("a", ("one", 0, "/x"), ("two", 0, "/x"))
+    joined = record("a", ("one", 0, "/x"), ("two", 0, "/x"))
 
     for uses in (["one"], ["two"], ["one", "two"]):
-        assert said(one, container("main", *(("a", request) for request in uses))) == ()
+        assert said(joined, container("main", *(("a", request) for request in uses))) == ()
 
 
 def test_a_gpu_without_mps_is_not_seen_beside_one_with_it():
-    one = record("a", ("one", 0, "/x"), ("two", 1, ""))
+    joined = record("a", ("one", 0, "/x"), ("two", 1, ""))
 
-    (problem,) = said(one, container("main", ("a", "")))
+    (problem,) = said(joined, container("main", ("a", "")))
     assert "uses gpu-0 under MPS and gpu-1 without: a program under MPS sees no other" in problem
-    assert said(one, container("main", ("a", "two"))) == ()
+    assert said(joined, container("main", ("a", "two"))) == ()
 
 
 def test_what_looks_on_is_no_gpu_without_mps():
-    one = record("a", ("one", 0, "/x"), ("watch", 1, "", "admin"))
+    joined = record("a", ("one", 0, "/x"), ("watch", 1, "", "admin"))
 
-    assert said(one, container("main", ("a", ""))) == ()
+    assert said(joined, container("main", ("a", ""))) == ()
 
 
 def test_nothing_is_said_of_a_claim_whose_file_cannot_be_read():
-    one = record("a", ("one", 0, "/x"), ("two", 1, ""), spec="{")
+    joined = record("a", ("one", 0, "/x"), ("two", 1, ""), spec="{")
 
-    assert said(one, container("main", ("a", ""))) == ()
+    assert said(joined, container("main", ("a", ""))) == ()
 
 
 def on_partitions(*devices):
     """As ``record``, of partitions of gpu-0, one for each: (request, where it begins, …)."""
-    one = record("a", *((request, 0, leads) for request, _, leads in devices))
+    joined = record("a", *((request, 0, leads) for request, _, leads in devices))
     held, prepared = [], []
     for (_, start, _), whole_gpu, given_ in zip(
-        devices, one.holdings, one.prepared or (), strict=True
+        devices, joined.holdings, joined.prepared or (), strict=True
     ):
         key = PartitionKey(19, start, 1, 1)
         instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
         name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
         held.append(replace(whole_gpu, device=name, partition=key, instance=instance))
         prepared.append(replace(given_, device=name))
-    return replace(one, holdings=tuple(held), prepared=tuple(prepared))
+    return replace(joined, holdings=tuple(held), prepared=tuple(prepared))
 
 
 def test_partitions_of_one_gpu_are_told_apart_by_their_names():
-    one = on_partitions(("one", 0, "/x"), ("two", 1, ""))
+    joined = on_partitions(("one", 0, "/x"), ("two", 1, ""))
 
-    assert {requested_device.gpu for requested_device in requested_devices(one)} == {
+    assert {requested_device.gpu for requested_device in requested_devices(joined)} == {
         "gpu-0-mig-1g5gb-19-0",
         "gpu-0-mig-1g5gb-19-1",
     }
-    (problem,) = said(one, container("main", ("a", "")))
+    (problem,) = said(joined, container("main", ("a", "")))
     assert "uses gpu-0-mig-1g5gb-19-0 under MPS and gpu-0-mig-1g5gb-19-1 without" in problem

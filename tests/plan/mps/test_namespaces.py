@@ -63,10 +63,13 @@ def test_two_requests_of_different_containers_are_two_namespaces():
     requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
     pod = pod_spec("p", user("one", "a"), user("other", "b"), container("neither"))
 
-    found = namespaces(*requests, pods=(pod,))
+    served_namespaces = namespaces(*requests, pods=(pod,))
 
-    assert sorted(one.gpus for one in found) == [(gpu(0).uuid,), (gpu(1).uuid,)]
-    assert len({one.name for one in found}) == 2
+    assert sorted(namespace.gpus for namespace in served_namespaces) == [
+        (gpu(0).uuid,),
+        (gpu(1).uuid,),
+    ]
+    assert len({namespace.name for namespace in served_namespaces}) == 2
 
 
 @pytest.mark.parametrize("uses", [("a", "b"), ()], ids=["by request", "all of the claim"])
@@ -83,9 +86,9 @@ def test_requests_are_together_also_by_way_of_another_pod():
     first = pod_spec("p", user("x", "a", "b"), user("z", "d"))
     second = pod_spec("q", user("y", "b", "c"))
 
-    found = namespaces(*requests, pods=(first, second))
+    served_namespaces = namespaces(*requests, pods=(first, second))
 
-    assert sorted(one.memory_bytes for one in found) == [(GIB,), (3 * GIB,)]
+    assert sorted(namespace.memory_bytes for namespace in served_namespaces) == [(GIB,), (3 * GIB,)]
 
 
 def test_the_chosen_alternative_of_a_request_is_used_by_its_main_name():
@@ -141,8 +144,8 @@ def test_a_container_with_a_gpu_by_mps_and_one_without_is_refused():
         "containers"
     )
     apart = pod_spec("p", user("c", "a"), user("d", "b"))
-    found = namespaces(*requests, configs=(one_by_mps,), pods=(apart,))
-    assert [one.gpus for one in found] == [(gpu(0).uuid,)]
+    served_namespaces = namespaces(*requests, configs=(one_by_mps,), pods=(apart,))
+    assert [namespace.gpus for namespace in served_namespaces] == [(gpu(0).uuid,)]
 
 
 def test_containers_with_different_parts_of_one_server_are_refused():
@@ -169,7 +172,7 @@ ROOT, USER = user("c"), user("c", root=False)
 
 
 @pytest.mark.parametrize(
-    ("tenants", "pod", "said"),
+    ("tenants", "pod", "message"),
     [
         (MpsTenants.ANY, pod_spec("p", ROOT), ""),
         (MpsTenants.NON_ROOT, pod_spec("p", USER), ""),
@@ -180,12 +183,12 @@ ROOT, USER = user("c"), user("c", root=False)
         (MpsTenants.USER_NAMESPACES, pod_spec("p", container("logs")), ""),
     ],
 )
-def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, said):
+def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, message):
     node = offer(tenants=tenants)
 
-    if said:
+    if message:
         assert re.search(
-            f"pod default/p, container 'c'.*{said}", refusal(fraction(), pods=(pod,), at=node)
+            f"pod default/p, container 'c'.*{message}", refusal(fraction(), pods=(pod,), at=node)
         )
     else:
         assert namespaces(fraction(), pods=(pod,), at=node)
@@ -199,10 +202,10 @@ def test_a_container_that_is_root_counts_though_only_another_of_its_pod_names_th
     both = (USER, sidecar) if claim_first else (sidecar, USER)
     node = offer(tenants=MpsTenants.NON_ROOT)
 
-    said = refusal(fraction(), pods=(pod_spec("p", *both),), at=node)
+    message = refusal(fraction(), pods=(pod_spec("p", *both),), at=node)
 
-    assert "pod default/p, container 'sidecar' can run as root or become it" in said
-    assert "'c'" not in said
+    assert "pod default/p, container 'sidecar' can run as root or become it" in message
+    assert "'c'" not in message
     assert namespaces(fraction(), pods=(pod_spec("p", USER, container("x", root=False)),), at=node)
 
 
@@ -215,10 +218,10 @@ def test_a_pod_without_a_container_that_uses_the_claim_hands_it_to_nobody():
 def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
     pods, node = (pod_spec("p", USER),), offer(tenants=MpsTenants.NON_ROOT)
 
-    said = refusal(fraction(), pods=pods, at=node, made_for_pod=False)
+    message = refusal(fraction(), pods=pods, at=node, made_for_pod=False)
 
-    assert "any pod can join this claim" in said
-    assert "use a ResourceClaimTemplate" in said
+    assert "any pod can join this claim" in message
+    assert "use a ResourceClaimTemplate" in message
     assert namespaces(fraction(), pods=pods, at=offer(), made_for_pod=False)
 
 
@@ -269,7 +272,7 @@ def test_who_may_use_what_is_under_mps_is_recorded(configs):
 
 def test_the_strictest_rule_of_the_gpus_holds():
     rules = (MpsTenants.NON_ROOT, MpsTenants.ANY)
-    devices = [Device(gpu(n), SLICEABLE, Rules(tenants=one)) for n, one in enumerate(rules)]
+    devices = [Device(gpu(n), SLICEABLE, Rules(tenants=tenants)) for n, tenants in enumerate(rules)]
 
     assert "can run as root" in refusal(
         allocation("gpu-1"),
@@ -364,9 +367,9 @@ QUARTER = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
 )
 def test_the_most_that_a_claim_can_have_is_one_replica_where_nobody_gets_two(shape, rules, most):
     (device,) = offer(1, shape, **rules).devices
-    one = allocation(device.name) if isinstance(shape, Replica) else fraction("1Gi")
+    allocated = allocation(device.name) if isinstance(shape, Replica) else fraction("1Gi")
 
-    (namespace,) = namespaces(one, at=Offer((device,)))
+    (namespace,) = namespaces(allocated, at=Offer((device,)))
 
     assert namespace.default_limits == most
 
@@ -409,26 +412,26 @@ REQUESTS = ("a", "b", "c", "d")
 @st.composite
 def claims(draw):
     """Parts of GPUs with cores, and containers that use some requests of them."""
-    left = {
+    available = {
         (n, what): 100 if what == "cores" else 79 for n in range(3) for what in ("cores", "gib")
     }
     parts = []
     for number in range(draw(st.integers(1, 5))):
         minor = draw(st.integers(0, 2))
-        if not left[minor, "cores"] or left[minor, "gib"] < 1:
+        if not available[minor, "cores"] or available[minor, "gib"] < 1:
             continue
-        cores = draw(st.integers(1, left[minor, "cores"]))
-        gib = draw(st.integers(1, left[minor, "gib"]))
-        left[minor, "cores"] -= cores
-        left[minor, "gib"] -= gib
+        cores = draw(st.integers(1, available[minor, "cores"]))
+        gib = draw(st.integers(1, available[minor, "gib"]))
+        available[minor, "cores"] -= cores
+        available[minor, "gib"] -= gib
         part = fraction(
             f"{gib}Gi", f"gpu-{minor}", draw(st.sampled_from(REQUESTS)), cores=str(cores)
         )
         parts.append(replace(part, share=ShareId(f"share-{number}")))
     uses = st.sets(st.sampled_from(("", *REQUESTS, "unknown")), max_size=3)
     containers = [
-        container(f"c{n}", *(("claim", one) for one in its))
-        for n, its in enumerate(draw(st.lists(uses, max_size=4)))
+        container(f"c{n}", *(("claim", request) for request in requests))
+        for n, requests in enumerate(draw(st.lists(uses, max_size=4)))
     ]
     at = draw(st.integers(0, len(containers)))
     return parts, (pod_spec("p", *containers[:at]), pod_spec("q", *containers[at:]))
@@ -442,20 +445,22 @@ def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
     except ClaimError as e:
         assert "is on one MPS server" in str(e)
         assume(False)
-    found = [step.namespace for step in plan.steps if isinstance(step, ServeMpsNamespace)]
+    served_namespaces = [
+        step.namespace for step in plan.steps if isinstance(step, ServeMpsNamespace)
+    ]
 
-    assert all(grant.namespace in found for grant in plan.grants)
-    assert len({one.name for one in found}) == len(found)
-    assert all(re.fullmatch("[a-z0-9_]{1,64}", one.name) for one in found)
-    assert set(found) == {grant.namespace for grant in plan.grants}
+    assert all(grant.namespace in served_namespaces for grant in plan.grants)
+    assert len({served.name for served in served_namespaces}) == len(served_namespaces)
+    assert all(re.fullmatch("[a-z0-9_]{1,64}", served.name) for served in served_namespaces)
+    assert set(served_namespaces) == {grant.namespace for grant in plan.grants}
     for grant in plan.grants:
         assert grant.device.gpu.uuid in grant.namespace.gpus
     for spec in (spec for pod in pods for spec in pod.containers):
         uses = {request for _, request in spec.uses}
-        its = [g for g in plan.grants if "" in uses or g.allocation.base_request in uses]
-        assert len({grant.namespace for grant in its}) <= 1
-        for namespace in {grant.namespace for grant in its}:
-            assert {g.device.gpu.uuid for g in its} == set(namespace.gpus), (
+        grants = [g for g in plan.grants if "" in uses or g.allocation.base_request in uses]
+        assert len({grant.namespace for grant in grants}) <= 1
+        for namespace in {grant.namespace for grant in grants}:
+            assert {g.device.gpu.uuid for g in grants} == set(namespace.gpus), (
                 "it has all that it sees"
             )
     granted_percent, granted_bytes = defaultdict(int), defaultdict(int)
@@ -463,9 +468,9 @@ def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
         granted_percent[grant.device.gpu.uuid] += grant.amount.cores
         granted_bytes[grant.device.gpu.uuid] += grant.amount.memory_bytes
     for uuid, percent in granted_percent.items():
-        here = [one for one in found if uuid in one.gpus]
-        assert 0 < sum(one.percent for one in here) <= percent <= 100
-        limits = [one.memory_bytes[one.gpus.index(uuid)] for one in here]
+        here = [served for served in served_namespaces if uuid in served.gpus]
+        assert 0 < sum(served.percent for served in here) <= percent <= 100
+        limits = [served.memory_bytes[served.gpus.index(uuid)] for served in here]
         assert sum(limit or 0 for limit in limits) == granted_bytes[uuid]
 
 
@@ -473,7 +478,7 @@ def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
 def test_neither_the_order_of_allocations_nor_that_of_containers_makes_a_difference(asked, data):
     parts, pods = asked
 
-    def found(parts, pods):
+    def served_namespaces(parts, pods):
         try:
             return set(namespaces(*parts, pods=pods, configs=()))
         except ClaimError:
@@ -481,4 +486,6 @@ def test_neither_the_order_of_allocations_nor_that_of_containers_makes_a_differe
 
     turned = [replace(pod, containers=data.draw(st.permutations(pod.containers))) for pod in pods]
 
-    assert found(data.draw(st.permutations(parts)), turned[::-1]) == found(parts, pods)
+    assert served_namespaces(data.draw(st.permutations(parts)), turned[::-1]) == served_namespaces(
+        parts, pods
+    )

@@ -50,7 +50,7 @@ def test_one_namespace_without_a_limit_of_memory_leaves_the_server_without():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "more"),
+    ("limits", "other", "more"),
     [
         pytest.param(MpsLimits(50, GIB), MpsLimits(50, GIB), False, id="the same"),
         pytest.param(MpsLimits(51, GIB), MpsLimits(50, None), True, id="more multiprocessors"),
@@ -60,8 +60,8 @@ def test_one_namespace_without_a_limit_of_memory_leaves_the_server_without():
         pytest.param(MpsLimits(50, None), MpsLimits(50, None), False, id="both all memory"),
     ],
 )
-def test_an_allowance_exceeds_another_in_anything(one, other, more):
-    assert exceeds_limits(one, other) is more
+def test_an_allowance_exceeds_another_in_anything(limits, other, more):
+    assert exceeds_limits(limits, other) is more
 
 
 def test_what_is_there_is_compared_with_what_should_be():
@@ -80,13 +80,13 @@ def test_what_is_there_is_compared_with_what_should_be():
 
 
 def test_a_size_that_is_written_rounded_is_no_other():
-    wanted = namespace(memory=5000 << 20)
+    expected = namespace(memory=5000 << 20)
 
     assert (
-        compare_namespaces([wanted], {wanted.name: MpsLimits(50, round(4.89 * GIB))})
+        compare_namespaces([expected], {expected.name: MpsLimits(50, round(4.89 * GIB))})
         == NamespaceDifferences()
     )
-    assert compare_namespaces([wanted], {wanted.name: MpsLimits(50, 5 * GIB)}).loose
+    assert compare_namespaces([expected], {expected.name: MpsLimits(50, 5 * GIB)}).loose
 
 
 def test_it_is_said_in_percent_and_mib():

@@ -86,8 +86,11 @@ def process(pid, pod=WEB):
 
 def look(*uses, gpu=GPU):
     """What is on a GPU: the pid and the claims for which it may be there."""
-    found = (ProcessUsage(process(pid), 1, frozenset(one.uid for one in its)) for pid, *its in uses)
-    return GpuMemorySample(gpu, (), tuple(found))
+    usages = (
+        ProcessUsage(process(pid), 1, frozenset(claim.uid for claim in claims))
+        for pid, *claims in uses
+    )
+    return GpuMemorySample(gpu, (), tuple(usages))
 
 
 # Who is served
@@ -134,7 +137,9 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
     now = status(*(server(made[number]) for number in served))
 
     again = {
-        number for number, one in enumerate(claims) if one.uid in unserved_claims(namespaces, now)
+        number
+        for number, claim_namespace in enumerate(claims)
+        if claim_namespace.uid in unserved_claims(namespaces, now)
     }
     ended = {
         made.index(orphaned_namespace)
@@ -159,21 +164,21 @@ def incident(number, at=0.0, namespaces=("s-a",)):
 
 
 @pytest.mark.parametrize(
-    ("last", "now", "told"),
+    ("last", "now", "expected"),
     [
         pytest.param(None, 119.0, [1, 2], id="at the start those of the last minutes"),
         pytest.param(None, 121.0, [2], id="and no older ones"),
         pytest.param(None, 9999.0, [], id="so perhaps none"),
-        pytest.param(0, 9999.0, [1, 2], id="later all that were not told"),
+        pytest.param(0, 9999.0, [1, 2], id="later all that were not expected"),
         pytest.param(1, 5.0, [2], id="each once"),
         pytest.param(2, 5.0, [], id="and not again"),
         pytest.param(7, 121.0, [2], id="an agent that begins anew is as at the start"),
     ],
 )
-def test_what_is_told_of_restarts(last, now, told):
-    found = new_restarts([incident(1), incident(2, at=100.0)], last, now)
+def test_what_is_told_of_restarts(last, now, expected):
+    incidents = new_restarts([incident(1), incident(2, at=100.0)], last, now)
 
-    assert [one.number for one in found] == told
+    assert [restart.number for restart in incidents] == expected
 
 
 def test_where_nothing_happened_the_last_number_is_none():
@@ -185,8 +190,8 @@ def test_where_nothing_happened_the_last_number_is_none():
 
 
 def one_namespace(claim=A, made=None, pods=(WEB,)):
-    (found,) = claim_namespaces([record(claim, made or namespace(), pods=pods)])
-    return found
+    (claim_namespace,) = claim_namespaces([record(claim, made or namespace(), pods=pods)])
+    return claim_namespace
 
 
 def candidates(whose, by_pod=None):
@@ -208,9 +213,9 @@ def test_protocol_3_tells_of_which_namespace_a_client_is():
     first, second = namespace(), namespace("s-b", B)
     now = status(server(first, second, clients=[client(1, "s-a"), client(2, "s-b")]))
 
-    found = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_namespace(B, second)])
+    clients = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_namespace(B, second)])
 
-    assert found == candidates({1: {"s-a"}}, {WEB.uid: {1}})
+    assert clients == candidates({1: {"s-a"}}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
@@ -218,9 +223,9 @@ def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
     now = status(server(namespace(), second, protocol=2, clients=[client(1), client(2), client(3)]))
     others = [one_namespace(B, second, (DB,))]
 
-    found = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
+    clients = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
 
-    assert found == candidates({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), (
+    assert clients == candidates({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), (
         "3 may be anybody's"
     )
 
@@ -230,10 +235,10 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
     now = status(server(namespace(), second, protocol=2, clients=[client(1)]))
     both = [one_namespace(), one_namespace(B, second)]
 
-    found = namespace_clients(both, now, {1: WEB.uid})
+    clients = namespace_clients(both, now, {1: WEB.uid})
 
     either = candidates({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
-    assert found == {"s-a": either, "s-b": either}
+    assert clients == {"s-a": either, "s-b": either}
 
 
 @pytest.mark.parametrize(
@@ -298,18 +303,18 @@ def test_with_protocol_2_any_client_of_the_server_is_one():
 
 
 @pytest.mark.parametrize(
-    "its",
+    "owners",
     [
         pytest.param((), id="of nobody"),
         pytest.param((C,), id="of a claim without MPS"),
         pytest.param((A, C), id="perhaps of a claim without MPS"),
     ],
 )
-def test_who_may_be_there_without_mps_does_not_go_past_it(its):
+def test_who_may_be_there_without_mps_does_not_go_past_it(owners):
     made = namespace()
 
     assert (
-        bypassing_processes([look((9, *its))], on(record(A, made)), status(server(made)))
+        bypassing_processes([look((9, *owners))], on(record(A, made)), status(server(made)))
         == frozenset()
     )
 
@@ -319,9 +324,9 @@ def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
     namespaces = on(record(A, first), record(B, second))
     now = status(server(first, second, clients=[client(1, "s-b")]))
 
-    found = bypassing_processes([look((1, A, B), (2, A, B))], namespaces, now)
+    bypassing = bypassing_processes([look((1, A, B), (2, A, B))], namespaces, now)
 
-    assert found == {BypassingProcess(process(2), GPU, (A, B))}
+    assert bypassing == {BypassingProcess(process(2), GPU, (A, B))}
 
 
 @pytest.mark.parametrize(
@@ -338,25 +343,25 @@ def test_where_the_server_does_not_serve_nobody_is_blamed(now):
 def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_well():
     first, second = namespace("s-1"), namespace("s-2")
     namespaces = on(record(A, first, second))
-    its = look((1, A), (2, A), (3, A))
+    sample = look((1, A), (2, A), (3, A))
     both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
 
     assert {
         bypassing_processe.process.pid
-        for bypassing_processe in bypassing_processes([its], namespaces, status(both))
+        for bypassing_processe in bypassing_processes([sample], namespaces, status(both))
     } == {3}
-    assert bypassing_processes([its], namespaces, status(server(first))) == frozenset()
-    assert bypassing_processes([its], namespaces, status(server(second))) == frozenset()
+    assert bypassing_processes([sample], namespaces, status(server(first))) == frozenset()
+    assert bypassing_processes([sample], namespaces, status(server(second))) == frozenset()
 
 
 def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_go_past_it():
     made = namespace()
 
-    found = bypassing_processes(
+    bypassing = bypassing_processes(
         [look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made))
     )
 
-    assert found == frozenset()
+    assert bypassing == frozenset()
 
 
 def test_who_is_seen_long_enough_is_not_about_to_connect():
@@ -433,7 +438,7 @@ def test_a_namespace_knows_which_instance_it_is_over_once_that_is_cut():
     assert (first.names, first.instance) == (("gpu-0-mig-1g5gb-19-2",), None)
     assert (second.names, second.instance) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
     assert second.display_names == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
-    assert [one.instance for one in on(record(A, namespace()))] == [None]
+    assert [claim_namespace.instance for claim_namespace in on(record(A, namespace()))] == [None]
 
 
 # What is counted
@@ -446,13 +451,13 @@ def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
     )
     first, second = MpsNamespaceName("s-1"), MpsNamespaceName("s-2")
     mine, either = frozenset({first}), frozenset({first, second})
-    found = {
+    samples = {
         first: NamespaceClients({1: mine, 2: either}),
         second: NamespaceClients({2: either, 3: frozenset({second})}),
     }
     past = [BypassingProcess(process(9), OTHER, (A, C))]
 
-    assert mps_usages(namespaces, found, past) == (
+    assert mps_usages(namespaces, samples, past) == (
         ClaimMpsUsage(A, GPU, 100, 3, 0),
         ClaimMpsUsage(
             A, OTHER, 50, None, 1
@@ -474,18 +479,18 @@ def test_a_claim_that_is_not_served_has_no_clients():
 
 
 def test_a_pod_reads_what_happened_and_what_to_do():
-    (one,) = on(record(A, namespace(gpus=(GPU, OTHER))))
+    (claim_namespace,) = on(record(A, namespace(gpus=(GPU, OTHER))))
 
-    said = server_restarted_message(incident(1), one)
-    assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in said
-    assert "claim default/a" in said
-    assert "restart the container" in said
+    message = server_restarted_message(incident(1), claim_namespace)
+    assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in message
+    assert "claim default/a" in message
+    assert "restart the container" in message
 
-    said = agent_down_message(one, 60.0, "nobody answers")
-    assert "not answered for 60 s: claim default/a goes on" in said
-    assert "on gpu-0 (GPU-0), gpu-1 (GPU-1)" in said
-    assert "look at the pod of the DaemonSet" in said
-    assert said.endswith("(nobody answers)")
+    message = agent_down_message(claim_namespace, 60.0, "nobody answers")
+    assert "not answered for 60 s: claim default/a goes on" in message
+    assert "on gpu-0 (GPU-0), gpu-1 (GPU-1)" in message
+    assert "look at the pod of the DaemonSet" in message
+    assert message.endswith("(nobody answers)")
 
 
 def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
@@ -494,15 +499,15 @@ def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
         BypassingProcess(process(1), GPU, (A, B)),
     )
 
-    said = bypass_message(single, "gpu-0 (GPU-0)")
-    assert said.startswith("process 4711 of the host uses gpu-0 (GPU-0) for claim default/a")
-    assert "CUDA_MPS_PIPE_DIRECTORY" in said
+    message = bypass_message(single, "gpu-0 (GPU-0)")
+    assert message.startswith("process 4711 of the host uses gpu-0 (GPU-0) for claim default/a")
+    assert "CUDA_MPS_PIPE_DIRECTORY" in message
     assert bypass_subject(several) == "GPU-0 claims default/a or default/b"
 
 
 def test_a_pod_that_joined_is_told_which_claim_does_not_serve_it_and_why():
-    said = pod_not_served_message(on(record(A, namespace())), ["one thing", "another"])
+    message = pod_not_served_message(on(record(A, namespace())), ["one thing", "another"])
 
-    assert str(A) in said
-    assert GPU in said
-    assert said.endswith("does not serve all of it: one thing; another")
+    assert str(A) in message
+    assert GPU in message
+    assert message.endswith("does not serve all of it: one thing; another")

@@ -44,23 +44,23 @@ BOARDS = (A100, A30, H100, B200, RTX)
 
 def table(product):
     """What the board can be cut into."""
-    found = board_geometry(product)
-    assert found is not None
-    return found
+    geometry = board_geometry(product)
+    assert geometry is not None
+    return geometry
 
 
 def changing(*given):
     """What ``plan_layout_change`` finds to be done."""
-    found = plan_layout_change(*given)
-    assert isinstance(found, LayoutChange), found
-    return found
+    change = plan_layout_change(*given)
+    assert isinstance(change, LayoutChange), change
+    return change
 
 
 def refusing(*given):
     """Why ``plan_layout_change`` finds nothing to be done."""
-    found = plan_layout_change(*given)
-    assert isinstance(found, LayoutError), found
-    return found
+    error = plan_layout_change(*given)
+    assert isinstance(error, LayoutError), error
+    return error
 
 
 def mig(
@@ -95,8 +95,10 @@ def key(name, start, product=A100):
 def asked(*, on=True, **counts):
     """What a layout wants: ``g1_5gb=2`` is two 1g.5gb."""
     named = {name[1:].replace("_", "."): count for name, count in counts.items()}
-    said = tuple((f"{name[0]}g.{name.partition('.')[2]}", count) for name, count in named.items())
-    return DesiredLayout("x", on, said)
+    requested = tuple(
+        (f"{name[0]}g.{name.partition('.')[2]}", count) for name, count in named.items()
+    )
+    return DesiredLayout("x", on, requested)
 
 
 ONES = [key("1g.5gb", start) for start in range(7)]
@@ -104,7 +106,7 @@ ONES = [key("1g.5gb", start) for start in range(7)]
 
 def names(keys, product=A100):
     profiles = {profile.id: profile.name for profile in table(product).profiles}
-    return Counter(profiles[one.profile_id] for one in keys)
+    return Counter(profiles[partition_key.profile_id] for partition_key in keys)
 
 
 # What each layout says
@@ -125,9 +127,9 @@ def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no
             - devices: all
     """)
 
-    found = decode_layouts(file, "mig.yaml")
+    layouts = decode_layouts(file, "mig.yaml")
 
-    assert found["good"] == MigLayout(
+    assert layouts["good"] == MigLayout(
         "good",
         (
             MigLayoutEntry(
@@ -137,7 +139,7 @@ def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no
         ),
         "mig.yaml",
     )
-    assert found["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
+    assert layouts["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
 
 
 def layout(*entries):
@@ -175,7 +177,7 @@ def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are
 
 
 def test_gpus_that_cannot_be_offered_have_their_places_where_it_is_known_which():
-    one = replace(gpu(0), pci_bus_id="0000:47:00.0")
+    offered = replace(gpu(0), pci_bus_id="0000:47:00.0")
     unavailable = (
         UnavailableGpu("GPU 0000:10:00.0 (GPU-8)", "it hangs"),
         UnavailableGpu("GPU 0000:87:00.0", "no driver is bound to it"),
@@ -183,15 +185,15 @@ def test_gpus_that_cannot_be_offered_have_their_places_where_it_is_known_which()
         UnavailableGpu(ALL_GPUS, "nothing"),
     )
 
-    assert pci_indexes(Inventory((one,), unavailable)) == {one.uuid: 1}
+    assert pci_indexes(Inventory((offered,), unavailable)) == {offered.uuid: 1}
 
 
 def test_built_in_layouts_mean_a_gpu_wherever_it_is():
-    one, other = board(A100), board(A100, minor=1)
-    found = built_in_layouts([one])["all-1g.5gb"]
+    gpu, other = board(A100), board(A100, minor=1)
+    layout = built_in_layouts([gpu])["all-1g.5gb"]
 
-    assert desired_layout(found, one, 7) is not None
-    assert desired_layout(found, other, 0) is None
+    assert desired_layout(layout, gpu, 7) is not None
+    assert desired_layout(layout, other, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -213,9 +215,9 @@ def test_what_is_said_of_all_gpus_is_not_meant_for_those_that_cannot_be_cut():
 
 
 def test_built_in_layouts_are_called_as_mig_parted_calls_them():
-    found = built_in_layouts([board(A100), board(A30, minor=1), gpu(2)])
+    layouts = built_in_layouts([board(A100), board(A30, minor=1), gpu(2)])
 
-    assert set(found) == {
+    assert set(layouts) == {
         "all-1g.10gb",
         "all-1g.5gb",
         "all-1g.5gb.me",
@@ -236,40 +238,40 @@ def test_built_in_layouts_are_called_as_mig_parted_calls_them():
 
 def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
     ampere, small = board(A100), board(A30, minor=1)
-    found = built_in_layouts([ampere, small])
+    layouts = built_in_layouts([ampere, small])
 
-    assert desired_layout(found["all-1g.5gb"], ampere, 0) == DesiredLayout(
+    assert desired_layout(layouts["all-1g.5gb"], ampere, 0) == DesiredLayout(
         "all-1g.5gb", True, (("1g.5gb", 7),)
     )
-    assert desired_layout(found["all-1g.5gb"], small, 0) is None
-    me = desired_layout(found["all-1g.5gb.me"], ampere, 0)
+    assert desired_layout(layouts["all-1g.5gb"], small, 0) is None
+    me = desired_layout(layouts["all-1g.5gb.me"], ampere, 0)
     assert me == DesiredLayout("all-1g.5gb.me", True, (("1g.5gb+me", 1),))
-    assert desired_layout(found["all-balanced"], ampere, 0) == DesiredLayout(
+    assert desired_layout(layouts["all-balanced"], ampere, 0) == DesiredLayout(
         "all-balanced", True, (("1g.5gb", 2), ("2g.10gb", 1), ("3g.20gb", 1))
     )
-    assert desired_layout(found["all-balanced"], small, 0) == DesiredLayout(
+    assert desired_layout(layouts["all-balanced"], small, 0) == DesiredLayout(
         "all-balanced", True, (("1g.6gb", 2), ("2g.12gb", 1))
     )
-    assert desired_layout(found["all-disabled"], small, 0) == DesiredLayout("all-disabled", False)
-    assert desired_layout(found["all-enabled"], ampere, 0) == DesiredLayout("all-enabled", True)
+    assert desired_layout(layouts["all-disabled"], small, 0) == DesiredLayout("all-disabled", False)
+    assert desired_layout(layouts["all-enabled"], ampere, 0) == DesiredLayout("all-enabled", True)
 
 
 def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
-    one = board(A30)
-    profiles = tuple(profile for profile in one.mig.profiles if profile.slices < 4)
-    unusable = replace(one, mig=replace(one.mig, profiles=profiles))
+    gpu = board(A30)
+    profiles = tuple(profile for profile in gpu.mig.profiles if profile.slices < 4)
+    unusable = replace(gpu, mig=replace(gpu.mig, profiles=profiles))
 
     assert desired_layout(built_in_layouts([unusable])["all-balanced"], unusable, 0) is None
 
 
 @pytest.mark.parametrize("product", BOARDS)
 def test_every_built_in_layout_fits_on_the_boards_that_it_is_for(product):
-    one = board(product)
+    gpu = board(product)
 
-    for found in built_in_layouts([one]).values():
-        meant = desired_layout(found, one, 0)
+    for layout in built_in_layouts([gpu]).values():
+        meant = desired_layout(layout, gpu, 0)
         assert meant is not None
-        assert isinstance(plan_layout_change(one, meant, ()), LayoutChange), found.name
+        assert isinstance(plan_layout_change(gpu, meant, ()), LayoutChange), layout.name
 
 
 def test_a_layout_is_shown_as_people_read_it():
@@ -293,13 +295,13 @@ board_and_counts = st.sampled_from(BOARDS).flatmap(
 
 def is_legal(product, keys):
     """As the board takes them, one after the other."""
-    its, there = table(product), []
-    for one in keys:
-        profile = its.profile(one.profile_id)
+    geometry, there = table(product), []
+    for partition_key in keys:
+        profile = geometry.profile(partition_key.profile_id)
         assert profile is not None
-        part = Partition(profile, one.placement)
-        assert one.placement in profile.placements
-        if not fits_on_board(its, there, part):
+        part = Partition(profile, partition_key.placement)
+        assert partition_key.placement in profile.placements
+        if not fits_on_board(geometry, there, part):
             return False
         there.append(part)
     return True
@@ -307,14 +309,14 @@ def is_legal(product, keys):
 
 def possible(product, profiles):
     """Whether some places for all of *profiles* are legal, by trying every one."""
-    its = table(product)
+    geometry = table(product)
 
-    def search(left, there):
-        if not left:
+    def search(profiles, there):
+        if not profiles:
             return True
-        for spot in left[0].placements:
-            part = Partition(left[0], spot)
-            if fits_on_board(its, there, part) and search(left[1:], [*there, part]):
+        for spot in profiles[0].placements:
+            part = Partition(profiles[0], spot)
+            if fits_on_board(geometry, there, part) and search(profiles[1:], [*there, part]):
                 return True
         return False
 
@@ -324,17 +326,17 @@ def possible(product, profiles):
 @given(board_and_counts)
 def test_places_that_are_found_are_legal_and_exactly_what_was_asked_for(case):
     product, counts = case
-    its = mig(product)
-    profiles, unknown = requested_profiles(its, tuple(counts.items()))
+    mig_info = mig(product)
+    profiles, unknown = requested_profiles(mig_info, tuple(counts.items()))
     assert unknown == ()
     assume(len(profiles) <= 8)
 
-    found = None if capacity_problem(its, profiles) else place_partitions(its, profiles)
+    placed = None if capacity_problem(mig_info, profiles) else place_partitions(mig_info, profiles)
 
-    assert (found is not None) == possible(product, profiles)
-    if found is not None:
-        assert is_legal(product, found)
-        assert names(found, product) == Counter(counts)
+    assert (placed is not None) == possible(product, profiles)
+    if placed is not None:
+        assert is_legal(product, placed)
+        assert names(placed, product) == Counter(counts)
 
 
 @given(
@@ -342,29 +344,29 @@ def test_places_that_are_found_are_legal_and_exactly_what_was_asked_for(case):
     st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(1, 3)),
 )
 def test_what_is_there_stays_where_it_is(there, counts):
-    its = mig(A100)
-    profiles, _ = requested_profiles(its, tuple(counts.items()))
+    mig_info = mig(A100)
+    profiles, _ = requested_profiles(mig_info, tuple(counts.items()))
 
-    found = place_partitions(its, profiles, there)
+    placed = place_partitions(mig_info, profiles, there)
 
-    if found is not None:
-        assert is_legal(A100, [*there, *found])
-        assert names(found) == Counter(counts)
+    if placed is not None:
+        assert is_legal(A100, [*there, *placed])
+        assert names(placed) == Counter(counts)
 
 
 def test_more_than_the_board_has_engines_for_is_refused_before_a_place_is_looked_for():
-    its = mig(A30)
-    profiles, _ = requested_profiles(its, (("1g.6gb+me", 1), ("2g.12gb+me", 1)))
+    mig_info = mig(A30)
+    profiles, _ = requested_profiles(mig_info, (("1g.6gb+me", 1), ("2g.12gb+me", 1)))
 
-    words = capacity_problem(its, profiles)
+    words = capacity_problem(mig_info, profiles)
     assert words == "they need 2 ofa-engines together, and the board has 1"
 
 
 def test_more_of_a_profile_than_a_board_can_have_is_refused():
-    its = mig(A100)
-    profiles, _ = requested_profiles(its, (("1g.5gb+me", 2),))
+    mig_info = mig(A100)
+    profiles, _ = requested_profiles(mig_info, (("1g.5gb+me", 2),))
 
-    assert capacity_problem(its, profiles) == "there can be 1 of 1g.5gb+me"
+    assert capacity_problem(mig_info, profiles) == "there can be 1 of 1g.5gb+me"
 
 
 # What has to be done
@@ -380,24 +382,24 @@ def test_an_empty_gpu_is_cut_as_the_layout_says():
 
 
 def test_a_gpu_that_looks_as_wanted_is_left_alone_and_taken_over():
-    one = board(there=ONES)
+    gpu = board(there=ONES)
 
-    change = changing(one, asked(g1_5gb=7), ())
+    change = changing(gpu, asked(g1_5gb=7), ())
 
     assert change.is_nothing
     assert change.managed == tuple(ONES)
 
 
 def test_what_somebody_else_added_to_our_layout_is_not_taken_over():
-    one = board(there=ONES)
+    gpu = board(there=ONES)
 
-    assert changing(one, asked(g1_5gb=7), ONES[:6]).managed == tuple(ONES[:6])
+    assert changing(gpu, asked(g1_5gb=7), ONES[:6]).managed == tuple(ONES[:6])
 
 
 def test_what_is_gone_is_no_longer_ours():
-    one = board(there=[key("3g.20gb", 4)])
+    gpu = board(there=[key("3g.20gb", 4)])
 
-    change = changing(one, asked(g3_20gb=1), [key("3g.20gb", 0), key("3g.20gb", 4)])
+    change = changing(gpu, asked(g3_20gb=1), [key("3g.20gb", 0), key("3g.20gb", 4)])
 
     assert change.is_nothing
     assert change.managed == (key("3g.20gb", 4),)
@@ -445,27 +447,27 @@ def test_a_foreign_instance_that_the_layout_wants_stays_and_the_rest_is_cut_arou
     ],
 )
 def test_a_foreign_instance_in_the_way_is_named_and_nothing_is_done(want):
-    found = refusing(board(there=[key("2g.10gb", 2), *ONES[:1]]), want, ONES[:1])
+    error = refusing(board(there=[key("2g.10gb", 2), *ONES[:1]]), want, ONES[:1])
 
-    assert not found.always
-    assert found.reason.startswith(
+    assert not error.always
+    assert error.reason.startswith(
         "gpu-0 (NVIDIA A100-40-SXM) has instances that this driver did not make and that are in "
         "the way of layout 'x': 2g.10gb at 2; remove them"
     )
 
 
 def test_a_foreign_instance_that_is_one_of_too_many_is_in_the_way():
-    found = refusing(board(there=ONES[:3]), asked(g1_5gb=2), ())
+    error = refusing(board(there=ONES[:3]), asked(g1_5gb=2), ())
 
-    assert "1g.5gb at 2" in found.reason
+    assert "1g.5gb at 2" in error.reason
 
 
 def test_a_foreign_instance_at_the_wrong_place_is_in_the_way():
     there = [key("1g.5gb", 1), key("1g.5gb", 5)]
 
-    found = refusing(board(there=there), asked(g1_5gb=2, g3_20gb=1), ())
+    error = refusing(board(there=there), asked(g1_5gb=2, g3_20gb=1), ())
 
-    assert "1g.5gb at 1, 1g.5gb at 5" in found.reason
+    assert "1g.5gb at 1, 1g.5gb at 5" in error.reason
 
 
 def test_a_foreign_instance_of_an_unknown_profile_is_called_by_its_number():
@@ -476,30 +478,30 @@ def test_a_foreign_instance_of_an_unknown_profile_is_called_by_its_number():
 
 def test_half_an_instance_of_somebody_else_is_in_the_way_and_half_a_one_of_ours_is_cut_anew():
     half = ONES[0]
-    one = board(unusable=[half])
+    gpu = board(unusable=[half])
 
-    assert refusing(one, asked(g1_5gb=7), ())
-    change = changing(one, asked(g1_5gb=7), [half])
+    assert refusing(gpu, asked(g1_5gb=7), ())
+    change = changing(gpu, asked(g1_5gb=7), [half])
     assert change.remove == (half,)
     assert change.create == tuple(ONES)
 
 
 def test_an_instance_of_ours_in_which_somebody_made_compute_instances_is_in_the_way():
-    one = board()
+    gpu = board()
     used = UnusableGpuInstance(ONES[0], 1, 2)
 
-    found = refusing(
-        replace(one, mig=replace(one.mig, unusable=(used,))), asked(on=False), ONES[:1]
+    error = refusing(
+        replace(gpu, mig=replace(gpu.mig, unusable=(used,))), asked(on=False), ONES[:1]
     )
 
-    assert "1g.5gb at 0" in found.reason
+    assert "1g.5gb at 0" in error.reason
 
 
 def test_what_is_cut_for_claims_is_no_business_of_the_layout():
     claimed = key("3g.20gb", 4)
-    one = board(there=[ONES[0], claimed])
+    gpu = board(there=[ONES[0], claimed])
 
-    change = changing(one, asked(g1_5gb=1), ONES[:1], [claimed])
+    change = changing(gpu, asked(g1_5gb=1), ONES[:1], [claimed])
 
     assert change.is_nothing
     assert change.managed == tuple(ONES[:1])
@@ -544,9 +546,9 @@ def test_mig_mode_alone_can_be_wanted():
     ],
 )
 def test_a_layout_that_the_board_cannot_have_changes_nothing_whatever_is_on_it(want, words):
-    found = refusing(board(there=ONES[:2]), want, ONES[:2])
+    error = refusing(board(there=ONES[:2]), want, ONES[:2])
 
-    assert found == LayoutError(words, always=True)
+    assert error == LayoutError(words, always=True)
 
 
 def test_a_gpu_without_mig_can_have_no_layout():
@@ -565,9 +567,9 @@ def test_a_gpu_that_cannot_have_a_layout_says_why_where_it_is_known():
 
 
 def test_a_board_whose_geometry_is_not_known_has_no_profiles():
-    one = replace(board(), mig=MigInfo(True, True, False))
+    gpu = replace(board(), mig=MigInfo(True, True, False))
 
-    assert refusing(one, asked(g1_5gb=7), ()).reason.endswith("it has: none")
+    assert refusing(gpu, asked(g1_5gb=7), ()).reason.endswith("it has: none")
 
 
 @given(
@@ -576,19 +578,19 @@ def test_a_board_whose_geometry_is_not_known_has_no_profiles():
     st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(1, 7)),
 )
 def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, counts):
-    one = board(there=sorted(there))
+    gpu = board(there=sorted(there))
     want = DesiredLayout("x", True, tuple(counts.items()))
 
-    change = plan_layout_change(one, want, made)
+    change = plan_layout_change(gpu, want, made)
 
     if isinstance(change, LayoutChange):
-        left = there - set(change.remove)
+        remaining = there - set(change.remove)
         assert set(change.remove) <= made & there
-        assert left.isdisjoint(change.create)
-        assert is_legal(A100, [*sorted(left), *change.create])
-        assert names([*left, *change.create]) == Counter(counts)
+        assert remaining.isdisjoint(change.create)
+        assert is_legal(A100, [*sorted(remaining), *change.create])
+        assert names([*remaining, *change.create]) == Counter(counts)
         again = plan_layout_change(
-            board(there=sorted(left | set(change.create))), want, change.managed
+            board(there=sorted(remaining | set(change.create))), want, change.managed
         )
         assert isinstance(again, LayoutChange)
         assert again.is_nothing
@@ -599,9 +601,9 @@ def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, co
 
 @pytest.mark.parametrize("on", [False, True])
 def test_a_layout_changes_no_mode_in_a_virtual_machine_that_cannot_reset_the_board(on):
-    wanted = asked(on=not on, **({} if on else {"g1_5gb": 2}))
+    layout = asked(on=not on, **({} if on else {"g1_5gb": 2}))
 
-    why = refusing(board(on=on, fixed=GuestRestriction.MODE), wanted, ())
+    why = refusing(board(on=on, fixed=GuestRestriction.MODE), layout, ())
 
     assert why.always
     assert why.reason.startswith(

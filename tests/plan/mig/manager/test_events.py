@@ -19,7 +19,7 @@ def told(before, after):
 
 
 def outcomes(**by_gpu):
-    return MigState(outcomes={A if key == "a" else B: one for key, one in by_gpu.items()})
+    return MigState(outcomes={A if key == "a" else B: outcome for key, outcome in by_gpu.items()})
 
 
 def failed(reason="no room", layout="all"):
@@ -33,43 +33,43 @@ DONE, WAITS = (
 
 
 def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
-    (one,) = told(MigState(), outcomes(a=failed()))
+    (event,) = told(MigState(), outcomes(a=failed()))
 
-    assert one.reason == "MIGLayoutFailed"
-    assert one.message == "gpu-0 is not partitioned as layout 'all' says: no room"
-    assert not one.is_good
+    assert event.reason == "MIGLayoutFailed"
+    assert event.message == "gpu-0 is not partitioned as layout 'all' says: no room"
+    assert not event.is_good
 
 
 def test_gpus_that_fail_are_told_of_one_by_one():
-    assert len({one.about for one in told(MigState(), outcomes(a=failed(), b=failed()))}) == 2
+    assert len({event.about for event in told(MigState(), outcomes(a=failed(), b=failed()))}) == 2
 
 
 def test_other_words_for_the_same_failure_are_about_the_same_thing():
     first, second = outcomes(a=failed("held by 1")), outcomes(a=failed("held by 2"))
-    (one,), (two,) = told(MigState(), first), told(first, second)
+    (event,), (two,) = told(MigState(), first), told(first, second)
 
-    assert (one.reason, one.about) == (two.reason, two.about)
+    assert (event.reason, event.about) == (two.reason, two.about)
     assert two.message.endswith("held by 2")
 
 
 def test_another_layout_that_fails_is_another_thing():
     first, second = outcomes(a=failed()), outcomes(a=failed(layout="other"))
-    (one,), (two,) = told(MigState(), first), told(first, second)
+    (event,), (two,) = told(MigState(), first), told(first, second)
 
-    assert one.about != two.about
+    assert event.about != two.about
 
 
 def test_gpus_that_were_cut_are_told_of_together_by_layout():
     other = LayoutOutcome("other", LayoutState.SUCCESS)
 
-    assert [one.message for one in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
+    assert [event.message for event in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
         "partitioned as layout 'all' says: gpu-0, gpu-1"
     ]
-    assert [one.message for one in told(MigState(), outcomes(a=DONE, b=other))] == [
+    assert [event.message for event in told(MigState(), outcomes(a=DONE, b=other))] == [
         "partitioned as layout 'all' says: gpu-0",
         "partitioned as layout 'other' says: gpu-1",
     ]
-    assert all(one.is_good for one in told(MigState(), outcomes(a=DONE, b=other)))
+    assert all(event.is_good for event in told(MigState(), outcomes(a=DONE, b=other)))
 
 
 def test_a_gpu_that_is_cut_as_before_is_not_told_of_again_though_a_note_is_new():
@@ -120,11 +120,11 @@ def test_what_did_not_change_is_never_told_again(book):
 
 @given(books, books)
 def test_every_failure_that_is_new_is_told_exactly_once(before, after):
-    bad = [one for one in told(before, after) if not one.is_good]
+    bad = [event for event in told(before, after) if not event.is_good]
     fresh = [
         gpu
-        for gpu, one in after.outcomes.items()
-        if one.state is LayoutState.FAILED and one != before.outcomes.get(gpu)
+        for gpu, outcome in after.outcomes.items()
+        if outcome.state is LayoutState.FAILED and outcome != before.outcomes.get(gpu)
     ]
     boards = [
         gpu for gpu, why in after.mode_problems.items() if why != before.mode_problems.get(gpu)
@@ -132,4 +132,4 @@ def test_every_failure_that_is_new_is_told_exactly_once(before, after):
     problem = bool(after.problem) and after.problem != before.problem
 
     assert len(bad) == len(fresh) + len(boards) + problem
-    assert len({(one.reason, one.about) for one in bad}) == len(bad)
+    assert len({(event.reason, event.about) for event in bad}) == len(bad)

@@ -99,8 +99,8 @@ def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
     book = MigState(instances={uuid: (MADE, LayoutInstance(OTHER))}, before=before)
 
     assert pruned_state(book, Inventory((cut(),)), ()) == MigState(before=before)
-    left = pruned_state(book, Inventory((cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
-    assert left == MigState(instances={uuid: (MADE,)}, before=before)
+    state = pruned_state(book, Inventory((cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
+    assert state == MigState(instances={uuid: (MADE,)}, before=before)
 
 
 def test_whose_mode_a_claim_turned_on_is_known_until_it_is_off():

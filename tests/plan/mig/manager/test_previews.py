@@ -26,22 +26,22 @@ HALVES = DesiredLayout("halves", True, (("3g.20gb", 2),))
 OFF = DesiredLayout("all-disabled", False)
 
 
-def shown(gpu, its=HALVES, book=None, claimed=frozenset(), waits=""):
-    return preview_layout(gpu, its, book or MigState(), claimed, waits)
+def shown(gpu, layout=HALVES, book=None, claimed=frozenset(), waits=""):
+    return preview_layout(gpu, layout, book or MigState(), claimed, waits)
 
 
 def with_instances(*where):
-    found = tuple(
+    instances = tuple(
         MigInstance(partition(mig(), name, start).key, number, 0, GpuUuid(f"MIG-{number}"))
         for number, (name, start) in enumerate(where)
     )
-    return cut(on=True, pending=True, instances=found)
+    return cut(on=True, pending=True, instances=instances)
 
 
-def misfit(gpu, its=HALVES):
-    found = plan_layout_change(gpu, its, ())
-    assert isinstance(found, LayoutError)
-    return found.reason
+def misfit(gpu, layout=HALVES):
+    error = plan_layout_change(gpu, layout, ())
+    assert isinstance(error, LayoutError)
+    return error.reason
 
 
 def known(gpu):
@@ -74,9 +74,9 @@ def test_what_is_yet_to_be_cut_is_published_without_a_uuid_and_otherwise_as_what
     assert [device["name"] for device in to_come] == [
         *("gpu-0-mig-3g20gb-9-4", "gpu-0-mig-3g20gb-9-0", "gpu-0-mon"),
     ]
-    for one, other in zip(to_come[:2], now[:2], strict=True):
-        assert other["attributes"].pop("uuid")["string"].startswith("MIG-")
-        assert one == other
+    for coming, existing in zip(to_come[:2], now[:2], strict=True):
+        assert existing["attributes"].pop("uuid")["string"].startswith("MIG-")
+        assert coming == existing
 
 
 def test_a_gpu_that_looks_so_already_is_shown_as_it_is():
@@ -122,20 +122,20 @@ def test_what_is_cut_for_claims_is_in_the_way_of_nothing_but_has_to_end():
     gpu = with_instances(("1g.5gb", 6))
     claimed = frozenset({(gpu.uuid, gpu.mig.instances[0].key)})
 
-    found = shown(gpu, claimed=claimed, waits="claims hold it")
+    preview = shown(gpu, claimed=claimed, waits="claims hold it")
 
-    assert found == (gpu, LayoutOutcome("halves", LayoutState.PENDING, "claims hold it"))
+    assert preview == (gpu, LayoutOutcome("halves", LayoutState.PENDING, "claims hold it"))
 
 
 @pytest.mark.parametrize("waits", ["", "claims hold it"])
 def test_a_layout_that_never_fits_fails_whatever_holds_the_gpu(waits):
-    its = DesiredLayout("thirds", True, (("3g.20gb", 3),))
+    layout = DesiredLayout("thirds", True, (("3g.20gb", 3),))
 
-    after, outcome = shown(cut(), its, waits=waits)
+    after, outcome = shown(cut(), layout, waits=waits)
 
     assert after == cut()
     assert outcome.state is LayoutState.FAILED
-    assert outcome.reason == misfit(cut(), its)
+    assert outcome.reason == misfit(cut(), layout)
 
 
 def test_instances_of_somebody_else_are_in_the_way_once_nothing_is_waited_for():
@@ -151,13 +151,13 @@ def test_instances_of_somebody_else_are_in_the_way_once_nothing_is_waited_for():
 
 @pytest.mark.parametrize("state", [LayoutState.FAILED, LayoutState.PENDING])
 def test_what_the_book_says_of_a_layout_that_is_not_applied_counts(state):
-    said = LayoutOutcome("halves", state, "MIG mode cannot be turned on")
+    recorded = LayoutOutcome("halves", state, "MIG mode cannot be turned on")
 
-    assert shown(cut(), book=MigState(outcomes={cut().uuid: said})) == (cut(), said)
+    assert shown(cut(), book=MigState(outcomes={cut().uuid: recorded})) == (cut(), recorded)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "recorded",
     [
         pytest.param(
             LayoutOutcome("halves", LayoutState.SUCCESS), id="it was applied, and is gone"
@@ -167,8 +167,8 @@ def test_what_the_book_says_of_a_layout_that_is_not_applied_counts(state):
         ),
     ],
 )
-def test_what_else_the_book_says_does_not_count(said):
-    after, outcome = shown(cut(), book=MigState(outcomes={cut().uuid: said}))
+def test_what_else_the_book_says_does_not_count(recorded):
+    after, outcome = shown(cut(), book=MigState(outcomes={cut().uuid: recorded}))
 
     assert outcome is None
     assert len(after.mig.instances) == 2
@@ -178,13 +178,13 @@ def test_what_else_the_book_says_does_not_count(said):
 def test_who_looks_at_what_is_shown_finds_the_layout_applied(data):
     gpu = cut(data.draw(st.sampled_from(sorted(boards()))))
     layouts = built_in_layouts([gpu])
-    its = desired_layout(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
-    assert its is not None
+    layout = desired_layout(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
+    assert layout is not None
 
-    after, outcome = shown(gpu, its)
+    after, outcome = shown(gpu, layout)
 
     if outcome is not None:  # a board that is as it should be
         assert (after, outcome.state) == (gpu, LayoutState.SUCCESS)
-    change = plan_layout_change(after, its, ())
+    change = plan_layout_change(after, layout, ())
     assert isinstance(change, LayoutChange) and change.is_nothing
-    assert shown(after, its) == (after, LayoutOutcome(its.layout, LayoutState.SUCCESS))
+    assert shown(after, layout) == (after, LayoutOutcome(layout.layout, LayoutState.SUCCESS))
