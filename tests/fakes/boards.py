@@ -117,7 +117,7 @@ class Boards:
         }
         old = {uuid: self._last[uuid] for uuid in self.unread & there.keys() & self._last.keys()}
         self._last |= there | old
-        gpus = sorted((*(there | old).values(), *self._plain), key=lambda one: one.minor)
+        gpus = sorted((*(there | old).values(), *self._plain), key=lambda gpu: gpu.minor)
         missing = (
             UnavailableGpu(f"GPU {uuid}", "it does not answer") for uuid in sorted(self.gone)
         )

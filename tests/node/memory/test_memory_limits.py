@@ -672,12 +672,14 @@ def test_a_round_in_which_nothing_changed_looks_at_nothing(counting):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda its: its.node.container("a", "another"), id="a container came"),
-        pytest.param(lambda its: setattr(its, "now", 60.0), id="a limit is to be read again"),
-        pytest.param(lambda its: setattr(its, "shares", its.shares[:1]), id="a claim went"),
-        pytest.param(lambda its: its.limits.carry_out(its.step(a=4 * GIB)), id="a claim came"),
+        pytest.param(lambda world: world.node.container("a", "another"), id="a container came"),
+        pytest.param(lambda world: setattr(world, "now", 60.0), id="a limit is to be read again"),
+        pytest.param(lambda world: setattr(world, "shares", world.shares[:1]), id="a claim went"),
         pytest.param(
-            lambda its: its.node.tree.make("kubepods/another"), id="pods may come elsewhere"
+            lambda world: world.limits.carry_out(world.step(a=4 * GIB)), id="a claim came"
+        ),
+        pytest.param(
+            lambda world: world.node.tree.make("kubepods/another"), id="pods may come elsewhere"
         ),
     ],
 )

@@ -14,7 +14,7 @@ from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml, load_nvml, nvml_errors
 from dra_driver.sim.host.libraries import shared_object
 
-EVERY = sorted(pynvml.NVMLError.__subclasses__(), key=lambda one: one.__name__)
+EVERY = sorted(pynvml.NVMLError.__subclasses__(), key=lambda error: error.__name__)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_there_are_errors_to_map():
     }
 
 
-@pytest.mark.parametrize("error", EVERY, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: error.__name__)
 def test_every_nvml_error_becomes_a_node_error_with_its_cause_and_message(error):
     with pytest.raises(NodeError) as caught, nvml_errors("reading the name"):
         raise error()

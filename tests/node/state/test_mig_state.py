@@ -80,7 +80,9 @@ def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, t
     path.write_text(text)
     state = MigStateFile(path, "boot")
 
-    assert state.change(lambda one: replace(one, switched=(GPU,))) == MigState(switched=(GPU,))
+    assert state.change(lambda before: replace(before, switched=(GPU,))) == MigState(
+        switched=(GPU,)
+    )
 
     assert state.read() == MigState(switched=(GPU,))
     assert (path.parent / "mig.json.damaged").read_text() == text
@@ -109,9 +111,9 @@ def test_a_change_is_of_what_is_there_and_what_changes_nothing_is_not_written(pa
     written = path.stat().st_mtime_ns, path.stat().st_ino
 
     state = MigStateFile(path, "boot")
-    assert state.change(lambda one: one) == FULL
+    assert state.change(lambda before: before) == FULL
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
-    assert state.change(lambda one: replace(one, switched=())).left_on == (GPU,)
+    assert state.change(lambda before: replace(before, switched=())).left_on == (GPU,)
 
 
 def test_changes_of_several_threads_are_all_kept(path):
@@ -119,7 +121,9 @@ def test_changes_of_several_threads_are_all_kept(path):
 
     def add(number):
         gpu = GpuUuid(f"GPU-{number}")
-        state.change(lambda one: replace(one, mode_problems={**one.mode_problems, gpu: "why"}))
+        state.change(
+            lambda before: replace(before, mode_problems={**before.mode_problems, gpu: "why"})
+        )
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
     for thread in threads:
