@@ -36,26 +36,26 @@ def limits(gpu=0, strict=False, **pods):
 
 
 def test_a_pod_is_limited_to_what_its_claim_holds():
-    one = record("one", held(10), pods="ab")
-    assert memory_limit_steps(one, ()) == (limits(a=10, b=10),)
-    assert restored_memory_limit_steps(one, ()) == (limits(a=None, b=None),)
+    first = record("one", held(10), pods="ab")
+    assert memory_limit_steps(first, ()) == (limits(a=10, b=10),)
+    assert restored_memory_limit_steps(first, ()) == (limits(a=None, b=None),)
 
 
 def test_what_a_pod_holds_of_a_gpu_is_one_sum():
-    one = record("one", held(10), held(5), held(7, gpu=1))
-    two = record("two", held(1), pods="ac")
+    first = record("one", held(10), held(5), held(7, gpu=1))
+    second = record("two", held(1), pods="ac")
     elsewhere = record("elsewhere", held(100), pods="d")
-    assert memory_limit_steps(one, (two, elsewhere)) == (limits(a=16), limits(gpu=1, a=7))
-    assert restored_memory_limit_steps(one, (two, elsewhere)) == (
+    assert memory_limit_steps(first, (second, elsewhere)) == (limits(a=16), limits(gpu=1, a=7))
+    assert restored_memory_limit_steps(first, (second, elsewhere)) == (
         limits(a=1),
         limits(gpu=1, a=None),
     )
 
 
 def test_a_claim_is_not_counted_twice():
-    one = record("one", held(10))
-    assert memory_limit_steps(one, (one,)) == (limits(a=10),)
-    assert restored_memory_limit_steps(one, (one,)) == (limits(a=None),)
+    first = record("one", held(10))
+    assert memory_limit_steps(first, (first,)) == (limits(a=10),)
+    assert restored_memory_limit_steps(first, (first,)) == (limits(a=None),)
 
 
 def test_a_whole_gpu_has_no_limit_and_takes_away_one():
@@ -76,18 +76,18 @@ def test_a_claim_that_looks_on_gives_no_limit_and_takes_none_away():
 
 
 def test_a_step_is_strict_as_its_own_claim_is_and_its_undoing_never():
-    one, two = record("one", held(10, strict=True)), record("two", held(5))
-    assert memory_limit_steps(one, (two,)) == (limits(strict=True, a=15),)
-    assert memory_limit_steps(two, (one,)) == (limits(a=15),)
-    assert restored_memory_limit_steps(one, (two,)) == (limits(a=5),)
+    first, second = record("one", held(10, strict=True)), record("two", held(5))
+    assert memory_limit_steps(first, (second,)) == (limits(strict=True, a=15),)
+    assert memory_limit_steps(second, (first,)) == (limits(a=15),)
+    assert restored_memory_limit_steps(first, (second,)) == (limits(a=5),)
 
 
 def test_shares_say_which_claim_holds_what():
-    one, two = record("one", held(10, strict=True), held(1), pods="ab"), record("two", held(5))
+    first, second = record("one", held(10, strict=True), held(1), pods="ab"), record("two", held(5))
     c1, c2 = ClaimUid("uid-one"), ClaimUid("uid-two")
     a = PodMemoryShare(PodUid("a"), GPUS[0], ((c1, 11), (c2, 5)), strict=True)
     b = PodMemoryShare(PodUid("b"), GPUS[0], ((c1, 11),), strict=True)
-    assert pod_memory_shares((two, one)) == (a, b)
+    assert pod_memory_shares((second, first)) == (a, b)
     assert (a.memory_bytes, a.of({c1}), a.of({c2, ClaimUid("x")}), a.of(())) == (16, 11, 5, 0)
 
 
@@ -124,40 +124,46 @@ class Driver:
 def expected(records):
     """By hand: the sum of the parts, and nothing where one of them is all."""
     parts = {}
-    for one in records:
-        for pod in one.pods:
-            for holding in one.holdings:
+    for claim_record in records:
+        for pod in claim_record.pods:
+            for holding in claim_record.holdings:
                 if not holding.admin:
                     parts.setdefault((holding.gpu, pod.uid), []).append(holding.limit)
     return {
-        key: sum(limit.memory_bytes for limit in its)
-        for key, its in parts.items()
-        if None not in its
+        key: sum(limit.memory_bytes for limit in limits)
+        for key, limits in parts.items()
+        if None not in limits
     }
 
 
 @given(claims, st.data())
 def test_after_any_sequence_each_pod_has_the_sum_of_what_it_holds_and_at_the_end_none(made, data):
     records = [
-        record(f"claim-{at}", *its, pods=sorted(pods)) for at, (its, pods) in enumerate(made)
+        record(f"claim-{at}", *parts, pods=sorted(pods)) for at, (parts, pods) in enumerate(made)
     ]
     driver, there = Driver(), {}
     for name in data.draw(st.lists(st.sampled_from(range(len(records))), max_size=12)):
         # Prepared, prepared again, unprepared in any order.
-        one, others = records[name], [its for at, its in there.items() if at != name]
+        claim_record, others = (
+            records[name],
+            [held_record for at, held_record in there.items() if at != name],
+        )
         if name in there and data.draw(st.booleans()):
-            driver.do(restored_memory_limit_steps(one, others))
+            driver.do(restored_memory_limit_steps(claim_record, others))
             driver.do(
-                restored_memory_limit_steps(one, others)
+                restored_memory_limit_steps(claim_record, others)
             )  # a crash came before it was forgotten
             del there[name]
         else:
-            driver.do(memory_limit_steps(one, others))
-            there[name] = one
+            driver.do(memory_limit_steps(claim_record, others))
+            there[name] = claim_record
         assert driver.limits == expected(there.values())
-        shares = {(one.gpu, one.pod): one.memory_bytes for one in pod_memory_shares(there.values())}
+        shares = {
+            (share.gpu, share.pod): share.memory_bytes
+            for share in pod_memory_shares(there.values())
+        }
         assert {key: size for key, size in shares.items() if size is not None} == driver.limits
     for name in list(there):
-        one = there.pop(name)
-        driver.do(restored_memory_limit_steps(one, there.values()))
+        claim_record = there.pop(name)
+        driver.do(restored_memory_limit_steps(claim_record, there.values()))
     assert driver.limits == {}

@@ -36,8 +36,8 @@ HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
 ON: dict[str, Any] = {"on": True, "pending": True}
 
 
-def offer_of(*gpus, its=DEFAULT_PROFILE, features=None, held=None, **fields):
-    return build_offer(Inventory(gpus), its, features or ApiFeatures(), held or {}, **fields)
+def offer_of(*gpus, profile=DEFAULT_PROFILE, features=None, held=None, **fields):
+    return build_offer(Inventory(gpus), profile, features or ApiFeatures(), held or {}, **fields)
 
 
 def names(offered):
@@ -51,14 +51,14 @@ def kinds(offered):
 
 def holding(device, **fields):
     """What a claim holds that was prepared of *device*."""
-    its: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "gpu": device.gpu.uuid,
         "shape": device.shape,
         "offered": device.offered,
         "partition": device.partition and device.partition.key,
         "cut": device.created_for_claims,
     }
-    return {device.name: (Holding(ref("holder"), device.name, **its | fields),)}
+    return {device.name: (Holding(ref("holder"), device.name, **defaults | fields),)}
 
 
 def of(offered, part, start):
@@ -84,17 +84,19 @@ def of(offered, part, start):
     ],
 )
 def test_a_profile_allows_partitions_by_patterns(patterns, expected):
-    assert {one.name for one in dynamic_profiles(mig(), MigRules(True, patterns))} == expected
+    assert {
+        allowed.name for allowed in dynamic_profiles(mig(), MigRules(True, patterns))
+    } == expected
 
 
 def test_a_profile_without_a_place_is_not_offered():
-    its = mig()
-    nowhere = replace(its.profiles[0], placements=())
+    mig_info = mig()
+    nowhere = replace(mig_info.profiles[0], placements=())
 
     assert "1g.5gb" not in {
-        one.name
-        for one in dynamic_profiles(
-            replace(its, profiles=(nowhere, *its.profiles[1:])), MigRules(True)
+        allowed.name
+        for allowed in dynamic_profiles(
+            replace(mig_info, profiles=(nowhere, *mig_info.profiles[1:])), MigRules(True)
         )
     }
 
@@ -102,7 +104,7 @@ def test_a_profile_without_a_place_is_not_offered():
 def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is():
     node = (cut("a100-40", 0), cut("a100-80", 1), gpu(2))
 
-    warnings = offer_of(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
+    warnings = offer_of(*node, profile=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
 
     assert (
         warnings[0]
@@ -118,7 +120,7 @@ def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is(
 def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
     old = [replace(gpu(minor), mig_problem="the library is old") for minor in (1, 3)]
 
-    offered = offer_of(gpu(0), *old, gpu(2), its=dynamic("1g.5gb"))
+    offered = offer_of(gpu(0), *old, gpu(2), profile=dynamic("1g.5gb"))
 
     where = "profile 'p', spec.gpus[0].mig: has no effect on"
     assert offered.warnings == (
@@ -133,7 +135,7 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
 
 @pytest.mark.parametrize("rules", [dynamic("9g.*"), dynamic(single=True)], ids=["9g.*", "Single"])
 def test_where_no_gpu_can_be_cut_neither_patterns_nor_single_are_told(rules):
-    (note,) = offer_of(gpu(0), its=rules).warnings
+    (note,) = offer_of(gpu(0), profile=rules).warnings
 
     assert "cannot be partitioned" in note
 
@@ -143,7 +145,7 @@ def test_where_no_gpu_can_be_cut_neither_patterns_nor_single_are_told(rules):
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_now(on):
-    offered = offer_of(cut(**HOPPER | {"on": on}), its=dynamic())
+    offered = offer_of(cut(**HOPPER | {"on": on}), profile=dynamic())
 
     assert names(offered) == [
         "gpu-0",
@@ -156,7 +158,7 @@ def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_n
     assert counters.name == "gpu-0-counter-set"
     whole, *partitions, monitor = offered.devices
     assert whole.takes == (("block-0-4", 4), ("block-4-4", 4))
-    assert all(one.takes and one.created_for_claims for one in partitions)
+    assert all(part.takes and part.created_for_claims for part in partitions)
     assert monitor.takes == ()
     assert {device.offered for device in offered.devices} == {
         ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
@@ -176,7 +178,7 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
     gpus = [cut(**HOPPER | {"minor": minor}) for minor in range(3)]
     gpus[1] = cut("h100-80-sxm", 1, instances=(instance(mig("h100-80-sxm"), "1g.10gb", 0),))
 
-    offered = offer_of(*gpus, its=dynamic("7g.*"))
+    offered = offer_of(*gpus, profile=dynamic("7g.*"))
 
     assert names(offered) == [
         "gpu-0",
@@ -194,29 +196,31 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
 
 
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
-    offered = offer_of(cut(**ON), its=dynamic("3g.*", "7g.*"))
+    offered = offer_of(cut(**ON), profile=dynamic("3g.*", "7g.*"))
 
     assert names(offered) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
     assert offered.pending == ()
 
 
 def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_as_any_other():
-    passed_through = offer_of(cut(**ON, fixed=GuestRestriction.MODE), its=dynamic("3g.*", "7g.*"))
+    passed_through = offer_of(
+        cut(**ON, fixed=GuestRestriction.MODE), profile=dynamic("3g.*", "7g.*")
+    )
 
     assert passed_through == replace(
-        offer_of(cut(**ON), its=dynamic("3g.*", "7g.*")), devices=passed_through.devices
+        offer_of(cut(**ON), profile=dynamic("3g.*", "7g.*")), devices=passed_through.devices
     )
     assert names(passed_through) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
 
 
 @pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm"])
 def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
-    its = mig(board)
-    name = next(one.name for one in its.profiles if one.slices == 3)
-    there = instance(its, name, 4)
+    mig_info = mig(board)
+    name = next(listed.name for listed in mig_info.profiles if listed.slices == 3)
+    there = instance(mig_info, name, 4)
     vgpu = cut(board, **ON, switches=False, fixed=GuestRestriction.ALL, instances=(there,))
 
-    offered = offer_of(vgpu, its=dynamic())
+    offered = offer_of(vgpu, profile=dynamic())
 
     assert [device.instance for device in offered.devices if device.partition] == [there]
     (pending,) = offered.pending
@@ -236,7 +240,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     ],
 )
 def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
-    (unavailable,) = offer_of(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).unavailable
+    (unavailable,) = offer_of(cut(**ON, fixed=fixed), profile=DEFAULT_PROFILE).unavailable
 
     assert unavailable.reason.endswith(what)
 
@@ -266,7 +270,7 @@ def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fi
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
-    offered = offer_of(cut(**fields), its=dynamic())
+    offered = offer_of(cut(**fields), profile=dynamic())
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     (pending,) = offered.pending
@@ -278,7 +282,7 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
 
 
 @pytest.mark.parametrize(
-    ("its", "features", "reason"),
+    ("node_profile", "features", "reason"),
     [
         pytest.param(
             dynamic(), ApiFeatures(counters=False), "keeps no counters (KEP-4815", id="api"
@@ -295,18 +299,18 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
     ],
 )
 @pytest.mark.parametrize("board", ["h100-80-sxm", "a100-40"])
-def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, features, reason):
-    offered = offer_of(cut(board), its=its, features=features)
+def test_where_nothing_keeps_partitions_apart_none_is_cut(board, node_profile, features, reason):
+    offered = offer_of(cut(board), profile=node_profile, features=features)
 
     assert kinds(offered) == set()
     assert offered.counter_sets == ()
-    assert any(reason in one.reason for one in offered.pending)
+    assert any(reason in pending.reason for pending in offered.pending)
 
 
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
     plain, cannot = (
-        offer_of(cut(**ON), its=its, features=ApiFeatures(counters=False)).unavailable
-        for its in (DEFAULT_PROFILE, dynamic())
+        offer_of(cut(**ON), profile=node_profile, features=ApiFeatures(counters=False)).unavailable
+        for node_profile in (DEFAULT_PROFILE, dynamic())
     )
 
     assert "let a profile do that (mig: Dynamic)" in plain[0].reason
@@ -318,31 +322,31 @@ def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do
 
 
 def with_instances(board="h100-80-sxm", *parts, **fields):
-    its = mig(board)
-    instances = tuple(instance(its, *part) for part in parts)
+    mig_info = mig(board)
+    instances = tuple(instance(mig_info, *part) for part in parts)
     return cut(board, instances=instances, **ON | fields)
 
 
 def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
-    its = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
+    node_gpu = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
 
-    offered = offer_of(its, features=ApiFeatures(counters=False))
+    offered = offer_of(node_gpu, features=ApiFeatures(counters=False))
 
     assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
     first, *_ = offered.devices
-    assert first.instance == its.mig.instances[0]
+    assert first.instance == node_gpu.mig.instances[0]
     assert not first.created_for_claims
     assert {device.takes for device in offered.devices} == {()}
     assert (offered.unavailable, offered.pending) == ((), ())
 
 
 def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it():
-    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
+    node_gpu = with_instances("h100-80-sxm", ("2g.20gb", 0))
 
-    offered = offer_of(its, its=dynamic())
+    offered = offer_of(node_gpu, profile=dynamic())
 
     static = of(offered, "2g.20gb", 0)
-    assert static.instance == its.mig.instances[0]
+    assert static.instance == node_gpu.mig.instances[0]
     assert [device.name for device in offered.devices].count(static.name) == 1
     assert "gpu-0" not in names(offered)
     hidden = {"1g10gb-19-0", "1g10gb-19-1", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"}
@@ -351,23 +355,25 @@ def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it
 
 
 def test_an_instance_of_a_claim_is_no_instance_of_somebody_else():
-    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
-    ours = frozenset({(its.uuid, its.mig.instances[0].key)})
-    other = frozenset({(gpu(1).uuid, its.mig.instances[0].key)})
+    node_gpu = with_instances("h100-80-sxm", ("2g.20gb", 0))
+    ours = frozenset({(node_gpu.uuid, node_gpu.mig.instances[0].key)})
+    other = frozenset({(gpu(1).uuid, node_gpu.mig.instances[0].key)})
 
-    while_looking = offer_of(its, its=dynamic(), ours=ours)
-    held = offer_of(its, its=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
+    while_looking = offer_of(node_gpu, profile=dynamic(), ours=ours)
+    held = offer_of(node_gpu, profile=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
 
     assert of(while_looking, "2g.20gb", 0).created_for_claims
-    assert names(held) == names(while_looking) == names(offer_of(cut(**HOPPER), its=dynamic()))
-    assert not of(offer_of(its, its=dynamic(), ours=other), "2g.20gb", 0).created_for_claims
+    assert names(held) == names(while_looking) == names(offer_of(cut(**HOPPER), profile=dynamic()))
+    assert not of(
+        offer_of(node_gpu, profile=dynamic(), ours=other), "2g.20gb", 0
+    ).created_for_claims
 
 
 def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_elses():
-    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
-    static = of(offer_of(its, its=dynamic()), "2g.20gb", 0)
+    node_gpu = with_instances("h100-80-sxm", ("2g.20gb", 0))
+    static = of(offer_of(node_gpu, profile=dynamic()), "2g.20gb", 0)
 
-    offered = offer_of(its, its=dynamic(), held=holding(static))
+    offered = offer_of(node_gpu, profile=dynamic(), held=holding(static))
 
     assert not of(offered, "2g.20gb", 0).created_for_claims
     assert created_partitions(holding(static)) == frozenset()
@@ -376,7 +382,7 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
 def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
 
-    offered = offer_of(cut("h100-80-sxm", unusable=(strange,), **ON), its=dynamic())
+    offered = offer_of(cut("h100-80-sxm", unusable=(strange,), **ON), profile=dynamic())
 
     assert {
         device.partition.placement.end <= 4 for device in offered.devices if device.partition
@@ -389,17 +395,17 @@ def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_
 
 def test_an_odd_instance_that_is_being_cut_for_a_claim_is_nobodys_fault():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
-    its = cut("h100-80-sxm", unusable=(strange,), **ON)
+    node_gpu = cut("h100-80-sxm", unusable=(strange,), **ON)
 
-    offered = offer_of(its, its=dynamic(), ours=frozenset({(its.uuid, strange.key)}))
+    offered = offer_of(node_gpu, profile=dynamic(), ours=frozenset({(node_gpu.uuid, strange.key)}))
 
-    assert names(offered) == names(offer_of(cut(**HOPPER), its=dynamic()))
+    assert names(offered) == names(offer_of(cut(**HOPPER), profile=dynamic()))
     assert offered.unavailable == ()
 
 
 def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
-    its = mig("h100-80-sxm")
-    strange = instance(its, "1g.10gb", 0)
+    mig_info = mig("h100-80-sxm")
+    strange = instance(mig_info, "1g.10gb", 0)
     strange = replace(strange, key=replace(strange.key, profile_id=77))
 
     offered = offer_of(cut("h100-80-sxm", instances=(strange,), **ON))
@@ -415,7 +421,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
 
 
 def test_partitions_are_sliceable_within_their_own_memory():
-    shape = of(offer_of(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
+    shape = of(offer_of(cut(**HOPPER), profile=dynamic()), "1g.10gb", 0).shape
 
     assert shape == Fractional(10000 * MIB, 1024 * MIB, MIB, shares=6)
 
@@ -431,9 +437,9 @@ def test_partitions_are_sliceable_within_their_own_memory():
 def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_slices(
     board, cuda, expected
 ):
-    its = replace(cut(board, **ON), cuda_driver_version=Version(cuda))
+    node_gpu = replace(cut(board, **ON), cuda_driver_version=Version(cuda))
 
-    offered = offer_of(its, its=dynamic())
+    offered = offer_of(node_gpu, profile=dynamic())
 
     assert {
         device.partition.profile.slices: device.shape.shares
@@ -444,7 +450,7 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
 
 
 def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_note_says_so():
-    offered = offer_of(cut(**HOPPER), gpu(1), its=dynamic("1g.10gb", "4g.40gb", shares=16))
+    offered = offer_of(cut(**HOPPER), gpu(1), profile=dynamic("1g.10gb", "4g.40gb", shares=16))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 6
     assert of(offered, "4g.40gb", 0).shape.shares == 16
@@ -468,7 +474,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
 def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile_says(
     fields, shares
 ):
-    offered = offer_of(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
+    offered = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb", **fields))
 
     assert of(offered, "1g.10gb", 0).shape.shares == shares
     assert offered.warnings == ()
@@ -477,7 +483,7 @@ def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile
 def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which():
     replicas = (("1g.10gb", 7), ("2g.20gb", 9), ("3g.40gb", 30))
 
-    offered = offer_of(cut(**HOPPER), its=dynamic(replicas=replicas))
+    offered = offer_of(cut(**HOPPER), profile=dynamic(replicas=replicas))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.pending == ()
@@ -492,16 +498,16 @@ def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which()
 
 
 def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
-    its = dynamic(replicas=(("1g.10gb", 7),), strategies=(SharingStrategy.TIME_SLICING,))
+    node_profile = dynamic(replicas=(("1g.10gb", 7),), strategies=(SharingStrategy.TIME_SLICING,))
 
-    offered = offer_of(cut(**HOPPER), its=its)
+    offered = offer_of(cut(**HOPPER), profile=node_profile)
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.warnings == ()
 
 
 def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
-    offered = offer_of(cut(**HOPPER), its=dynamic(strict=True))
+    offered = offer_of(cut(**HOPPER), profile=dynamic(strict=True))
 
     partitions = {type(device.shape) for device in offered.devices if device.partition}
     assert partitions == {Exclusive}
@@ -514,27 +520,30 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
 
 
 @pytest.mark.parametrize(
-    ("node", "fields", "told"),
+    ("node", "fields", "noted"),
     [
         pytest.param(cut(), {"dynamic": True}, True, id="a board that is yet to be switched"),
         pytest.param(cut(), {}, False, id="a board that nobody cuts"),
         pytest.param(gpu(0), {"dynamic": True}, False, id="one that cannot be partitioned"),
     ],
 )
-def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, told):
-    its = profile(strict=True, mig=MigRules(**fields))
+def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, noted):
+    node_profile = profile(strict=True, mig=MigRules(**fields))
 
-    assert any("given out whole" in note for note in offer_of(node, its=its).warnings) is told
+    assert (
+        any("given out whole" in note for note in offer_of(node, profile=node_profile).warnings)
+        is noted
+    )
 
 
 def test_where_all_is_given_out_whole_a_limit_by_the_driver_makes_no_difference():
-    assert offer_of(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).warnings == ()
+    assert offer_of(cut(**HOPPER), profile=dynamic(strict=True, fractions=False)).warnings == ()
 
 
 def test_replicas_of_what_is_not_cut_are_told():
-    its = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
+    node_profile = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
 
-    warnings = offer_of(cut(**HOPPER), its=its).warnings
+    warnings = offer_of(cut(**HOPPER), profile=node_profile).warnings
 
     assert warnings[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
     assert warnings[1:] == (
@@ -546,35 +555,37 @@ def test_replicas_of_what_is_not_cut_are_told():
 
 def test_replicas_of_what_somebody_has_cut_divide_that():
     there = instance(mig("h100-80-sxm"), "1g.20gb", 0)
-    its = dynamic("3g.40gb", replicas=(("1g.20gb", 2),))
+    node_profile = dynamic("3g.40gb", replicas=(("1g.20gb", 2),))
 
-    offered = offer_of(cut(**HOPPER, **ON, instances=(there,)), its=its)
+    offered = offer_of(cut(**HOPPER, **ON, instances=(there,)), profile=node_profile)
 
     assert of(offered, "1g.20gb", 0).shape.shares == 2
     assert offered.warnings == ()
 
 
 def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
-    its = dynamic(replicas=(("1g.10gb", 4),))
-    more = replace(its.entries[0].rules, replicas=2, rename=True)
+    node_profile = dynamic(replicas=(("1g.10gb", 4),))
+    more = replace(node_profile.entries[0].rules, replicas=2, rename=True)
 
-    offered = offer_of(cut(**HOPPER), its=Profile("p", (replace(its.entries[0], rules=more),)))
+    offered = offer_of(
+        cut(**HOPPER), profile=Profile("p", (replace(node_profile.entries[0], rules=more),))
+    )
 
-    one, two = of(offered, "1g.10gb", 0).shape, of(offered, "2g.20gb", 0).shape
-    assert (one.memory_default, one.shares, one.replicas) == (2500 * MIB, 4, 4)
-    assert (two.replicas, two.renamed, one.renamed) == (1, False, False)
+    smaller, larger = of(offered, "1g.10gb", 0).shape, of(offered, "2g.20gb", 0).shape
+    assert (smaller.memory_default, smaller.shares, smaller.replicas) == (2500 * MIB, 4, 4)
+    assert (larger.replicas, larger.renamed, smaller.renamed) == (1, False, False)
     assert offered.devices[0].shape.replicas == 2
 
 
 @pytest.mark.parametrize(
-    ("its", "features"),
+    ("node_profile", "features"),
     [
         pytest.param(dynamic(fractions=False), ApiFeatures(), id="fractions-never"),
         pytest.param(dynamic(), ApiFeatures(capacity=False), id="no-capacity"),
     ],
 )
-def test_partitions_are_exclusive_where_gpus_are(its, features):
-    offered = offer_of(cut(**HOPPER), its=its, features=features)
+def test_partitions_are_exclusive_where_gpus_are(node_profile, features):
+    offered = offer_of(cut(**HOPPER), profile=node_profile, features=features)
 
     shapes = {type(device.shape) for device in offered.devices}
     assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
@@ -582,7 +593,7 @@ def test_partitions_are_exclusive_where_gpus_are(its, features):
 
 
 @pytest.mark.parametrize(
-    ("its", "features", "reason"),
+    ("node_profile", "features", "reason"),
     [
         pytest.param(
             dynamic("1g.10gb", replicas=(("1g.10gb", 4),)),
@@ -614,9 +625,9 @@ def test_partitions_are_exclusive_where_gpus_are(its, features):
     ],
 )
 def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
-    its, features, reason
+    node_profile, features, reason
 ):
-    offered = offer_of(cut(**HOPPER), its=its, features=features)
+    offered = offer_of(cut(**HOPPER), profile=node_profile, features=features)
 
     assert of(offered, "1g.10gb", 0).shape == Exclusive()
     (pending,) = offered.pending
@@ -626,7 +637,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
 
 def test_monitors_need_taints():
     assert "gpu-0-mon" not in names(
-        offer_of(cut(**ON), its=dynamic(), features=ApiFeatures(device_taints=False))
+        offer_of(cut(**ON), profile=dynamic(), features=ApiFeatures(device_taints=False))
     )
 
 
@@ -634,10 +645,10 @@ def test_monitors_need_taints():
 
 
 def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
-    before = offer_of(cut(**HOPPER), its=dynamic("1g.10gb", "3g.40gb"))
+    before = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb", "3g.40gb"))
     held = holding(of(before, "3g.40gb", 4))
 
-    offered = offer_of(cut(**HOPPER), its=dynamic("2g.20gb"), held=held)
+    offered = offer_of(cut(**HOPPER), profile=dynamic("2g.20gb"), held=held)
 
     assert names(offered) == names(before)
     assert offered.counter_sets == before.counter_sets
@@ -647,16 +658,16 @@ def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
 
 
 @pytest.mark.parametrize(
-    ("its", "change"),
+    ("node_profile", "change"),
     [
         pytest.param(DEFAULT_PROFILE, "sliceable", id="off"),
         pytest.param(profile(include=False), "left out", id="left out"),
     ],
 )
-def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(its, change):
-    before = offer_of(cut(**HOPPER), its=dynamic())
+def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(node_profile, change):
+    before = offer_of(cut(**HOPPER), profile=dynamic())
 
-    offered = offer_of(cut(**HOPPER), its=its, held=holding(before.devices[0]))
+    offered = offer_of(cut(**HOPPER), profile=node_profile, held=holding(before.devices[0]))
 
     assert names(offered) == names(before)
     assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)
@@ -665,7 +676,7 @@ def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(its, change):
 def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
     before = offer_of(cut(**HOPPER))
 
-    offered = offer_of(cut(**HOPPER), its=dynamic("1g.*"), held=holding(before.devices[0]))
+    offered = offer_of(cut(**HOPPER), profile=dynamic("1g.*"), held=holding(before.devices[0]))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.pending[0].change.startswith(
@@ -674,44 +685,44 @@ def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
 
 
 def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_profile():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
-    offered = offer_of(cut(**HOPPER), its=dynamic(fractions=False), held=held)
+    offered = offer_of(cut(**HOPPER), profile=dynamic(fractions=False), held=held)
 
     assert of(offered, "1g.10gb", 0).shape == of(before, "1g.10gb", 0).shape
     assert of(offered, "1g.10gb", 1).shape == Exclusive()
 
 
 def test_without_mps_a_held_partition_reserves_no_cores_for_the_next_claim():
-    its = dynamic(replicas=(("1g.10gb", 4),), default_strategy=SharingStrategy.MPS)
-    before = of(offer_of(cut(**HOPPER), its=its), "1g.10gb", 0)
+    node_profile = dynamic(replicas=(("1g.10gb", 4),), default_strategy=SharingStrategy.MPS)
+    before = of(offer_of(cut(**HOPPER), profile=node_profile), "1g.10gb", 0)
 
-    offered = offer_of(cut(**HOPPER), its=its, held=holding(before), mps=False)
+    offered = offer_of(cut(**HOPPER), profile=node_profile, held=holding(before), mps=False)
 
     assert before.shape.cores_default == 25
     assert of(offered, "1g.10gb", 0).shape == replace(before.shape, cores_default=0)
 
 
 def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
     partition_held = holding(of(before, "3g.40gb", 4))
     whole_held = holding(before.devices[0])
     lost = ApiFeatures(counters=False)
 
-    one = offer_of(cut(**HOPPER), its=dynamic(), features=lost, held=partition_held)
-    whole = offer_of(cut(**HOPPER), its=dynamic(), features=lost, held=whole_held)
+    offered_now = offer_of(cut(**HOPPER), profile=dynamic(), features=lost, held=partition_held)
+    whole = offer_of(cut(**HOPPER), profile=dynamic(), features=lost, held=whole_held)
 
-    assert names(one) == ["3g40gb-9-4", "gpu-0-mon"]
+    assert names(offered_now) == ["3g40gb-9-4", "gpu-0-mon"]
     assert names(whole) == ["gpu-0", "gpu-0-mon"]
-    assert (one.counter_sets, whole.counter_sets) == ((), ())
+    assert (offered_now.counter_sets, whole.counter_sets) == ((), ())
 
 
 def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
-    offered = offer_of(with_instances("h100-80-sxm", ("2g.20gb", 0)), its=dynamic(), held=held)
+    offered = offer_of(with_instances("h100-80-sxm", ("2g.20gb", 0)), profile=dynamic(), held=held)
 
     assert {"1g10gb-19-0", "2g20gb-14-0"} <= set(names(offered))
     assert "gpu-0" not in names(offered)
@@ -720,11 +731,11 @@ def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
 
 
 def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_cut():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
 
     offered = offer_of(
         with_instances("h100-80-sxm", ("2g.20gb", 0)),
-        its=dynamic(),
+        profile=dynamic(),
         held=holding(before.devices[0]),
     )
 
@@ -743,26 +754,26 @@ def test_without_counters_a_whole_gpu_that_is_held_hides_what_somebody_else_cut(
 
 
 def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
-    before = offer_of(cut(**ON), its=dynamic())
+    before = offer_of(cut(**ON), profile=dynamic())
     held = holding(of(before, "1g.5gb", 0))
 
-    assert names(offer_of(cut(), its=dynamic(), held=held)) == names(before)
+    assert names(offer_of(cut(), profile=dynamic(), held=held)) == names(before)
     assert "gpu-0" not in names(
-        offer_of(cut(), its=dynamic(), features=ApiFeatures(counters=False), held=held)
+        offer_of(cut(), profile=dynamic(), features=ApiFeatures(counters=False), held=held)
     )
 
 
 def test_who_only_looks_on_keeps_nothing_as_it_is():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
     held = holding(before.devices[-1], admin=True)
 
     assert names(offer_of(cut(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
 
 
 def test_a_held_partition_of_a_gpu_that_cannot_be_cut_any_more_is_gone():
-    before = offer_of(cut(**HOPPER), its=dynamic())
+    before = offer_of(cut(**HOPPER), profile=dynamic())
 
-    offered = offer_of(gpu(0), its=dynamic(), held=holding(of(before, "1g.10gb", 0)))
+    offered = offer_of(gpu(0), profile=dynamic(), held=holding(of(before, "1g.10gb", 0)))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.devices[0].shape == SLICEABLE
@@ -787,7 +798,7 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
         cut(minor=2),
     )
 
-    offered = offer_of(*node, its=SINGLE)
+    offered = offer_of(*node, profile=SINGLE)
 
     assert [device.as_gpu for device in offered.devices if device.partition] == [True] * 3
     assert {device.as_gpu for device in offered.devices if not device.partition} == {False}
@@ -797,7 +808,7 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
 def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
     node = (in_instances(0, ("1g.5gb", 0), ("3g.20gb", 4)), in_instances(1, ("3g.20gb", 4)))
 
-    offered = offer_of(*node, its=SINGLE)
+    offered = offer_of(*node, profile=SINGLE)
 
     assert not any(device.as_gpu for device in offered.devices)
     assert offered.warnings == (
@@ -816,7 +827,7 @@ def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each
     )
     node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
 
-    first, second = offer_of(*node, its=Profile("p", entries)).warnings
+    first, second = offer_of(*node, profile=Profile("p", entries)).warnings
 
     assert first.startswith("profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since")
     assert "by mig.layout (now 'all-balanced') or the node's label" in first
@@ -829,10 +840,10 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     """They have no UUID before they are cut, and beside them there are whole GPUs to be had."""
     mine = in_instances(0, ("3g.20gb", 0))
 
-    offered = offer_of(mine, gpu(1), its=dynamic("1g.5gb", single=True))
+    offered = offer_of(mine, gpu(1), profile=dynamic("1g.5gb", single=True))
 
     serving = [device for device in offered.devices if device.as_gpu]
-    assert [one.instance for one in serving] == [*mine.mig.instances]
+    assert [partition.instance for partition in serving] == [*mine.mig.instances]
     assert len([device for device in offered.devices if device.created_for_claims]) == 3
     assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
@@ -843,10 +854,12 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
 
 
 def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
-    offered = offer_of(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
+    offered = offer_of(in_instances(0, ("3g.20gb", 0)), profile=SINGLE)
 
-    (one,) = [device for device in published_devices(offered) if "asGpu" in device["attributes"]]
-    assert one["attributes"]["uuid"] == {"string": "MIG-9-0"}
+    (published,) = [
+        device for device in published_devices(offered) if "asGpu" in device["attributes"]
+    ]
+    assert published["attributes"]["uuid"] == {"string": "MIG-9-0"}
 
 
 def test_gpus_with_other_rules_do_not_count_for_that():
@@ -858,27 +871,27 @@ def test_gpus_with_other_rules_do_not_count_for_that():
     )
     node = (in_instances(0, ("3g.20gb", 4)), in_instances(1, ("1g.5gb", 0)))
 
-    offered = offer_of(*node, its=Profile("p", entries))
+    offered = offer_of(*node, profile=Profile("p", entries))
 
     assert {str(device.gpu.name) for device in offered.devices if device.as_gpu} == {"gpu-0"}
 
 
 def test_the_names_of_partitions_are_those_of_nvidias_driver():
-    its = mig("rtx-pro-6000-96")
-    two = partition(its, "1g.24gb+me.all", 3)
+    mig_info = mig("rtx-pro-6000-96")
+    two = partition(mig_info, "1g.24gb+me.all", 3)
 
     assert partition_name(gpu(3), two) == "gpu-3-mig-1g24gb-meall-65-3"
     assert partition_name(gpu(0), partition(mig(), "1g.5gb", 6)) == "gpu-0-mig-1g5gb-19-6"
 
 
 def test_keys_find_their_partition_again():
-    its: MigInfo = mig()
+    mig_info: MigInfo = mig()
 
-    assert its.partition(key(its, "3g.20gb", 4)) == partition(its, "3g.20gb", 4)
+    assert mig_info.partition(key(mig_info, "3g.20gb", 4)) == partition(mig_info, "3g.20gb", 4)
 
 
 def test_a_strategy_that_nothing_is_there_for_is_told():
-    offered = offer_of(cut(minor=0), gpu(1), its=SINGLE)
+    offered = offer_of(cut(minor=0), gpu(1), profile=SINGLE)
 
     assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
@@ -888,9 +901,9 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
 
 
 def test_replicas_of_partitions_that_there_cannot_be_are_told():
-    its = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
+    node_profile = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
 
-    (note,) = offer_of(cut(), its=its).warnings
+    (note,) = offer_of(cut(), profile=node_profile).warnings
 
     assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
 
@@ -898,9 +911,9 @@ def test_replicas_of_partitions_that_there_cannot_be_are_told():
 def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_that_names_it():
     names_of = ("gpu", "mig-1g.5gb", "mig-9g.90gb")
     resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
-    its = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
+    node_profile = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
 
-    solid, unknown = offer_of(cut(), gpu(1), its=its).warnings
+    solid, unknown = offer_of(cut(), gpu(1), profile=node_profile).warnings
 
     where = "profile 'p', sharing.timeSlicing.resources"
     assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")
@@ -918,7 +931,7 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     ],
 )
 def test_what_a_held_gpu_will_offer_depends_on_who_has_cut_it(starts, change):
-    before = offer_of(cut(**HOPPER), its=dynamic("1g.10gb"))
+    before = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb"))
     held = holding(of(before, "1g.10gb", 0))
     instances = tuple(instance(mig("h100-80-sxm"), "1g.10gb", start) for start in starts)
 

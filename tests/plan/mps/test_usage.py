@@ -169,7 +169,7 @@ def incident(number, at=0.0, namespaces=("s-a",)):
         pytest.param(None, 119.0, [1, 2], id="at the start those of the last minutes"),
         pytest.param(None, 121.0, [2], id="and no older ones"),
         pytest.param(None, 9999.0, [], id="so perhaps none"),
-        pytest.param(0, 9999.0, [1, 2], id="later all that were not expected"),
+        pytest.param(0, 9999.0, [1, 2], id="later all that were not told"),
         pytest.param(1, 5.0, [2], id="each once"),
         pytest.param(2, 5.0, [], id="and not again"),
         pytest.param(7, 121.0, [2], id="an agent that begins anew is as at the start"),
