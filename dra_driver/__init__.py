@@ -25,8 +25,9 @@ known of a GPU enters in ``GpuNode.refresh`` and travels as ``Gpu``, ``Device`` 
 ``kubeletplugin.slices`` keeps the ResourceSlices so.
 
 *Prepare and unprepare.* ``plugin.claims``, as above. A share is limited by ``node.memory``, a claim
-under MPS is served by ``node.mps``, a partition is created by ``node.mig``. A claim is not
-unprepared while a process of its pods uses it (``plugin.claims.in_use``).
+under MPS is served by the agent (``node.mps.agent_client``), a partition is created by
+``node.mig``. A claim is not unprepared while a process of its pods uses it
+(``plugin.claims.in_use``).
 
 *Enforce.* ``plugin.memory`` keeps claims to their share of the memory; ``plugin.mps`` watches
 claims under MPS.

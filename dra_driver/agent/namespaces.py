@@ -1,12 +1,11 @@
 """The namespaces of one MPS server: those of claims, and with protocol 3 a spare one.
 
 The next claim gets the spare, so that its pod waits as little as possible. A spare is recorded
-before it is created. To hand it out takes one write, after its limits are set and before the
-answer; an agent that is killed in between leaves a spare of unknown limits. A namespace that has to
-be created first is recorded twice: before that, and once it can be used.
-
-A tenant that is root can change its server: ``DriftRepair`` says what changed, and limits how often
-that is repaired.
+before it is created, except the one that a daemon is started with. To hand it out takes one write,
+after its limits are set and before the answer; an agent that is killed in between leaves a spare of
+unknown limits. A namespace that has to be created first is recorded twice: before that, and once it
+can be used. A tenant that is root can change its server: ``DriftRepair`` says what changed, and
+limits how often that is repaired.
 """
 
 import logging
@@ -122,7 +121,7 @@ Record = Callable[[str, tuple[MpsNamespaceName, ...], int], None]
 
 class ServerNamespaces:
     """Of a server that runs, where nothing else is said. NodeError: something could not be done;
-    what is written then is for ``clear``."""
+    what is written then is for ``remove_unusable``."""
 
     def __init__(
         self, state_file: ServerStateFile, daemons: DaemonManager, health: ServerHealth

@@ -34,7 +34,7 @@ _TRIM_SECONDS: Final = 60.0  # between two looks at its logs
 
 
 class ManagedServer:
-    """Whoever calls holds the lock of this server; ``status`` and ``served`` need none."""
+    """Whoever calls holds the lock of this server; ``status`` and ``serves`` need none."""
 
     def __init__(self, state: ServerState, dependencies: AgentDependencies) -> None:
         self._file = ServerStateFile(state, dependencies.files)
@@ -79,7 +79,7 @@ class ManagedServer:
         return self._daemons.is_detached(self._state.daemon)
 
     def adopt(self) -> None:
-        """Another agent started it."""
+        """Take over a daemon that another agent started: move it out of this container."""
         self._daemons.detach(self._state.daemon)
 
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:

@@ -120,7 +120,7 @@ class ServerState:
         )
 
     def with_claim_names(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
-        """With the namespaces that they are in, in place of namespaces."""
+        """*clients* with the claim's name of their namespace, in place of the daemon's."""
         names = {
             entry.daemon_name: entry.namespace.name
             for entry in self.namespaces

@@ -370,7 +370,7 @@ class MpsSupervisor:
 
     @contextmanager
     def _changing(self, name: MpsServerName, seconds: float) -> Iterator[None]:
-        """As ``_held``; what is wrong afterwards is looked after soon."""
+        """As ``_locked``; what is wrong afterwards is looked after soon."""
         try:
             with self._locked(name, seconds):
                 yield

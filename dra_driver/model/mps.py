@@ -126,7 +126,7 @@ class MpsServerRestart:
 
 @dataclass(frozen=True, slots=True)
 class MpsStatus:
-    """Everything that an agent knows. *foreign*: daemons that it did not start and leaves alone."""
+    """Everything that an agent knows. *unmanaged*: daemons that it did not start."""
 
     servers: tuple[MpsServer, ...] = ()
     incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first

@@ -235,7 +235,7 @@ def _placements(functions: NvmlFunctions, handle: Any, profile_id: int) -> tuple
 
 
 def _capacity(placements: tuple[Placement, ...]) -> int:
-    """How many of *places* can be taken at once."""
+    """How many of *placements* can be taken at once."""
     taken, end = 0, 0
     for placement in sorted(placements, key=lambda placement: placement.end):
         if placement.start >= end:

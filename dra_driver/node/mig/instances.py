@@ -324,7 +324,7 @@ def find_gpu_instance(functions: NvmlFunctions, handle: Any, gi: int) -> GpuInst
 def _all(
     functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], unlisted: Unlisted
 ) -> list[GpuInstance]:
-    """The GPU instances of *profiles*, and the *others*."""
+    """The GPU instances of *profiles*, and those that *unlisted* finds."""
     listed = [
         instance
         for profile in profiles

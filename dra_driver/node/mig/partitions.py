@@ -52,8 +52,8 @@ class RemovalTarget:
     unless: frozenset[GpuUuid] = frozenset()  # names of others', which it has none of
 
     def is_other(self, uuids: Collection[GpuUuid], complete: bool) -> bool | None:
-        """Whether what is called by these *names* is another one. None: they are not *complete*,
-        and do not tell."""
+        """Whether what is called by these *uuids* is another one. None: they are not *complete*,
+        and do not say so."""
         if not self.unless.isdisjoint(uuids):
             return True
         if self.uuid in uuids or (self.uuid is None and not self.unless):

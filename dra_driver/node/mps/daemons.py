@@ -45,7 +45,7 @@ class MpsDaemons:
         cgroup: DaemonCgroup | None = None,
         timeouts: DaemonTimeouts = _TIMEOUTS,
     ) -> None:
-        """*placed*: where a command of the driver really is (a simulated host's is elsewhere)."""
+        """*locate*: where a command of the driver really is (a simulated host's is elsewhere)."""
         self._control = ControlProgram(driver, run, locate)
         self._processes = DaemonProcesses()
         self._timeouts = timeouts

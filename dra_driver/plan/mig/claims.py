@@ -245,7 +245,7 @@ def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
 
 
 def with_lost_instances(record: ClaimRecord, lost: Iterable[Holding]) -> ClaimRecord:
-    """*record*, of whose instances these are known to be *away*: it goes on holding their places,
+    """*record*, of whose instances these are known to be *lost*: it goes on holding their places,
     and what comes to them is not ours, though it may be called the same."""
     places = {(holding.gpu, holding.partition) for holding in lost}
     kept = [step for step in partitions_created_for([record]) if (step.gpu, step.key) not in places]

@@ -170,7 +170,7 @@ class EngineSupply:
 def engine_supplies(mig: MigInfo, existing: Collection[PartitionKey]) -> tuple[EngineSupply, ...]:
     """What is left of each engine, and how many instances of each profile may be added.
 
-    *there*: what exists and is nobody's to remove: it has its engines, whoever uses it. How much
+    *existing*: what exists and is nobody's to remove: it has its engines, whoever uses it. How much
     the board has is what the partition has that is all of it; what that does not tell is not known.
     """
     return (*_engines(mig, existing), *_numbers(mig, existing))
@@ -200,7 +200,7 @@ def scarce_engines(
 def engine_amounts(
     partition: Partition, supplies: Collection[EngineSupply], board: Placement
 ) -> CounterAmounts:
-    """What *partition* takes of *found*; one that is all of the *board* is alone anyway."""
+    """What *partition* takes of *supplies*; one that is all of the *board* is alone anyway."""
     if partition.placement == board:
         return ()
     return tuple(

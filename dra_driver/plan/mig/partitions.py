@@ -77,7 +77,7 @@ def _block_size(placements: Collection[Placement]) -> int:
 def _packing_key(
     placement: Placement, smaller_placements: dict[Placement, int]
 ) -> tuple[int, int, int]:
-    """*room*: how many smaller places each block has."""
+    """*smaller_placements*: how many smaller placements each block has."""
     block = next(
         (
             candidate
@@ -179,7 +179,7 @@ def created_partitions(holdings_by_device: HoldingsByDevice) -> CreatedPartition
 
 
 def unmanaged_instances(gpu: Gpu, created: CreatedPartitions) -> UnmanagedInstances:
-    """What is there on *gpu* and none of *ours*."""
+    """What exists on *gpu* and is none of *created*."""
     if gpu.mig is None:
         return UnmanagedInstances()
     unmanaged = [
@@ -199,7 +199,7 @@ def unmanaged_instances(gpu: Gpu, created: CreatedPartitions) -> UnmanagedInstan
 
 
 def held_partitions(mig: MigInfo, held_shapes: Iterable[HeldShape]) -> tuple[Partition, ...]:
-    """The partitions of *holds* that were created for claims."""
+    """The partitions of *held_shapes* that were created for claims."""
     keys = sorted(
         {
             held_shape.partition

@@ -97,7 +97,7 @@ class ClaimNamespace:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceClients:
-    """The possible clients of a namespace. *of_pods*: those whose pod is known."""
+    """The possible clients of a namespace. *by_pod*: those whose pod is known."""
 
     candidates: ClientOwners = field(default_factory=dict)
     by_pod: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def _of_gpus() -> NamedLocks:
 class CallTimeouts:
     """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
 
-    all: float = 20.0  # for the lease, for locks and for the holder together
+    all: float = 20.0  # waits for the lease, for locks and for the holder together
     hand_over: float = 10.0  # of these for the holder's unprepare, after a force-deleted pod
 
 

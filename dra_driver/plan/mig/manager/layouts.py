@@ -135,7 +135,7 @@ def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
 
 
 def desired_layout(layout: MigLayout, gpu: Gpu, index: int) -> DesiredLayout | None:
-    """What *layout* says of *gpu*, which has this *place* on the bus; None: nothing.
+    """What *layout* says of *gpu*, which has this *index* on the bus; None: nothing.
 
     What it says of all GPUs is not meant for those without MIG, as with mig-parted.
     """
