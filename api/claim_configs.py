@@ -117,9 +117,8 @@ KINDS: dict[str, type[GpuConfig] | type[MigDeviceConfig] | type[VfioDeviceConfig
 
 _MOST_PROBLEMS = 17  # of one configuration: more than anybody reads
 _LEVELS = 4  # of objects in a configuration
-_TAGS = frozenset(
-    {"TimeSlicing", "MPS"}
-)  # pydantic names the chosen case in its paths; users never wrote it
+# pydantic names the chosen case in its paths; users never wrote it
+_TAGS = frozenset({"TimeSlicing", "MPS"})
 
 
 def decode_config(parameters: Any, path: str = "parameters") -> Config:

@@ -192,6 +192,5 @@ def layout_findings(mig_state: MigState, gpus: Collection[Gpu]) -> Iterator[Find
                 yield fail(LAYOUTS, str(progress), "mend that, or choose another layout")
     for gpu in gpus:
         if gpu.uuid in mig_state.mode_problems:
-            yield warn(
-                LAYOUTS, f"{gpu.name}: {mig_state.mode_problems[gpu.uuid]}", ""
-            )  # it says what to do
+            # it says what to do
+            yield warn(LAYOUTS, f"{gpu.name}: {mig_state.mode_problems[gpu.uuid]}", "")

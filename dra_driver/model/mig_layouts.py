@@ -100,15 +100,13 @@ class MigState:
     """What has to be remembered of what was made of GPUs other than for claims."""
 
     instances: Mapping[GpuUuid, tuple[LayoutInstance, ...]] = field(default_factory=dict)
-    before: Mapping[GpuUuid, LayoutBefore] = field(
-        default_factory=dict
-    )  # of changes that are under way
+    # of changes that are under way
+    before: Mapping[GpuUuid, LayoutBefore] = field(default_factory=dict)
     switched: tuple[GpuUuid, ...] = ()  # boards that were put into MIG mode to offer partitions
     left_on: tuple[GpuUuid, ...] = ()  # those that a claim put into MIG mode, until they leave it
     outcomes: Mapping[GpuUuid, LayoutOutcome] = field(default_factory=dict)
-    mode_problems: Mapping[GpuUuid, str] = field(
-        default_factory=dict
-    )  # what else is not as it should be
+    # what else is not as it should be
+    mode_problems: Mapping[GpuUuid, str] = field(default_factory=dict)
     problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
     state: LayoutState | None = None  # of all layouts together; None: none is wanted
     labelled: bool = False  # whether the state on the Node may be one that we wrote

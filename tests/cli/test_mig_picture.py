@@ -104,9 +104,8 @@ def test_a_partition_that_is_not_cut_yet_and_one_that_vanished_are_told_apart():
 def test_an_instance_of_a_layout_is_told_from_one_of_somebody_else():
     cut = [instance("1g.5gb", place, place + 1) for place in range(4)]
     board = a100(0, *cut)
-    another = LayoutInstance(
-        key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid
-    )  # it was in this place
+    # it was in this place
+    another = LayoutInstance(key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid)
     laid = [LayoutInstance(cut[1].key, 2, cut[1].uuid), LayoutInstance(cut[2].key), another]
 
     lines = shown(board, laid={board.uuid: laid})

@@ -90,9 +90,8 @@ class Differences:
     """Between a board and what the simulation has for it."""
 
     wrong: list[str] = field(default_factory=list)  # of what was seen on such a board
-    rest: list[str] = field(
-        default_factory=list
-    )  # of what was assumed, and what depends on drivers
+    # of what was assumed, and what depends on drivers
+    rest: list[str] = field(default_factory=list)
 
 
 def differences(product_name: str, profiles: Iterable[MigProfile]) -> Differences | None:

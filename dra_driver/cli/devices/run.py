@@ -235,9 +235,8 @@ def preview_mig(inputs: MigModeInputs, layouts: LayoutSource, mig_state: MigStat
     label = _label(mig_state, inventory)
     desired = desired_layouts(label, profile, layouts, inventory)
     gpus, outcomes = _after_layouts(inputs, desired, mig_state)
-    without_dynamic = without_dynamic_mig(
-        profile, inventory.gpus, desired.governed
-    )  # nor switched for that
+    # nor switched for that
+    without_dynamic = without_dynamic_mig(profile, inventory.gpus, desired.governed)
     after_layouts = replace(inventory, gpus=gpus)
     after = after_switch(
         after_layouts, without_dynamic, inputs.features, held, stuck=mig_state.mode_problems

@@ -137,9 +137,8 @@ def inventory_findings(inventory: Inventory) -> Iterator[Finding]:
         yield warn(GPUS, "this node has none", "run the driver on nodes with NVIDIA GPUs only")
     finding = warn if inventory.gpus else fail
     for unavailable in inventory.unavailable:
-        yield finding(
-            GPUS, f"{unavailable.what} is not offered: {unavailable.reason}", ""
-        )  # it says what to do
+        # it says what to do
+        yield finding(GPUS, f"{unavailable.what} is not offered: {unavailable.reason}", "")
 
 
 def device_files_finding(files: DeviceFiles | DriverError) -> Finding:

@@ -325,9 +325,8 @@ def examine_cluster(
         run_checks([(cluster_checks.SERVER, partial(cluster_checks.check_api_server, cluster))])
     )
     yield from server_findings
-    published = cache(
-        partial(read_published_devices, cluster)
-    )  # every slice there is: listed once for both
+    # every slice there is: listed once for both
+    published = cache(partial(read_published_devices, cluster))
     checks: dict[str, ClusterCheck] = {
         cluster_checks.NODE: cluster_checks.check_node_object,
         cluster_checks.RIGHTS: cluster_checks.check_permissions,

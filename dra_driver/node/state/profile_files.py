@@ -53,9 +53,8 @@ class LastProfileFile:
             log.warning("the profile in force is not kept for a restart", extra=facts)
 
 
-_CONFIGMAP_KEY = re.compile(
-    r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-)  # a ConfigMap's key, unless it is hidden
+# a ConfigMap's key, unless it is hidden
+_CONFIGMAP_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _SUFFIX = re.compile(r"\.ya?ml$")
 _MOUNTED = "..data"  # the link by which the kubelet changes all files of a ConfigMap at once
 

@@ -216,9 +216,8 @@ class Preparer:
             done = self._completed(claim.ref)
             if done is not None:
                 return done
-        offer = self._planner.offer(
-            claim
-        )  # while the claim holds its GPU, that is offered as it was
+        # while the claim holds its GPU, that is offered as it was
+        offer = self._planner.offer(claim)
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
         plan = self._planned(claim, offer, gpus, pods)

@@ -144,9 +144,8 @@ class SimulatedHost:
             self._mknod(str(place), stat.S_IFCHR | 0o666, device)
             place.chmod(0o666)
         except PermissionError:
-            place.symlink_to(
-                "/dev/null"
-            )  # a character device too, which is all that is asked of it
+            # a character device too, which is all that is asked of it
+            place.symlink_to("/dev/null")
 
     def _remove(self, path: str) -> None:
         place = self._place(path)

@@ -75,9 +75,8 @@ class SimulatedControlDaemon:
     wakes: LoopCallbacks
     processes: ServerProcessRunner
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
-    defaults: ServerLimits = field(
-        default_factory=ServerLimits
-    )  # protocol 2: of servers that start later
+    # protocol 2: of servers that start later
+    defaults: ServerLimits = field(default_factory=ServerLimits)
     wedged: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 

@@ -150,9 +150,8 @@ def test_after_any_sequence_each_pod_has_the_sum_of_what_it_holds_and_at_the_end
         )
         if name in there and data.draw(st.booleans()):
             driver.do(restored_memory_limit_steps(claim_record, others))
-            driver.do(
-                restored_memory_limit_steps(claim_record, others)
-            )  # a crash came before it was forgotten
+            # a crash came before it was forgotten
+            driver.do(restored_memory_limit_steps(claim_record, others))
             del there[name]
         else:
             driver.do(memory_limit_steps(claim_record, others))

@@ -91,9 +91,8 @@ _BALANCE: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2:
 """By the compute slices of the board: how many partitions of how many slices."""
 
 
-_BUS_ID = re.compile(
-    r"GPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b"
-)  # ``UnavailableGpu.what``
+# ``UnavailableGpu.what``
+_BUS_ID = re.compile(r"GPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")
 
 
 def decode_layouts(
