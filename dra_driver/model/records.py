@@ -39,7 +39,7 @@ class Holding:
     request: str = ""  # without its subrequest
     tenants: MpsTenants = MpsTenants.ANY  # whose pods may use it, under MPS
     partition: PartitionKey | None = None  # of the GPU; None: it is of the GPU as a whole
-    cut: bool = False  # the partition was cut for claims, and goes with the last of them
+    created_for_claims: bool = False  # the partition, which goes with the last of them
     instance: MigInstance | None = None  # the partition as it was found or cut, once that was done
     offered: tuple[str, ...] = ()  # the profiles of which the GPU offers partitions to be cut
 
@@ -94,12 +94,12 @@ class ClaimRecord:
         return tuple(step.namespace for step in self.steps if isinstance(step, ServeMpsNamespace))
 
     @property
-    def cut(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:
+    def created_partitions(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:
         """The partitions that are there for it."""
         return frozenset(
             (holding.gpu, holding.partition)
             for holding in self.holdings
-            if holding.cut and holding.partition is not None
+            if holding.created_for_claims and holding.partition is not None
         )
 
     @property

@@ -71,7 +71,7 @@ def holding(claim: str, name: str = "", start: int = 0, minor: int = 0, **fields
     values: dict[str, Any] = {"device": board.name, "gpu": board.uuid}
     if name:
         device = partition_name(board, partition(name, start))
-        values |= {"device": device, "partition": key(name, start), "cut": True}
+        values |= {"device": device, "partition": key(name, start), "created_for_claims": True}
     return Holding(ref(claim, namespace="team-a"), **values | fields)
 
 

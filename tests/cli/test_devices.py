@@ -477,7 +477,7 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
         DeviceName("gpu-0-mig-3g20gb-9-4"),
         gpu=parent(type_in(*words, "-o", "json")),
         partition=PartitionKey(9, 4, 4, 3),
-        cut=True,
+        created_for_claims=True,
         offered=("1g.5gb", "3g.20gb"),
     )
     ledger = Ledger(tmp_path / "claims", boot_id(Path("/")))

@@ -156,7 +156,7 @@ def test_an_instance_made_anew_where_a_claims_was_given_up_is_a_warning():
 
 
 def test_a_claim_that_was_given_what_was_there_is_told_nothing():
-    given = record("a", "1g.5gb", 0, cut=False)
+    given = record("a", "1g.5gb", 0, created_for_claims=False)
 
     (foreign,) = seen(a100(0, ONE), before=[given])
 
@@ -173,7 +173,7 @@ def test_a_claim_that_came_or_went_meanwhile_says_nothing():
 def test_nothing_vanished_that_is_not_prepared_or_is_of_a_gpu_that_is_gone():
     begun = record("a", "1g.5gb", 0, completed=False)
     elsewhere = record("b", "1g.5gb", 0, minor=5)
-    watcher = record("c", "1g.5gb", 1, admin=True, cut=False)
+    watcher = record("c", "1g.5gb", 1, admin=True, created_for_claims=False)
 
     findings = seen(a100(), before=[begun, elsewhere, watcher])
 

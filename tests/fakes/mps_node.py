@@ -213,7 +213,7 @@ class World:
             DeviceName("gpu-0-mig-3g20gb-9-4"),
             gpu=GPU,
             partition=instance.key,
-            cut=True,
+            created_for_claims=True,
             instance=instance,
         )
         self._add(

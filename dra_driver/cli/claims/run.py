@@ -257,7 +257,12 @@ def _device(use: HeldDevice, mps: ClaimsMpsUsage) -> dict[str, Any]:
 
 
 def _of_partition(holding: Holding, key: PartitionKey) -> dict[str, Any]:
-    return {"start": key.start, "size": key.size, "uuid": holding.memory_of, "created": holding.cut}
+    return {
+        "start": key.start,
+        "size": key.size,
+        "uuid": holding.memory_of,
+        "created": holding.created_for_claims,
+    }
 
 
 def _limit(limit: ClaimMemoryLimit) -> dict[str, Any]:

@@ -267,7 +267,9 @@ def mig_instance_findings(
     gpus: Sequence[Gpu], steady: Sequence[ClaimRecord], records: Iterable[ClaimRecord]
 ) -> Iterator[Finding]:
     """*steady*: records that were the same all the time; *records*: all that there were."""
-    created = {(h.gpu, h.partition) for record in records for h in record.holdings if h.cut}
+    created = {
+        (h.gpu, h.partition) for record in records for h in record.holdings if h.created_for_claims
+    }
     for gpu, mig in _mig_capable(gpus):
         for instance in mig.unusable:
             if (gpu.uuid, instance.key) not in created:

@@ -60,7 +60,7 @@ class PartitionFiles:
     def write(self, record: ClaimRecord) -> None:
         """Before anything is cut for *record*, and whenever more is known of it. OSError."""
         uid = record.claim.uid
-        if not record.cut:
+        if not record.created_partitions:
             if uid in self._written:
                 self.remove(uid)
             return
@@ -109,10 +109,10 @@ class PartitionHistory:
         """This moment, to be asked about later."""
         return self._changes
 
-    def let_go(self, cuts: Iterable[tuple[GpuUuid, PartitionKey]]) -> None:
+    def let_go(self, partitions: Iterable[tuple[GpuUuid, PartitionKey]]) -> None:
         """A claim has these no more. As many are remembered as can be cut of the node's GPUs."""
         self._changes += 1
-        self._last |= dict.fromkeys(cuts, self._changes)
+        self._last |= dict.fromkeys(partitions, self._changes)
 
     def since(self, moment: int) -> Iterator[tuple[GpuUuid, PartitionKey]]:
         """What claims had at *moment* or later, and do not have any more, as far as is known."""
@@ -122,7 +122,9 @@ class PartitionHistory:
 def _partitions_of(record: ClaimRecord) -> ClaimRecord:
     steps = tuple(step for step in record.steps if isinstance(step, SetMigMode | CreatePartition))
     return ClaimRecord(
-        record.claim, tuple(holding for holding in record.holdings if holding.cut), steps
+        record.claim,
+        tuple(holding for holding in record.holdings if holding.created_for_claims),
+        steps,
     )
 
 
@@ -144,7 +146,7 @@ class Ledger:
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
         self._cut_files = PartitionFiles(self._directory)
         self._leftovers: dict[ClaimUid, ClaimRecord] = {}  # of claims whose records are set aside
-        self._cut_history = PartitionHistory()
+        self._history = PartitionHistory()
 
     def peek(self) -> None:
         """Look at the disk and leave it as it is: before this process has its first lease."""
@@ -178,7 +180,7 @@ class Ledger:
         read = ((uid, self._cut_files.read(uid)) for uid in aside)
         leftovers = {uid: record for uid, record in read if record is not None}
         with self._lock:
-            self._cut_history.let_go(self._cut())
+            self._history.let_go(self._created())
             self._index, self._aside, self._leftovers = index, aside, leftovers
             self._held = _holdings({**index, **leftovers})
             self._served = frozenset(uid for uid, record in index.items() if record.namespaces)
@@ -225,16 +227,16 @@ class Ledger:
     def mark(self) -> int:
         """This moment, for :meth:`partitions_since`."""
         with self._lock:
-            return self._cut_history.now
+            return self._history.now
 
     def partitions_since(self, mark: int) -> RecordedPartitions:
         """The partitions that claims had at any time since *mark*."""
         with self._lock:
-            return self._cut().union(self._cut_history.since(mark))
+            return self._created().union(self._history.since(mark))
 
-    def _cut(self) -> RecordedPartitions:
+    def _created(self) -> RecordedPartitions:
         records = (*self._index.values(), *self._leftovers.values())
-        return frozenset(partition for record in records for partition in record.cut)
+        return frozenset(partition for record in records for partition in record.created_partitions)
 
     def neighbours(self, uid: ClaimUid, gpus: Collection[GpuUuid]) -> tuple[ClaimRecord, ...]:
         """The records of other claims that hold any part of *gpus*. Of those that cannot be read,
@@ -317,7 +319,7 @@ class Ledger:
         others."""
         before = self._index.pop(uid, None) or self._leftovers.pop(uid, None)
         if before is not None:
-            self._cut_history.let_go(before.cut)
+            self._history.let_go(before.created_partitions)
         if record is not None:
             self._index[uid] = record
         served = record is not None and bool(record.namespaces)

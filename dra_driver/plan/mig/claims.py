@@ -160,7 +160,7 @@ def partition_instances(record: ClaimRecord) -> dict[CreatePartition, GpuUuid | 
     uuids = {
         (holding.gpu, holding.partition): holding.instance.uuid
         for holding in record.holdings
-        if holding.cut and holding.instance
+        if holding.created_for_claims and holding.instance
     }
     return {step: uuids.get((step.gpu, step.key)) for step in partitions_created_for([record])}
 
@@ -250,7 +250,9 @@ def with_lost_instances(record: ClaimRecord, lost: Iterable[Holding]) -> ClaimRe
     places = {(holding.gpu, holding.partition) for holding in lost}
     kept = [step for step in partitions_created_for([record]) if (step.gpu, step.key) not in places]
     holdings = (
-        replace(holding, cut=False) if (holding.gpu, holding.partition) in places else holding
+        replace(holding, created_for_claims=False)
+        if (holding.gpu, holding.partition) in places
+        else holding
         for holding in record.holdings
     )
     return replace(with_created(record, kept), holdings=tuple(holdings))
@@ -269,7 +271,11 @@ def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
         gpu for gpu, _ in {(holding.gpu, holding.partition) for holding in partitions}
     )
     certain = {gpu for gpu in switched_on - created if partitions_per_gpu[gpu] == 1}
-    return tuple(holding for holding in partitions if not holding.cut and holding.gpu in certain)
+    return tuple(
+        holding
+        for holding in partitions
+        if not holding.created_for_claims and holding.gpu in certain
+    )
 
 
 def lost_instance_message(record: ClaimRecord, holding: Holding) -> str:

@@ -97,7 +97,7 @@ def offer_once_free(
         mig is None
         or not mig.switches
         or unmanaged.keys
-        or not any(held_shape.cut for held_shape in held_shapes)
+        or not any(held_shape.created_for_claims for held_shape in held_shapes)
     ):
         return gpu
     return replace(gpu, mig=replace(mig, on=False, pending=False))

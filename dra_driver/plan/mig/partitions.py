@@ -117,7 +117,7 @@ class HeldShape:
 
     shape: Shape
     partition: PartitionKey | None = None  # None: of the GPU as a whole
-    cut: bool = False  # for claims
+    created_for_claims: bool = False
     offered: tuple[str, ...] = ()  # the profiles of which the GPU offered partitions then
 
 
@@ -174,7 +174,7 @@ def created_partitions(holdings_by_device: HoldingsByDevice) -> CreatedPartition
         (holding.gpu, holding.partition)
         for holdings in holdings_by_device.values()
         for holding in holdings
-        if holding.cut and holding.partition is not None
+        if holding.created_for_claims and holding.partition is not None
     )
 
 
@@ -204,7 +204,7 @@ def held_partitions(mig: MigInfo, held_shapes: Iterable[HeldShape]) -> tuple[Par
         {
             held_shape.partition
             for held_shape in held_shapes
-            if held_shape.cut and held_shape.partition is not None
+            if held_shape.created_for_claims and held_shape.partition is not None
         }
     )
     return tuple(partition for key in keys if (partition := mig.partition(key)) is not None)

@@ -140,7 +140,9 @@ def _by_gpu(held: HoldingsByDevice) -> dict[GpuUuid, dict[HeldShape, None]]:
     for holding in (
         holding for holdings in held.values() for holding in holdings if not holding.admin
     ):
-        shape = HeldShape(holding.shape, holding.partition, holding.cut, holding.offered)
+        shape = HeldShape(
+            holding.shape, holding.partition, holding.created_for_claims, holding.offered
+        )
         shapes.setdefault(holding.gpu, {})[shape] = None
     return shapes
 

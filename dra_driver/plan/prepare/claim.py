@@ -289,7 +289,7 @@ def _holding(claim: Claim, grant: DeviceGrant) -> Holding:
         request=allocation.base_request,
         tenants=device.rules.tenants if grant.namespace else MpsTenants.ANY,
         partition=device.key,
-        cut=device.created_for_claims and not allocation.admin,
+        created_for_claims=device.created_for_claims and not allocation.admin,
         instance=grant.instance or device.instance,
         offered=device.offered,
     )

@@ -86,7 +86,7 @@ class LostInstances:
         left, it is asked again, since nobody knows yet what becomes of it."""
         unconfirmed = []
         for suspect in suspects:
-            if _key(record, suspect) in self._lost and not suspect.cut:
+            if _key(record, suspect) in self._lost and not suspect.created_for_claims:
                 yield suspect
             else:
                 unconfirmed.append(suspect)

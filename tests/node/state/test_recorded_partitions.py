@@ -19,7 +19,9 @@ ONE = (GPU, KEY)
 def of(key=KEY, name="claim", uuid="", completed=False):
     instance = MigInstance(key, 1, 0, GpuUuid(uuid)) if uuid else None
     device = DeviceName(f"gpu-0-mig-1g10gb-19-{key.start}")
-    holding = Holding(ref(name), device, gpu=GPU, partition=key, cut=True, instance=instance)
+    holding = Holding(
+        ref(name), device, gpu=GPU, partition=key, created_for_claims=True, instance=instance
+    )
     steps = (CreateDeviceNodes((0,)), SetMigMode(GPU, True, False), CreatePartition(GPU, key))
     prepared = (PreparedDevice(("gpu",), "node", device, ("a=b",)),) if completed else None
     return ClaimRecord(ref(name), (holding,), steps, prepared, "spec" if completed else None)

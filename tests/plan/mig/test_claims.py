@@ -120,7 +120,7 @@ def test_an_instance_that_exists_is_neither_cut_nor_removed():
     plan = planned(FIRST, at=Offer((there,)))
 
     assert plan.steps == (CreateDeviceNodes((0,)),)
-    assert not plan.record.holdings[0].cut
+    assert not plan.record.holdings[0].created_for_claims
     assert undo_steps(plan.record, ()) == ()
 
 
@@ -130,7 +130,11 @@ def test_the_record_says_which_partition_and_then_what_it_is():
     (before,) = plan.record.holdings
     (after,) = plan.settled(instances_of(plan)).record.holdings
 
-    assert (before.partition, before.cut, before.instance) == (partition(ONE, 0).key, True, None)
+    assert (before.partition, before.created_for_claims, before.instance) == (
+        partition(ONE, 0).key,
+        True,
+        None,
+    )
     assert before.memory_of is None
     assert before.offered == ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
     assert after.memory_of == "MIG-19-0"
@@ -432,8 +436,8 @@ def test_who_is_in_the_place_of_a_gpu_or_a_replica_of_it_is_named(name):
 
 
 def test_a_record_says_what_was_cut_for_it():
-    assert prepared(FIRST).cut == {(GPU, partition(ONE, 0).key)}
-    assert prepared("gpu-0").cut == frozenset()
+    assert prepared(FIRST).created_partitions == {(GPU, partition(ONE, 0).key)}
+    assert prepared("gpu-0").created_partitions == frozenset()
 
 
 def test_what_was_cut_for_a_damaged_record_is_cut_and_held_by_nobody_else():

@@ -61,8 +61,8 @@ def test_what_is_given_up_is_held_and_not_removed_any_more():
     after = with_lost_instances(record, [first])
 
     assert [created.key for created in partitions_created_for([after])] == [second.partition]
-    assert after.holdings == (replace(first, cut=False), second)
-    assert after.cut == {(second.gpu, second.partition)}
+    assert after.holdings == (replace(first, created_for_claims=False), second)
+    assert after.created_partitions == {(second.gpu, second.partition)}
     assert [step.key for step in undo_steps(after, ()) if isinstance(step, RemovePartition)] == [
         second.partition
     ]
@@ -102,7 +102,7 @@ def test_an_instance_that_was_there_before_was_not_given_up():
     record = replace(plan.record, prepared=(), spec="{}")
 
     (holding,) = computed_partitions(record)
-    assert (holding.instance, holding.cut) == (MINE, False)
+    assert (holding.instance, holding.created_for_claims) == (MINE, False)
     assert released_partitions(record) == ()
 
 

@@ -56,7 +56,7 @@ def holding(device, **fields):
         "shape": device.shape,
         "offered": device.offered,
         "partition": device.partition and device.partition.key,
-        "cut": device.created_for_claims,
+        "created_for_claims": device.created_for_claims,
     }
     return {device.name: (Holding(ref("holder"), device.name, **defaults | fields),)}
 

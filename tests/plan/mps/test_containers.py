@@ -135,12 +135,14 @@ def test_the_strictest_rule_of_what_is_held_is_the_claims():
     assert mps_tenants_of(ClaimRecord(ref(), ())) is MpsTenants.ANY
 
 
-def on_partitions(name, *held, cut=True):
+def on_partitions(name, *held, created_for_claims=True):
     """A claim of (request, where its partition of gpu-0 begins, how)."""
     claim, holdings, under = ref(name), [], []
     for request, start, how in held:
         key = PartitionKey(19, start, 1, 1)
-        instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if cut else None
+        instance = (
+            MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if created_for_claims else None
+        )
         device = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
         gpu = GpuUuid("GPU-0")
         holdings.append(
@@ -155,9 +157,9 @@ def on_partitions(name, *held, cut=True):
     return ClaimRecord(claim, tuple(holdings), steps)
 
 
-@pytest.mark.parametrize("cut", [True, False], ids=["cut", "not cut yet"])
-def test_of_the_partitions_of_one_gpu_those_under_mps_are_told_from_the_others(cut):
-    both = on_partitions("a", ("one", 0, "mps"), ("two", 1, "turns"), cut=cut)
+@pytest.mark.parametrize("created", [True, False], ids=["created", "not created yet"])
+def test_of_the_partitions_of_one_gpu_those_under_mps_are_told_from_the_others(created):
+    both = on_partitions("a", ("one", 0, "mps"), ("two", 1, "turns"), created_for_claims=created)
 
     assert served_requests(both) == {"one"}
     assert said(both, [turns("b")], ("a", "two"), ("b", "")) == []

@@ -410,7 +410,7 @@ def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_par
             gpu=GPU,
             limit=ClaimMemoryLimit(10 * GIB, KILL),
             partition=key,
-            cut=True,
+            created_for_claims=True,
             instance=instance,
         )
         world.records.append(ClaimRecord(claim, (holding,), pods=(pod,)))

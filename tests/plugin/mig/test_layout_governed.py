@@ -198,7 +198,12 @@ def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
     before = offered(scene)
     held = next(device for device in before.devices if device.key == key)
     holding = Holding(
-        ref(), held.name, gpu=board.uuid, partition=key, cut=True, offered=held.offered
+        ref(),
+        held.name,
+        gpu=board.uuid,
+        partition=key,
+        created_for_claims=True,
+        offered=held.offered,
     )
     board.on, board.there = True, {key: True}
     scene.label = AWAY

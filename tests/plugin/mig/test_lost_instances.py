@@ -30,7 +30,12 @@ def record(claim=A, *pods, of: MigInstance | None = MINE, **fields):
     holding = Holding(claim, DeviceName("gpu-0"), gpu=cut().uuid)
     if of is not None:
         holding = replace(
-            holding, device=DEVICES[of], partition=of.key, cut=True, instance=of, **fields
+            holding,
+            device=DEVICES[of],
+            partition=of.key,
+            created_for_claims=True,
+            instance=of,
+            **fields,
         )
     return ClaimRecord(claim, (holding,), prepared=(), spec="{}", pods=pods or (WEB,))
 
@@ -223,7 +228,7 @@ def test_what_is_gone_is_held_and_given_up(world):
     world.look()
 
     gone, there = (claim_record.holdings[0] for claim_record in world.known)
-    assert (gone.instance, gone.cut, there.cut) == (MINE, False, True)
+    assert (gone.instance, gone.created_for_claims, there.created_for_claims) == (MINE, False, True)
 
 
 def test_what_is_half_gone_stays_to_be_removed(world):
@@ -232,11 +237,11 @@ def test_what_is_half_gone_stays_to_be_removed(world):
     world.there, world.half = [], [MINE.key]
 
     assert world.look(2) == [("web", "MIGInstanceGone")]
-    assert world.known[0].holdings[0].cut
+    assert world.known[0].holdings[0].created_for_claims
 
     world.half = []
     assert world.look(2) == [("web", "MIGInstanceGone")]
-    assert not world.known[0].holdings[0].cut
+    assert not world.known[0].holdings[0].created_for_claims
 
 
 def test_pods_are_told_also_while_the_disk_takes_nothing(world):
@@ -245,10 +250,10 @@ def test_pods_are_told_also_while_the_disk_takes_nothing(world):
     world.disk = NodeError("no space left on device")
 
     assert world.look(2) == [("web", "MIGInstanceGone")]
-    assert world.known[0].holdings[0].cut
+    assert world.known[0].holdings[0].created_for_claims
     world.disk = None
     assert world.look() == [("web", "MIGInstanceGone")]
-    assert not world.known[0].holdings[0].cut
+    assert not world.known[0].holdings[0].created_for_claims
 
 
 def test_with_the_last_claim_nothing_is_gone_any_more(world):

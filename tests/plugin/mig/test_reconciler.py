@@ -407,7 +407,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
     claimed = part(AMPERE, "3g.20gb", 4)
     board.there[claimed] = True
     scene.holdings = {
-        NAME: (Holding(ref(), NAME, gpu=board.uuid, partition=claimed, cut=True),),
+        NAME: (Holding(ref(), NAME, gpu=board.uuid, partition=claimed, created_for_claims=True),),
     }
     scene.claims.holding = {board.uuid}
 

@@ -452,9 +452,11 @@ def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(world):
     reconciler(world).look()
 
     assert world.node.mig.instances == instances
-    assert [holding.cut for record in world.ledger.records() for holding in record.holdings] == [
-        True
-    ]
+    assert [
+        holding.created_for_claims
+        for record in world.ledger.records()
+        for holding in record.holdings
+    ] == [True]
     world.preparer.unprepare(ref())
     assert (world.cut, world.mode) == ((), False)
 

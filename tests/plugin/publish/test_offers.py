@@ -47,7 +47,9 @@ class Cutting(FakeNode):
 def holds():
     """What a claim holds whose partition was cut."""
     name = partition_name(IDLE, partition(mig(H100), "1g.10gb", 0))
-    held = Holding(ref(), name, gpu=IDLE.uuid, partition=ONE.key, cut=True, offered=("1g.10gb",))
+    held = Holding(
+        ref(), name, gpu=IDLE.uuid, partition=ONE.key, created_for_claims=True, offered=("1g.10gb",)
+    )
     return {name: (held,)}
 
 
