@@ -9,7 +9,7 @@ from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_devices
-from tests.plan.mig.boards import cut, dynamic, instance, mig
+from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu
 
 DRIVER = "gpu.nvidia.com"
 CLASS = {
@@ -30,7 +30,7 @@ STATIC = instance(mig(), "3g.20gb", 4)
 
 
 def slices(*instances, node="n1", profiles=("3g.20gb",)):
-    gpu = cut(on=True, pending=True, instances=instances)
+    gpu = mig_gpu(on=True, pending=True, instances=instances)
     offered = build_offer(Inventory((gpu,)), dynamic(*profiles), ApiFeatures(), {})
     return {
         "spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}

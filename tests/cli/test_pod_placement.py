@@ -19,7 +19,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from tests.builders import gpu
-from tests.plan.mig.boards import cut, dynamic
+from tests.plan.mig.boards import dynamic, mig_gpu
 
 DRIVER = "gpu.nvidia.com"
 A = f"device.attributes['{DRIVER}']"
@@ -58,7 +58,7 @@ def fair(*gpus, rules=DEFAULT_PROFILE, classes=CLASSES):
 
 def a100():
     """In partitions."""
-    return fair(cut(on=True, pending=True), rules=dynamic())
+    return fair(mig_gpu(on=True, pending=True), rules=dynamic())
 
 
 def container(name="main", **amounts):

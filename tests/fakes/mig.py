@@ -55,7 +55,7 @@ def sliceable(of: MigProfile) -> Fractional:
     return replace(SLICEABLE, memory_default=of.memory_bytes)
 
 
-def cut_device(
+def partition_device(
     of: MigProfile = ONE,
     start: int = 0,
     on: Gpu | None = None,
@@ -79,7 +79,10 @@ def mig_offer(*gpus: Gpu) -> Offer:
     offered = tuple(profile.name for profile in H100)
     whole = [Device(gpu, SLICEABLE, offered=offered) for gpu in boards]
     parts = [
-        cut_device(of, place.start, gpu) for gpu in boards for of in H100 for place in of.placements
+        partition_device(of, place.start, gpu)
+        for gpu in boards
+        for of in H100
+        for place in of.placements
     ]
     return Offer((*whole, *parts))
 

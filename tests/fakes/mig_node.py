@@ -76,7 +76,7 @@ class MigNode(Node):
         return Partition(profile, place).key
 
     @property
-    def cut(self) -> list[str]:
+    def instances(self) -> list[str]:
         """What is cut of the GPU, whole: "1g.10gb at 0"."""
         return [self.named(instance.key) for instance in self.dynamic.instances]
 

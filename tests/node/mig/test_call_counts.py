@@ -52,7 +52,7 @@ def filled(directory, count, functions=SimulatedNvml):
     partitions = node.through(counted)
     for start in range(count):
         partitions.create(node.gpu, node.key("1g.23gb", start), new=True)
-    assert len(node.cut) == count  # and how it can be cut has been read
+    assert len(node.instances) == count  # and how it can be cut has been read
     return node, partitions, counted
 
 

@@ -38,7 +38,7 @@ def nothing(partitions):
 
 def whole(node):
     assert node.dynamic.unusable == ()
-    return node.cut
+    return node.instances
 
 
 def test_what_was_cut_by_half_can_be_removed(node):

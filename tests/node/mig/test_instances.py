@@ -23,23 +23,23 @@ def made(tmp_path, *instances, **fields):
 
 def test_instances_come_by_profile_and_place(tmp_path):
     node = made(tmp_path, foreign("1g.10gb", 5), foreign("3g.40gb", 0), foreign("1g.10gb", 4))
-    assert node.cut == ["3g.40gb at 0", "1g.10gb at 4", "1g.10gb at 5"]
+    assert node.instances == ["3g.40gb at 0", "1g.10gb at 4", "1g.10gb at 5"]
     assert len({instance.uuid for instance in node.dynamic.instances}) == 3
 
 
 def test_they_come_and_go_with_those_who_cut_them(tmp_path):
     node = made(tmp_path)
-    assert node.cut == []
+    assert node.instances == []
     node.change(gpu=0, instances=[foreign("1g.10gb", 2)])
-    assert node.cut == ["1g.10gb at 2"]
+    assert node.instances == ["1g.10gb at 2"]
     node.change(gpu=0, instances=[])
-    assert node.cut == []
+    assert node.instances == []
 
 
 @pytest.mark.parametrize("compute", [[], [1], [1, 1, 1], [2, 1]])
 def test_one_that_is_not_whole_is_odd(tmp_path, compute):
     node = made(tmp_path, foreign("3g.40gb", 4, compute), foreign("1g.10gb", 0))
-    assert node.cut == ["1g.10gb at 0"]
+    assert node.instances == ["1g.10gb at 0"]
     (odd,) = node.dynamic.unusable
     assert (node.named(odd.key), odd.cis) == ("3g.40gb at 4", len(compute))
 
@@ -74,11 +74,11 @@ class Stale(SimulatedNvml):
 def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
     node = made(tmp_path, foreign("3g.40gb", 0), foreign("1g.10gb", 5))
     partitions = node.through(Stale(node.live, mig=node.mig))
-    assert node.cut == ["3g.40gb at 0", "1g.10gb at 5"]
+    assert node.instances == ["3g.40gb at 0", "1g.10gb at 5"]
     node.change(gpu=0, instances=[foreign("3g.40gb", 0, []), foreign("1g.10gb", 5)])
     key = node.key("3g.40gb")
     node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, it: _empty(nvml, it, key))
-    assert node.cut == ["1g.10gb at 5"]
+    assert node.instances == ["1g.10gb at 5"]
     assert [instance.cis for instance in node.dynamic.unusable] == [0]
     with pytest.raises(MigInstanceNotFound):
         partitions.find(node.gpu, key)

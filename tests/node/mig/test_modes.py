@@ -59,7 +59,7 @@ def test_it_stays_on_while_there_are_instances(made):
     node = made(mig=True, instances=[{"profile": "3g.40gb", "start": 4}])
     with pytest.raises(NodeError, match=r"turned off, since it has 3g\.40gb at 4 \(GPU instance"):
         node.partitions.set_mode(node.gpu, False)
-    assert node.cut == ["3g.40gb at 4"]
+    assert node.instances == ["3g.40gb at 4"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_and_stays_in_it
 
     node.partitions.create(node.gpu, node.key("3g.20gb", 4))
 
-    assert node.cut == ["3g.20gb at 4"]
+    assert node.instances == ["3g.20gb at 4"]
     node.partitions.remove(node.gpu, node.key("3g.20gb", 4))
     node.partitions.restore_mode(node.gpu, False)
     assert mode(node) == (True, True)

@@ -38,7 +38,7 @@ def test_a_partition_is_cut_where_it_was_asked_for(node):
 def test_cutting_twice_is_cutting_once(node):
     key = node.key("1g.10gb", 3)
     assert node.partitions.create(node.gpu, key) == node.partitions.create(node.gpu, key)
-    assert node.cut == ["1g.10gb at 3"]
+    assert node.instances == ["1g.10gb at 3"]
 
 
 def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
@@ -56,7 +56,7 @@ def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
     node.partitions.create(node.gpu, node.key("2g.20gb", 2))
     with pytest.raises(PlacementTaken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
         node.partitions.create(node.gpu, node.key("1g.10gb", 3), new=True)
-    assert node.cut == ["2g.20gb at 2"]
+    assert node.instances == ["2g.20gb at 2"]
 
 
 def test_a_partition_that_is_half_made_is_completed(node):
@@ -64,7 +64,7 @@ def test_a_partition_that_is_half_made_is_completed(node):
     _gpu_instance_alone(node, key)
     assert [instance.cis for instance in node.dynamic.unusable] == [0]
     node.partitions.create(node.gpu, key)
-    assert (node.cut, node.dynamic.unusable) == (["3g.40gb at 4"], ())
+    assert (node.instances, node.dynamic.unusable) == (["3g.40gb at 4"], ())
 
 
 def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
@@ -73,14 +73,14 @@ def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
         node.partitions.create(node.gpu, key)
     for _ in range(2):
         node.partitions.remove(node.gpu, first)
-        assert (node.cut, node.dynamic.unusable) == (["1g.10gb at 1"], ())
+        assert (node.instances, node.dynamic.unusable) == (["1g.10gb at 1"], ())
 
 
 def test_half_a_partition_is_removed_too(node):
     key = node.key("1g.10gb", 5)
     _gpu_instance_alone(node, key)
     node.partitions.remove(node.gpu, key)
-    assert (node.cut, node.dynamic.unusable) == ([], ())
+    assert (node.instances, node.dynamic.unusable) == ([], ())
 
 
 def test_every_board_can_be_filled(tmp_path):
@@ -95,7 +95,7 @@ def test_every_board_can_be_filled(tmp_path):
         places = node.profile(profile).placements
         for place in places:
             node.partitions.create(node.gpu, node.key(profile, place.start))
-        assert len(node.cut) == len(places) == count
+        assert len(node.instances) == len(places) == count
 
 
 def test_what_is_in_the_way_is_named_and_stays(tmp_path):
@@ -103,7 +103,7 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path):
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
     with pytest.raises(NodeError, match=r"has no room for profile 9 at 4: 1g\.10gb at 5 \(GPU"):
         node.partitions.create(node.gpu, node.key("3g.40gb", 4))
-    assert node.cut == ["1g.10gb at 5"]
+    assert node.instances == ["1g.10gb at 5"]
 
 
 def test_where_engines_are_used_up_what_uses_them_is_named(node):
@@ -134,7 +134,7 @@ def test_another_instance_than_the_one_that_was_cut_stays(node, caplog):
     assert node.dynamic.instances == (ours,)
     assert "there is another instance where ours was" in caplog.text
     node.partitions.remove(node.gpu, ours.key, ours.uuid)
-    assert node.cut == []
+    assert node.instances == []
 
 
 def test_half_of_what_was_cut_has_no_name_and_is_removed(node):
@@ -163,7 +163,7 @@ def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_p
     partitions.create(node.gpu, key)
     functions.lies = 2
     partitions.remove(node.gpu, key)
-    assert (node.cut, node.dynamic.unusable, functions.lies) == ([], (), 0)
+    assert (node.instances, node.dynamic.unusable, functions.lies) == ([], (), 0)
 
 
 def test_what_nvml_removes_in_words_alone_is_told(node):
@@ -187,7 +187,7 @@ def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
 def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whole(tmp_path):
     foreign = {"profile": "1g.20gb", "start": 0, "compute": [1]}
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
-    assert (node.cut, [instance.cis for instance in node.dynamic.unusable]) == ([], [1])
+    assert (node.instances, [instance.cis for instance in node.dynamic.unusable]) == ([], [1])
     with pytest.raises(NodeError, match="somebody else divided"):
         node.partitions.create(node.gpu, node.key("1g.20gb"))
 
@@ -236,7 +236,7 @@ def test_what_uses_a_partition_is_named(node):
     assert "4343" not in str(raised.value)
     assert "4242" not in raised.value.public  # it may be another tenant's
     assert "held by processes that the log of this node's plugin names" in raised.value.public
-    assert node.cut == ["1g.10gb at 0"]
+    assert node.instances == ["1g.10gb at 0"]
 
 
 def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
@@ -246,7 +246,7 @@ def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
     timer = after(0.1, lambda: node.change(gpu=0, processes=[]))
     node.partitions.remove(node.gpu, made.key)
     timer.join()
-    assert node.cut == []
+    assert node.instances == []
 
 
 def test_one_that_vanished_is_said(node):
@@ -286,7 +286,7 @@ def test_what_nvml_refuses_is_no_reason_to_believe_it_gone(node):
     node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "UNKNOWN"})
     with pytest.raises(NodeError, match="removing profile 19 at 0: NVML says Unknown"):
         node.partitions.remove(node.gpu, made.key)
-    assert node.cut == ["1g.10gb at 0"]
+    assert node.instances == ["1g.10gb at 0"]
 
 
 def test_claims_that_come_at_once_cut_one_after_the_other(node):
@@ -298,7 +298,7 @@ def test_claims_that_come_at_once_cut_one_after_the_other(node):
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert len(node.cut) == 7
+    assert len(node.instances) == 7
 
 
 def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
@@ -328,7 +328,7 @@ def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
 
     assert node.nvml.on_gpu(made.uuid, "asking", instance) == made.uuid
     node.partitions.remove(node.gpu, made.key)
-    assert node.cut == []
+    assert node.instances == []
     with pytest.raises(MigInstanceNotFound, match=f"^{made.uuid}, asking: NVML does not list it"):
         node.nvml.on_gpu(made.uuid, "asking", instance)
 

@@ -50,7 +50,7 @@ def mig(board: str = "a100-40", **fields: Any) -> MigInfo:
     return MigInfo(**usual | {"profiles": boards()[board]} | fields)
 
 
-def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
+def mig_gpu(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
     """A GPU with this board; *fields* of its MIG."""
     ampere = {"architecture": "Ampere", "compute_capability": Version(8, 0)}
     more = ampere if board.startswith(_RESET) else {}

@@ -36,11 +36,11 @@ from tests.fakes.mig import (
     ONE,
     SEVEN,
     THREE,
-    cut_device,
     instance,
     mig_gpu,
     mig_offer,
     partition,
+    partition_device,
 )
 
 GPU = mig_gpu().uuid
@@ -115,7 +115,7 @@ def test_a_gpu_that_offers_no_partitions_keeps_its_mode():
 
 
 def test_an_instance_that_exists_is_neither_cut_nor_removed():
-    there = cut_device(ONE, 0, instance=instance(ONE, 0))
+    there = partition_device(ONE, 0, instance=instance(ONE, 0))
 
     plan = planned(FIRST, at=Offer((there,)))
 
@@ -193,7 +193,7 @@ def test_the_driver_limits_no_pod_on_a_partition():
 
 
 def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
-    strict = Offer((cut_device(THREE, 0, rules=Rules(strict=True)),))
+    strict = Offer((partition_device(THREE, 0, rules=Rules(strict=True)),))
 
     with pytest.raises(ClaimError, match="does not limit parts of a MIG partition"):
         plan_claim(share("first"), strict, (), POOL)
@@ -328,7 +328,7 @@ def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
 
 
 def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
-    node = Offer((cut_device(SEVEN, 0),), (UnavailableGpu("GPU", "reason"),))
+    node = Offer((partition_device(SEVEN, 0),), (UnavailableGpu("GPU", "reason"),))
 
     with pytest.raises(ClaimError, match="this node has: gpu-0-mig-7g80gb-0-0"):
         planned(FIRST, at=node)
@@ -340,8 +340,10 @@ def test_records_without_partitions_cut_nothing():
 
 @pytest.mark.parametrize("name", ["gpu-0", FIRST, FOUR_AT_0])
 def test_who_is_in_the_place_of_what_was_allocated_is_named(name):
-    there = cut_device(THREE, 0, instance=instance(THREE, 0))
-    node = Offer((there, cut_device(THREE, 4, instance=instance(THREE, 4)), cut_device(ONE, 3)))
+    there = partition_device(THREE, 0, instance=instance(THREE, 0))
+    node = Offer(
+        (there, partition_device(THREE, 4, instance=instance(THREE, 4)), partition_device(ONE, 3))
+    )
     replacement = "gpu-0-mig-3g40gb-9-0, gpu-0-mig-3g40gb-9-4" if name == "gpu-0" else there.name
 
     with pytest.raises(UnknownDevice, match=f"'{name}', but {replacement} is in its place now"):
@@ -350,7 +352,9 @@ def test_who_is_in_the_place_of_what_was_allocated_is_named(name):
 
 @pytest.mark.parametrize("name", ["gpu-0-mig-9g90gb-77-0", "gpu-1", OTHER_SIDE])
 def test_nobody_is_in_the_place_of_what_is_not_there_for_another_reason(name):
-    node = Offer((cut_device(THREE, 0, instance=instance(THREE, 0)), cut_device(ONE, 3)))
+    node = Offer(
+        (partition_device(THREE, 0, instance=instance(THREE, 0)), partition_device(ONE, 3))
+    )
 
     with pytest.raises(UnknownDevice, match=f"'{name}', but this node has: gpu-0-mig-3g40gb-9-0"):
         planned(name, at=node)
@@ -358,7 +362,7 @@ def test_nobody_is_in_the_place_of_what_is_not_there_for_another_reason(name):
 
 def as_gpu(**fields):
     """A partition that serves claims for a GPU."""
-    there = cut_device(THREE, 0, instance=instance(THREE, 0), as_gpu=True)
+    there = partition_device(THREE, 0, instance=instance(THREE, 0), as_gpu=True)
     return Offer((replace(there, **fields),))
 
 
@@ -390,7 +394,7 @@ def test_other_partitions_are_not_configured_as_gpus():
 
 
 def test_an_instance_that_exists_is_known_from_the_beginning_to_be_under_mps():
-    there = cut_device(THREE, 0, instance=instance(THREE, 0))
+    there = partition_device(THREE, 0, instance=instance(THREE, 0))
 
     record = planned(WHOLE_SIDE, at=Offer((there,)), configs=(MPS,)).record
 
@@ -429,7 +433,9 @@ def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
 
 @pytest.mark.parametrize("name", ["gpu-0", "gpu-0-1"])
 def test_who_is_in_the_place_of_a_gpu_or_a_replica_of_it_is_named(name):
-    node = Offer((cut_device(THREE, 0, instance=instance(THREE, 0)), cut_device(ONE, 5)))
+    node = Offer(
+        (partition_device(THREE, 0, instance=instance(THREE, 0)), partition_device(ONE, 5))
+    )
 
     with pytest.raises(UnknownDevice, match="gpu-0-mig-3g40gb-9-0 is in its place now, which was"):
         planned(name, at=node)

@@ -12,7 +12,7 @@ from dra_driver.model.records import Holding
 from dra_driver.plan.mig.dynamic import after_switch, gpus_to_switch
 from dra_driver.plan.offer.devices import build_offer
 from tests.builders import gpu, ref
-from tests.plan.mig.boards import cut, dynamic, profile
+from tests.plan.mig.boards import dynamic, mig_gpu, profile
 
 
 def chosen(*gpus, profile=None, features=None, held=None):
@@ -28,39 +28,47 @@ def holding(gpu, **fields):
 
 
 def test_an_idle_board_that_needs_a_reset_is_switched():
-    assert chosen(cut("a100-40"), cut("a30-24", 1)) == [0, 1]
+    assert chosen(mig_gpu("a100-40"), mig_gpu("a30-24", 1)) == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("gpu", "more"),
     [
-        pytest.param(cut("h100-80-sxm"), {}, id="it switches when a claim needs it"),
+        pytest.param(mig_gpu("h100-80-sxm"), {}, id="it switches when a claim needs it"),
         pytest.param(gpu(0), {}, id="it cannot be cut"),
-        pytest.param(cut(on=True, pending=True), {}, id="it is on"),
-        pytest.param(cut(fixed=GuestRestriction.MODE), {}, id="a virtual machine cannot reset it"),
+        pytest.param(mig_gpu(on=True, pending=True), {}, id="it is on"),
         pytest.param(
-            cut(fixed=GuestRestriction.MODE, pending=True), {}, id="it waits for a reboot"
-        ),
-        pytest.param(cut(fixed=GuestRestriction.ALL), {}, id="it is a vGPU"),
-        pytest.param(cut(), {"profile": DEFAULT_PROFILE}, id="nobody wants it"),
-        pytest.param(
-            cut(), {"profile": profile(include=False, mig=MigRules(True))}, id="it is left out"
-        ),
-        pytest.param(cut(), {"profile": dynamic("9g.*")}, id="it has no such profile"),
-        pytest.param(
-            cut(), {"features": ApiFeatures(counters=False)}, id="the API server has no counters"
+            mig_gpu(fixed=GuestRestriction.MODE), {}, id="a virtual machine cannot reset it"
         ),
         pytest.param(
-            cut(),
+            mig_gpu(fixed=GuestRestriction.MODE, pending=True), {}, id="it waits for a reboot"
+        ),
+        pytest.param(mig_gpu(fixed=GuestRestriction.ALL), {}, id="it is a vGPU"),
+        pytest.param(mig_gpu(), {"profile": DEFAULT_PROFILE}, id="nobody wants it"),
+        pytest.param(
+            mig_gpu(),
+            {"profile": profile(include=False, mig=MigRules(True))},
+            id="it is left out",
+        ),
+        pytest.param(mig_gpu(), {"profile": dynamic("9g.*")}, id="it has no such profile"),
+        pytest.param(
+            mig_gpu(),
+            {"features": ApiFeatures(counters=False)},
+            id="the API server has no counters",
+        ),
+        pytest.param(
+            mig_gpu(),
             {
                 "profile": profile(mig=MigRules(True), replicas=2),
                 "features": ApiFeatures(capacity=False),
             },
             id="its replicas are devices",
         ),
-        pytest.param(cut(), {"held": holding(cut())}, id="a claim holds it"),
+        pytest.param(mig_gpu(), {"held": holding(mig_gpu())}, id="a claim holds it"),
         pytest.param(
-            cut(), {"held": holding(replace(cut(), minor=7))}, id="a claim holds it by its UUID"
+            mig_gpu(),
+            {"held": holding(replace(mig_gpu(), minor=7))},
+            id="a claim holds it by its UUID",
         ),
     ],
 )
@@ -69,31 +77,31 @@ def test_any_other_board_is_left_as_it_is(gpu, more):
 
 
 def test_a_claim_that_only_looks_on_does_not_keep_a_board_from_being_switched():
-    assert chosen(cut(), held=holding(cut(), admin=True)) == [0]
+    assert chosen(mig_gpu(), held=holding(mig_gpu(), admin=True)) == [0]
 
 
 def test_a_claim_keeps_only_its_own_board_from_being_switched():
-    assert chosen(cut(), cut(minor=1), held=holding(cut())) == [1]
+    assert chosen(mig_gpu(), mig_gpu(minor=1), held=holding(mig_gpu())) == [1]
 
 
 def test_a_mode_that_is_pending_and_had_no_reset_yet_is_switched_like_any_other():
-    pending = cut(pending=True)
+    pending = mig_gpu(pending=True)
 
     assert chosen(pending) == [0]
     assert chosen(pending, profile=DEFAULT_PROFILE) == []
     assert after_switch(Inventory((pending,)), dynamic(), ApiFeatures(), {}).gpus == (
-        cut(on=True, pending=True),
+        mig_gpu(on=True, pending=True),
     )
 
 
 @pytest.mark.parametrize("fields", [{}, {"pending": True}])
 def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
-    node = Inventory((cut(**fields), cut("h100-80-sxm", 1), gpu(2), cut(minor=3)))
+    node = Inventory((mig_gpu(**fields), mig_gpu("h100-80-sxm", 1), gpu(2), mig_gpu(minor=3)))
     everything: Any = (dynamic(), ApiFeatures(), holding(node.gpus[3]))
 
     after = after_switch(node, *everything)
 
-    assert after.gpus[0] == cut(on=True, pending=True)
+    assert after.gpus[0] == mig_gpu(on=True, pending=True)
     assert after.gpus[1:] == node.gpus[1:]
     names = {str(device.name) for device in build_offer(after, *everything).devices}
     assert "gpu-0" not in names
@@ -102,7 +110,7 @@ def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
 
 
 def test_a_board_that_is_stuck_is_whole_also_after_the_switch_of_others():
-    stuck, other = cut(), replace(cut(minor=1), uuid=GpuUuid("GPU-1"))
+    stuck, other = mig_gpu(), replace(mig_gpu(minor=1), uuid=GpuUuid("GPU-1"))
 
     after = after_switch(
         Inventory((stuck, other)), dynamic(), ApiFeatures(), {}, stuck={stuck.uuid}

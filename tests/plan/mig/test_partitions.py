@@ -29,7 +29,16 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.builders import MIB, SLICEABLE, gpu, ref
-from tests.plan.mig.boards import cut, dynamic, instance, key, mig, partition, profile, unusable
+from tests.plan.mig.boards import (
+    dynamic,
+    instance,
+    key,
+    mig,
+    mig_gpu,
+    partition,
+    profile,
+    unusable,
+)
 
 PLAIN = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
@@ -102,7 +111,7 @@ def test_a_profile_without_a_place_is_not_offered():
 
 
 def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is():
-    node = (cut("a100-40", 0), cut("a100-80", 1), gpu(2))
+    node = (mig_gpu("a100-40", 0), mig_gpu("a100-80", 1), gpu(2))
 
     warnings = offer_of(*node, profile=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
 
@@ -145,7 +154,7 @@ def test_where_no_gpu_can_be_cut_neither_patterns_nor_single_are_told(rules):
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_now(on):
-    offered = offer_of(cut(**HOPPER | {"on": on}), profile=dynamic())
+    offered = offer_of(mig_gpu(**HOPPER | {"on": on}), profile=dynamic())
 
     assert names(offered) == [
         "gpu-0",
@@ -167,7 +176,7 @@ def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_n
 
 
 def test_without_a_profile_that_says_so_nothing_is_cut_for_claims():
-    offered = offer_of(cut(**HOPPER))
+    offered = offer_of(mig_gpu(**HOPPER))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.counter_sets == ()
@@ -175,8 +184,8 @@ def test_without_a_profile_that_says_so_nothing_is_cut_for_claims():
 
 
 def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
-    gpus = [cut(**HOPPER | {"minor": minor}) for minor in range(3)]
-    gpus[1] = cut("h100-80-sxm", 1, instances=(instance(mig("h100-80-sxm"), "1g.10gb", 0),))
+    gpus = [mig_gpu(**HOPPER | {"minor": minor}) for minor in range(3)]
+    gpus[1] = mig_gpu("h100-80-sxm", 1, instances=(instance(mig("h100-80-sxm"), "1g.10gb", 0),))
 
     offered = offer_of(*gpus, profile=dynamic("7g.*"))
 
@@ -196,7 +205,7 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
 
 
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
-    offered = offer_of(cut(**ON), profile=dynamic("3g.*", "7g.*"))
+    offered = offer_of(mig_gpu(**ON), profile=dynamic("3g.*", "7g.*"))
 
     assert names(offered) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
     assert offered.pending == ()
@@ -204,11 +213,11 @@ def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
 
 def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_as_any_other():
     passed_through = offer_of(
-        cut(**ON, fixed=GuestRestriction.MODE), profile=dynamic("3g.*", "7g.*")
+        mig_gpu(**ON, fixed=GuestRestriction.MODE), profile=dynamic("3g.*", "7g.*")
     )
 
     assert passed_through == replace(
-        offer_of(cut(**ON), profile=dynamic("3g.*", "7g.*")), devices=passed_through.devices
+        offer_of(mig_gpu(**ON), profile=dynamic("3g.*", "7g.*")), devices=passed_through.devices
     )
     assert names(passed_through) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
 
@@ -218,7 +227,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     mig_info = mig(board)
     name = next(listed.name for listed in mig_info.profiles if listed.slices == 3)
     there = instance(mig_info, name, 4)
-    vgpu = cut(board, **ON, switches=False, fixed=GuestRestriction.ALL, instances=(there,))
+    vgpu = mig_gpu(board, **ON, switches=False, fixed=GuestRestriction.ALL, instances=(there,))
 
     offered = offer_of(vgpu, profile=dynamic())
 
@@ -240,7 +249,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     ],
 )
 def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
-    (unavailable,) = offer_of(cut(**ON, fixed=fixed), profile=DEFAULT_PROFILE).unavailable
+    (unavailable,) = offer_of(mig_gpu(**ON, fixed=fixed), profile=DEFAULT_PROFILE).unavailable
 
     assert unavailable.reason.endswith(what)
 
@@ -270,7 +279,7 @@ def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fi
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
-    offered = offer_of(cut(**fields), profile=dynamic())
+    offered = offer_of(mig_gpu(**fields), profile=dynamic())
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     (pending,) = offered.pending
@@ -300,7 +309,7 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
 )
 @pytest.mark.parametrize("board", ["h100-80-sxm", "a100-40"])
 def test_where_nothing_keeps_partitions_apart_none_is_cut(board, node_profile, features, reason):
-    offered = offer_of(cut(board), profile=node_profile, features=features)
+    offered = offer_of(mig_gpu(board), profile=node_profile, features=features)
 
     assert kinds(offered) == set()
     assert offered.counter_sets == ()
@@ -309,7 +318,9 @@ def test_where_nothing_keeps_partitions_apart_none_is_cut(board, node_profile, f
 
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
     plain, cannot = (
-        offer_of(cut(**ON), profile=node_profile, features=ApiFeatures(counters=False)).unavailable
+        offer_of(
+            mig_gpu(**ON), profile=node_profile, features=ApiFeatures(counters=False)
+        ).unavailable
         for node_profile in (DEFAULT_PROFILE, dynamic())
     )
 
@@ -324,7 +335,7 @@ def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do
 def with_instances(board="h100-80-sxm", *parts, **fields):
     mig_info = mig(board)
     instances = tuple(instance(mig_info, *part) for part in parts)
-    return cut(board, instances=instances, **ON | fields)
+    return mig_gpu(board, instances=instances, **ON | fields)
 
 
 def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
@@ -363,7 +374,9 @@ def test_an_instance_of_a_claim_is_no_instance_of_somebody_else():
     held = offer_of(node_gpu, profile=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
 
     assert of(while_looking, "2g.20gb", 0).created_for_claims
-    assert names(held) == names(while_looking) == names(offer_of(cut(**HOPPER), profile=dynamic()))
+    assert (
+        names(held) == names(while_looking) == names(offer_of(mig_gpu(**HOPPER), profile=dynamic()))
+    )
     assert not of(
         offer_of(node_gpu, profile=dynamic(), ours=other), "2g.20gb", 0
     ).created_for_claims
@@ -382,7 +395,7 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
 def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
 
-    offered = offer_of(cut("h100-80-sxm", unusable=(strange,), **ON), profile=dynamic())
+    offered = offer_of(mig_gpu("h100-80-sxm", unusable=(strange,), **ON), profile=dynamic())
 
     assert {
         device.partition.placement.end <= 4 for device in offered.devices if device.partition
@@ -395,11 +408,11 @@ def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_
 
 def test_an_odd_instance_that_is_being_cut_for_a_claim_is_nobodys_fault():
     strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
-    node_gpu = cut("h100-80-sxm", unusable=(strange,), **ON)
+    node_gpu = mig_gpu("h100-80-sxm", unusable=(strange,), **ON)
 
     offered = offer_of(node_gpu, profile=dynamic(), ours=frozenset({(node_gpu.uuid, strange.key)}))
 
-    assert names(offered) == names(offer_of(cut(**HOPPER), profile=dynamic()))
+    assert names(offered) == names(offer_of(mig_gpu(**HOPPER), profile=dynamic()))
     assert offered.unavailable == ()
 
 
@@ -408,7 +421,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
     strange = instance(mig_info, "1g.10gb", 0)
     strange = replace(strange, key=replace(strange.key, profile_id=77))
 
-    offered = offer_of(cut("h100-80-sxm", instances=(strange,), **ON))
+    offered = offer_of(mig_gpu("h100-80-sxm", instances=(strange,), **ON))
 
     assert offered.devices == ()
     assert (
@@ -421,7 +434,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
 
 
 def test_partitions_are_sliceable_within_their_own_memory():
-    shape = of(offer_of(cut(**HOPPER), profile=dynamic()), "1g.10gb", 0).shape
+    shape = of(offer_of(mig_gpu(**HOPPER), profile=dynamic()), "1g.10gb", 0).shape
 
     assert shape == Fractional(10000 * MIB, 1024 * MIB, MIB, shares=6)
 
@@ -437,7 +450,7 @@ def test_partitions_are_sliceable_within_their_own_memory():
 def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_slices(
     board, cuda, expected
 ):
-    node_gpu = replace(cut(board, **ON), cuda_driver_version=Version(cuda))
+    node_gpu = replace(mig_gpu(board, **ON), cuda_driver_version=Version(cuda))
 
     offered = offer_of(node_gpu, profile=dynamic())
 
@@ -450,7 +463,7 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
 
 
 def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_note_says_so():
-    offered = offer_of(cut(**HOPPER), gpu(1), profile=dynamic("1g.10gb", "4g.40gb", shares=16))
+    offered = offer_of(mig_gpu(**HOPPER), gpu(1), profile=dynamic("1g.10gb", "4g.40gb", shares=16))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 6
     assert of(offered, "4g.40gb", 0).shape.shares == 16
@@ -474,7 +487,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
 def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile_says(
     fields, shares
 ):
-    offered = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb", **fields))
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic("1g.10gb", **fields))
 
     assert of(offered, "1g.10gb", 0).shape.shares == shares
     assert offered.warnings == ()
@@ -483,7 +496,7 @@ def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile
 def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which():
     replicas = (("1g.10gb", 7), ("2g.20gb", 9), ("3g.40gb", 30))
 
-    offered = offer_of(cut(**HOPPER), profile=dynamic(replicas=replicas))
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic(replicas=replicas))
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.pending == ()
@@ -500,14 +513,14 @@ def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which()
 def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
     node_profile = dynamic(replicas=(("1g.10gb", 7),), strategies=(SharingStrategy.TIME_SLICING,))
 
-    offered = offer_of(cut(**HOPPER), profile=node_profile)
+    offered = offer_of(mig_gpu(**HOPPER), profile=node_profile)
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.warnings == ()
 
 
 def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
-    offered = offer_of(cut(**HOPPER), profile=dynamic(strict=True))
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic(strict=True))
 
     partitions = {type(device.shape) for device in offered.devices if device.partition}
     assert partitions == {Exclusive}
@@ -522,8 +535,8 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
 @pytest.mark.parametrize(
     ("node", "fields", "noted"),
     [
-        pytest.param(cut(), {"dynamic": True}, True, id="a board that is yet to be switched"),
-        pytest.param(cut(), {}, False, id="a board that nobody cuts"),
+        pytest.param(mig_gpu(), {"dynamic": True}, True, id="a board that is yet to be switched"),
+        pytest.param(mig_gpu(), {}, False, id="a board that nobody cuts"),
         pytest.param(gpu(0), {"dynamic": True}, False, id="one that cannot be partitioned"),
     ],
 )
@@ -537,13 +550,13 @@ def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node,
 
 
 def test_where_all_is_given_out_whole_a_limit_by_the_driver_makes_no_difference():
-    assert offer_of(cut(**HOPPER), profile=dynamic(strict=True, fractions=False)).warnings == ()
+    assert offer_of(mig_gpu(**HOPPER), profile=dynamic(strict=True, fractions=False)).warnings == ()
 
 
 def test_replicas_of_what_is_not_cut_are_told():
     node_profile = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
 
-    warnings = offer_of(cut(**HOPPER), profile=node_profile).warnings
+    warnings = offer_of(mig_gpu(**HOPPER), profile=node_profile).warnings
 
     assert warnings[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
     assert warnings[1:] == (
@@ -557,7 +570,7 @@ def test_replicas_of_what_somebody_has_cut_divide_that():
     there = instance(mig("h100-80-sxm"), "1g.20gb", 0)
     node_profile = dynamic("3g.40gb", replicas=(("1g.20gb", 2),))
 
-    offered = offer_of(cut(**HOPPER, **ON, instances=(there,)), profile=node_profile)
+    offered = offer_of(mig_gpu(**HOPPER, **ON, instances=(there,)), profile=node_profile)
 
     assert of(offered, "1g.20gb", 0).shape.shares == 2
     assert offered.warnings == ()
@@ -568,7 +581,7 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
     more = replace(node_profile.entries[0].rules, replicas=2, rename=True)
 
     offered = offer_of(
-        cut(**HOPPER), profile=Profile("p", (replace(node_profile.entries[0], rules=more),))
+        mig_gpu(**HOPPER), profile=Profile("p", (replace(node_profile.entries[0], rules=more),))
     )
 
     smaller, larger = of(offered, "1g.10gb", 0).shape, of(offered, "2g.20gb", 0).shape
@@ -585,7 +598,7 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
     ],
 )
 def test_partitions_are_exclusive_where_gpus_are(node_profile, features):
-    offered = offer_of(cut(**HOPPER), profile=node_profile, features=features)
+    offered = offer_of(mig_gpu(**HOPPER), profile=node_profile, features=features)
 
     shapes = {type(device.shape) for device in offered.devices}
     assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
@@ -627,7 +640,7 @@ def test_partitions_are_exclusive_where_gpus_are(node_profile, features):
 def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
     node_profile, features, reason
 ):
-    offered = offer_of(cut(**HOPPER), profile=node_profile, features=features)
+    offered = offer_of(mig_gpu(**HOPPER), profile=node_profile, features=features)
 
     assert of(offered, "1g.10gb", 0).shape == Exclusive()
     (pending,) = offered.pending
@@ -637,7 +650,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
 
 def test_monitors_need_taints():
     assert "gpu-0-mon" not in names(
-        offer_of(cut(**ON), profile=dynamic(), features=ApiFeatures(device_taints=False))
+        offer_of(mig_gpu(**ON), profile=dynamic(), features=ApiFeatures(device_taints=False))
     )
 
 
@@ -645,10 +658,10 @@ def test_monitors_need_taints():
 
 
 def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
-    before = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb", "3g.40gb"))
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic("1g.10gb", "3g.40gb"))
     held = holding(of(before, "3g.40gb", 4))
 
-    offered = offer_of(cut(**HOPPER), profile=dynamic("2g.20gb"), held=held)
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic("2g.20gb"), held=held)
 
     assert names(offered) == names(before)
     assert offered.counter_sets == before.counter_sets
@@ -665,18 +678,18 @@ def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
     ],
 )
 def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(node_profile, change):
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
 
-    offered = offer_of(cut(**HOPPER), profile=node_profile, held=holding(before.devices[0]))
+    offered = offer_of(mig_gpu(**HOPPER), profile=node_profile, held=holding(before.devices[0]))
 
     assert names(offered) == names(before)
     assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)
 
 
 def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
-    before = offer_of(cut(**HOPPER))
+    before = offer_of(mig_gpu(**HOPPER))
 
-    offered = offer_of(cut(**HOPPER), profile=dynamic("1g.*"), held=holding(before.devices[0]))
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic("1g.*"), held=holding(before.devices[0]))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.pending[0].change.startswith(
@@ -685,10 +698,10 @@ def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
 
 
 def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_profile():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
-    offered = offer_of(cut(**HOPPER), profile=dynamic(fractions=False), held=held)
+    offered = offer_of(mig_gpu(**HOPPER), profile=dynamic(fractions=False), held=held)
 
     assert of(offered, "1g.10gb", 0).shape == of(before, "1g.10gb", 0).shape
     assert of(offered, "1g.10gb", 1).shape == Exclusive()
@@ -696,22 +709,22 @@ def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_prof
 
 def test_without_mps_a_held_partition_reserves_no_cores_for_the_next_claim():
     node_profile = dynamic(replicas=(("1g.10gb", 4),), default_strategy=SharingStrategy.MPS)
-    before = of(offer_of(cut(**HOPPER), profile=node_profile), "1g.10gb", 0)
+    before = of(offer_of(mig_gpu(**HOPPER), profile=node_profile), "1g.10gb", 0)
 
-    offered = offer_of(cut(**HOPPER), profile=node_profile, held=holding(before), mps=False)
+    offered = offer_of(mig_gpu(**HOPPER), profile=node_profile, held=holding(before), mps=False)
 
     assert before.shape.cores_default == 25
     assert of(offered, "1g.10gb", 0).shape == replace(before.shape, cores_default=0)
 
 
 def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
     partition_held = holding(of(before, "3g.40gb", 4))
     whole_held = holding(before.devices[0])
     lost = ApiFeatures(counters=False)
 
-    offered_now = offer_of(cut(**HOPPER), profile=dynamic(), features=lost, held=partition_held)
-    whole = offer_of(cut(**HOPPER), profile=dynamic(), features=lost, held=whole_held)
+    offered_now = offer_of(mig_gpu(**HOPPER), profile=dynamic(), features=lost, held=partition_held)
+    whole = offer_of(mig_gpu(**HOPPER), profile=dynamic(), features=lost, held=whole_held)
 
     assert names(offered_now) == ["3g40gb-9-4", "gpu-0-mon"]
     assert names(whole) == ["gpu-0", "gpu-0-mon"]
@@ -719,7 +732,7 @@ def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
 
 
 def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
     held = holding(of(before, "1g.10gb", 0))
 
     offered = offer_of(with_instances("h100-80-sxm", ("2g.20gb", 0)), profile=dynamic(), held=held)
@@ -731,7 +744,7 @@ def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
 
 
 def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_cut():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
 
     offered = offer_of(
         with_instances("h100-80-sxm", ("2g.20gb", 0)),
@@ -744,7 +757,7 @@ def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_
 
 
 def test_without_counters_a_whole_gpu_that_is_held_hides_what_somebody_else_cut():
-    before = offer_of(cut(**HOPPER))
+    before = offer_of(mig_gpu(**HOPPER))
 
     offered = offer_of(
         with_instances("h100-80-sxm", ("2g.20gb", 0)), held=holding(before.devices[0])
@@ -754,24 +767,24 @@ def test_without_counters_a_whole_gpu_that_is_held_hides_what_somebody_else_cut(
 
 
 def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
-    before = offer_of(cut(**ON), profile=dynamic())
+    before = offer_of(mig_gpu(**ON), profile=dynamic())
     held = holding(of(before, "1g.5gb", 0))
 
-    assert names(offer_of(cut(), profile=dynamic(), held=held)) == names(before)
+    assert names(offer_of(mig_gpu(), profile=dynamic(), held=held)) == names(before)
     assert "gpu-0" not in names(
-        offer_of(cut(), profile=dynamic(), features=ApiFeatures(counters=False), held=held)
+        offer_of(mig_gpu(), profile=dynamic(), features=ApiFeatures(counters=False), held=held)
     )
 
 
 def test_who_only_looks_on_keeps_nothing_as_it_is():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
     held = holding(before.devices[-1], admin=True)
 
-    assert names(offer_of(cut(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
+    assert names(offer_of(mig_gpu(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
 
 
 def test_a_held_partition_of_a_gpu_that_cannot_be_cut_any_more_is_gone():
-    before = offer_of(cut(**HOPPER), profile=dynamic())
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic())
 
     offered = offer_of(gpu(0), profile=dynamic(), held=holding(of(before, "1g.10gb", 0)))
 
@@ -788,14 +801,14 @@ SINGLE = profile(mig=MigRules(single=True))
 def in_instances(minor, *parts):
     """A GPU that somebody cut into these."""
     there = tuple(instance(mig(), part, start, gi) for gi, (part, start) in enumerate(parts))
-    return cut(minor=minor, **ON, instances=there)
+    return mig_gpu(minor=minor, **ON, instances=there)
 
 
 def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_profile_says_so():
     node = (
         in_instances(0, ("3g.20gb", 0), ("3g.20gb", 4)),
         in_instances(1, ("3g.20gb", 4)),
-        cut(minor=2),
+        mig_gpu(minor=2),
     )
 
     offered = offer_of(*node, profile=SINGLE)
@@ -825,7 +838,7 @@ def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each
         ProfileEntry(GpuSelector(minors=frozenset({0})), Rules(mig=mixed), "spec.gpus[0]"),
         ProfileEntry(GpuSelector(), Rules(mig=MigRules(single=True)), "spec.gpus[1]"),
     )
-    node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
+    node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), mig_gpu(minor=2))
 
     first, second = offer_of(*node, profile=Profile("p", entries)).warnings
 
@@ -891,7 +904,7 @@ def test_keys_find_their_partition_again():
 
 
 def test_a_strategy_that_nothing_is_there_for_is_told():
-    offered = offer_of(cut(minor=0), gpu(1), profile=SINGLE)
+    offered = offer_of(mig_gpu(minor=0), gpu(1), profile=SINGLE)
 
     assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
@@ -903,7 +916,7 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
 def test_replicas_of_partitions_that_there_cannot_be_are_told():
     node_profile = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
 
-    (note,) = offer_of(cut(), profile=node_profile).warnings
+    (note,) = offer_of(mig_gpu(), profile=node_profile).warnings
 
     assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
 
@@ -913,7 +926,7 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
     node_profile = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
 
-    solid, unknown = offer_of(cut(), gpu(1), profile=node_profile).warnings
+    solid, unknown = offer_of(mig_gpu(), gpu(1), profile=node_profile).warnings
 
     where = "profile 'p', sharing.timeSlicing.resources"
     assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")
@@ -931,10 +944,10 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     ],
 )
 def test_what_a_held_gpu_will_offer_depends_on_who_has_cut_it(starts, change):
-    before = offer_of(cut(**HOPPER), profile=dynamic("1g.10gb"))
+    before = offer_of(mig_gpu(**HOPPER), profile=dynamic("1g.10gb"))
     held = holding(of(before, "1g.10gb", 0))
     instances = tuple(instance(mig("h100-80-sxm"), "1g.10gb", start) for start in starts)
 
-    offered = offer_of(cut(**HOPPER, **ON, instances=instances), held=held)
+    offered = offer_of(mig_gpu(**HOPPER, **ON, instances=instances), held=held)
 
     assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)

@@ -24,7 +24,7 @@ from tests.builders import MIB, SLICEABLE
 from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
-from tests.plan.mig.boards import boards, cut, dynamic, instance, mig, partition, profile
+from tests.plan.mig.boards import boards, dynamic, instance, mig, mig_gpu, partition, profile
 from tests.plan.profile_rules import any_rules
 
 EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
@@ -32,10 +32,10 @@ EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
 
 def document(board="a100-40", name="3g.20gb", start=4, **fields):
     """Of one partition."""
-    board_gpu = cut(board)
+    gpu = mig_gpu(board)
     gpu_fields = {key: fields.pop(key) for key in ("topology",) if key in fields}
     device = Device(
-        replace(board_gpu, **gpu_fields), partition=partition(mig(board), name, start), **fields
+        replace(gpu, **gpu_fields), partition=partition(mig(board), name, start), **fields
     )
     (published,) = published_devices(Offer((device,)))
     return published
@@ -140,7 +140,9 @@ def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
 
 
 def test_counters_are_published_by_gpu():
-    offered = build_offer(Inventory((cut("h100-80-sxm"),)), dynamic("1g.10gb"), ApiFeatures(), {})
+    offered = build_offer(
+        Inventory((mig_gpu("h100-80-sxm"),)), dynamic("1g.10gb"), ApiFeatures(), {}
+    )
 
     assert published_counters(offered) == (
         {"name": "gpu-0-counter-set", "counters": {"block-0-8": {"value": "8"}}},
@@ -148,7 +150,7 @@ def test_counters_are_published_by_gpu():
 
 
 def test_a_monitor_of_a_gpu_that_is_cut_takes_of_no_counter():
-    offered = build_offer(Inventory((cut("h100-80-sxm"),)), dynamic(), ApiFeatures(), {})
+    offered = build_offer(Inventory((mig_gpu("h100-80-sxm"),)), dynamic(), ApiFeatures(), {})
 
     monitor = published_devices(offered)[-1]
     assert monitor["attributes"]["type"] == {"string": "gpu-monitor"}
@@ -177,7 +179,7 @@ def pool_of(offered):
 def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
     gpus = tuple(
         replace(
-            cut(board, minor, on=True, pending=True),
+            mig_gpu(board, minor, on=True, pending=True),
             uuid=GpuUuid(f"GPU-{minor}"),
             topology=EVERYWHERE,
         )
@@ -210,7 +212,7 @@ def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_pa
 def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
     """More of them would leave the pool incomplete until the last is written."""
     gpus = [
-        replace(cut("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
+        replace(mig_gpu("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
         for minor in range(number)
     ]
     before = pool_of(build_offer(Inventory(tuple(gpus)), dynamic(), ApiFeatures(), {}))
@@ -253,7 +255,7 @@ def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
     of_mig = MigRules(True, tuple(patterns), single=single, replicas=((first, number),))
     instances = (instance(mig(board), first, 0),) if taken else ()
     node = Inventory(
-        (cut(board, on=True, pending=True, instances=instances), cut(board, 1, on=False))
+        (mig_gpu(board, on=True, pending=True, instances=instances), mig_gpu(board, 1, on=False))
     )
     everything = profile(
         **{field: getattr(rules, field) for field in rules.__dataclass_fields__ if field != "mig"},

@@ -17,7 +17,16 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from tests.builders import POOL, allocation, claim, config, fraction, ref
-from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, name_of, partition
+from tests.fakes.mig import (
+    FOUR,
+    ONE,
+    THREE,
+    mig_gpu,
+    mig_offer,
+    name_of,
+    partition,
+    partition_device,
+)
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
 
@@ -201,7 +210,7 @@ def test_a_share_under_mps_is_served_on_the_instance(world):
 def test_an_instance_of_somebody_else_in_the_same_place_is_used_and_left_there(world):
     world.node.mig.modes[GPU] = True
     foreign = world.node.mig.add(GPU, partition(ONE, 0).key)
-    world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
+    world.offers.next = Offer((partition_device(ONE, 0, instance=foreign),))
 
     world.prepare(FIRST)
     assert foreign.uuid in json.dumps(world.spec())
@@ -214,7 +223,7 @@ def test_an_instance_of_somebody_else_in_the_same_place_is_used_and_left_there(w
 def test_an_instance_of_somebody_else_in_the_way_is_a_clear_refusal(world):
     world.node.mig.modes[GPU] = True
     foreign = world.node.mig.add(GPU, partition(FOUR, 0).key)
-    world.offers.next = Offer((cut_device(FOUR, 0, instance=foreign),))
+    world.offers.next = Offer((partition_device(FOUR, 0, instance=foreign),))
 
     with pytest.raises(UnknownDevice, match=f"{FIRST!r}, but gpu-0-mig-4g40gb-5-0 is in"):
         world.prepare(FIRST)
@@ -293,7 +302,7 @@ def test_an_error_in_the_middle_leaves_nothing(world):
 
 def test_an_instance_that_vanished_before_it_is_used_is_said(world):
     there = world.node.mig.add(GPU, partition(ONE, 0).key)
-    world.offers.last = world.offers.next = Offer((cut_device(ONE, 0, instance=there),))
+    world.offers.last = world.offers.next = Offer((partition_device(ONE, 0, instance=there),))
     world.node.mig.instances.clear()
 
     with pytest.raises(NodeError, match="there is no instance"):

@@ -18,7 +18,7 @@ from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, P
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from tests.builders import ref
-from tests.plan.mig.boards import cut, instance, mig
+from tests.plan.mig.boards import instance, mig, mig_gpu
 
 A, B = ref("a"), ref("b")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
@@ -27,7 +27,7 @@ DEVICES = {MINE: DeviceName("gpu-0-mig-1g5gb-19-0"), OTHER: DeviceName("gpu-0-mi
 
 
 def record(claim=A, *pods, of: MigInstance | None = MINE, **fields):
-    holding = Holding(claim, DeviceName("gpu-0"), gpu=cut().uuid)
+    holding = Holding(claim, DeviceName("gpu-0"), gpu=mig_gpu().uuid)
     if of is not None:
         holding = replace(
             holding,
@@ -60,11 +60,11 @@ class World:
         self.watch = LostInstances(node, self.records, node, node, self.metrics)
 
     def inventory(self):
-        gpu = cut(on=True, pending=True, instances=self.seen)
+        gpu = mig_gpu(on=True, pending=True, instances=self.seen)
         return Inventory((replace(gpu, mig=None) if self.error else gpu,))
 
     def instance(self, gpu, key):
-        assert gpu == cut().uuid
+        assert gpu == mig_gpu().uuid
         self.asked += 1
         if self.fails:
             raise self.fails
@@ -74,7 +74,7 @@ class World:
         raise MigInstanceNotFound(f"there is no instance of {key}")
 
     def partitions(self, gpu):
-        assert gpu == cut().uuid
+        assert gpu == mig_gpu().uuid
         return (*(candidate.key for candidate in self.there), *self.half)
 
     def records(self):

@@ -25,7 +25,7 @@ from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
-from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
+from tests.fakes.mig import FOUR, H100, ONE, THREE, mig_gpu, mig_offer, partition, partition_device
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.plan.mig.boards import dynamic
 from tests.plugin.mig.test_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
@@ -101,7 +101,7 @@ def test_another_instance_in_the_same_place_is_not_removed_with_the_claim(world)
 def test_nor_is_it_when_the_claim_is_prepared_again(world):
     world.prepare(FIRST)
     foreign = replace_instance(world)
-    world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
+    world.offers.next = Offer((partition_device(ONE, 0, instance=foreign),))
 
     world.preparer.prepare(ref())
     assert foreign.uuid in json.dumps(world.spec())
@@ -360,7 +360,7 @@ def test_who_looks_on_at_a_partition_is_given_what_is_there_now(world):
 
 def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
     there = world.node.mig.add(GPU, KEY)
-    world.offers.last = world.offers.next = Offer((cut_device(ONE, 0, instance=there),))
+    world.offers.last = world.offers.next = Offer((partition_device(ONE, 0, instance=there),))
     world.node.mig.instances.clear()
 
     with pytest.raises(MigInstanceNotFound):
@@ -375,7 +375,7 @@ def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, e
     world.node.mig.modes[GPU] = exists
     there = world.node.mig.add(GPU, KEY) if exists else None
     offer = mig_offer(*gpus)
-    first = cut_device(ONE, 0, instance=there)
+    first = partition_device(ONE, 0, instance=there)
     devices = [first if device.name == FIRST else device for device in offer.devices]
     world.offers = FixedOffers(Offer(tuple(devices)))
     world.pods = FakePods([spec])
@@ -499,7 +499,7 @@ def test_who_shares_a_partition_with_an_unreadable_record_does_not_remove_it(wor
 def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
     world.node.mig.modes[GPU] = True
     foreign = world.node.mig.add(GPU, KEY)
-    world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
+    world.offers.next = Offer((partition_device(ONE, 0, instance=foreign),))
 
     with pytest.raises(UnknownDevice, match=f"'gpu-0', but {FIRST} is in its place now"):
         world.prepare("gpu-0")

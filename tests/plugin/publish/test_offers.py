@@ -13,7 +13,7 @@ from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from tests.builders import gpu, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
-from tests.plan.mig.boards import cut, dynamic, instance, mig, partition
+from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu, partition
 
 
 class World:
@@ -29,7 +29,7 @@ class World:
 
 H100 = "h100-80-sxm"
 ONE = instance(mig(H100), "1g.10gb", 0)
-IDLE, CUT = cut(H100), cut(H100, on=True, pending=True, instances=(ONE,))
+IDLE, CUT = mig_gpu(H100), mig_gpu(H100, on=True, pending=True, instances=(ONE,))
 
 
 class Cutting(FakeNode):

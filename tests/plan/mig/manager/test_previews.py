@@ -20,7 +20,7 @@ from dra_driver.plan.mig.manager.changes import LayoutError, plan_layout_change,
 from dra_driver.plan.mig.manager.layouts import built_in_layouts, desired_layout
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_devices
-from tests.plan.mig.boards import boards, cut, mig, partition, profile
+from tests.plan.mig.boards import boards, mig, mig_gpu, partition, profile
 
 HALVES = DesiredLayout("halves", True, (("3g.20gb", 2),))
 OFF = DesiredLayout("all-disabled", False)
@@ -35,7 +35,7 @@ def with_instances(*where):
         MigInstance(partition(mig(), name, start).key, number, 0, GpuUuid(f"MIG-{number}"))
         for number, (name, start) in enumerate(where)
     )
-    return cut(on=True, pending=True, instances=instances)
+    return mig_gpu(on=True, pending=True, instances=instances)
 
 
 def misfit(gpu, layout=HALVES):
@@ -52,7 +52,7 @@ def known(gpu):
 
 
 def test_an_idle_gpu_is_shown_cut_and_in_mig_mode_with_instances_that_have_no_uuid_yet():
-    after, outcome = shown(cut())
+    after, outcome = shown(mig_gpu())
 
     assert outcome is None
     assert (after.mig.on, after.mig.pending) == (True, True)
@@ -63,7 +63,7 @@ def test_an_idle_gpu_is_shown_cut_and_in_mig_mode_with_instances_that_have_no_uu
 
 
 def test_what_is_yet_to_be_cut_is_published_without_a_uuid_and_otherwise_as_what_is_there():
-    after, _ = shown(cut())
+    after, _ = shown(mig_gpu())
     there = with_instances(("3g.20gb", 0), ("3g.20gb", 4))
 
     to_come, now = (
@@ -108,12 +108,12 @@ def test_a_layout_without_partitions_shows_the_whole_gpu():
 
     after, outcome = shown(gpu, OFF, known(gpu))
 
-    assert (after, outcome) == (cut(), None)
+    assert (after, outcome) == (mig_gpu(), None)
 
 
 def test_a_gpu_that_a_claim_holds_is_shown_as_it_is_with_what_it_waits_for():
-    assert shown(cut(), waits="claims hold it") == (
-        cut(),
+    assert shown(mig_gpu(), waits="claims hold it") == (
+        mig_gpu(),
         LayoutOutcome("halves", LayoutState.PENDING, "claims hold it"),
     )
 
@@ -131,11 +131,11 @@ def test_what_is_cut_for_claims_is_in_the_way_of_nothing_but_has_to_end():
 def test_a_layout_that_never_fits_fails_whatever_holds_the_gpu(waits):
     layout = DesiredLayout("thirds", True, (("3g.20gb", 3),))
 
-    after, outcome = shown(cut(), layout, waits=waits)
+    after, outcome = shown(mig_gpu(), layout, waits=waits)
 
-    assert after == cut()
+    assert after == mig_gpu()
     assert outcome.state is LayoutState.FAILED
-    assert outcome.reason == misfit(cut(), layout)
+    assert outcome.reason == misfit(mig_gpu(), layout)
 
 
 def test_instances_of_somebody_else_are_in_the_way_once_nothing_is_waited_for():
@@ -153,7 +153,10 @@ def test_instances_of_somebody_else_are_in_the_way_once_nothing_is_waited_for():
 def test_what_the_book_says_of_a_layout_that_is_not_applied_counts(state):
     recorded = LayoutOutcome("halves", state, "MIG mode cannot be turned on")
 
-    assert shown(cut(), book=MigState(outcomes={cut().uuid: recorded})) == (cut(), recorded)
+    assert shown(mig_gpu(), book=MigState(outcomes={mig_gpu().uuid: recorded})) == (
+        mig_gpu(),
+        recorded,
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_what_the_book_says_of_a_layout_that_is_not_applied_counts(state):
     ],
 )
 def test_what_else_the_book_says_does_not_count(recorded):
-    after, outcome = shown(cut(), book=MigState(outcomes={cut().uuid: recorded}))
+    after, outcome = shown(mig_gpu(), book=MigState(outcomes={mig_gpu().uuid: recorded}))
 
     assert outcome is None
     assert len(after.mig.instances) == 2
@@ -176,7 +179,7 @@ def test_what_else_the_book_says_does_not_count(recorded):
 
 @given(st.data())
 def test_who_looks_at_what_is_shown_finds_the_layout_applied(data):
-    gpu = cut(data.draw(st.sampled_from(sorted(boards()))))
+    gpu = mig_gpu(data.draw(st.sampled_from(sorted(boards()))))
     layouts = built_in_layouts([gpu])
     layout = desired_layout(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
     assert layout is not None
