@@ -14,6 +14,7 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.fakes.silent_proxy import SilentProxy
+from tests.waiting import eventually
 
 NODE = "/api/v1/nodes/n"
 PODS = "/api/v1/namespaces/ns/pods"
@@ -56,13 +57,6 @@ def read_at_once(server, api, number):
         return list(threads.map(lambda _: api.get(NODE)["metadata"]["name"], range(number)))
 
 
-def wait_for(condition):
-    until = time.monotonic() + GENEROUS_SECONDS
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
-
-
 def leave_idle(server, proxy, api, number):
     """At least so many connections, which nobody uses now."""
 
@@ -70,7 +64,7 @@ def leave_idle(server, proxy, api, number):
         read_at_once(server, api, number)
         return proxy.opened >= number
 
-    assert wait_for(are_open)
+    eventually(are_open)
 
 
 def test_the_first_read_after_connections_died_in_silence_succeeds(server, proxy, connect):
@@ -115,7 +109,7 @@ def test_a_read_of_a_server_that_never_answers_ends_within_its_deadline(proxy, c
     with pytest.raises(Unreachable, match="did not answer in time"):
         api.get(NODE, deadline_seconds=60)
     assert time.monotonic() - began < GENEROUS_SECONDS
-    assert wait_for(lambda: proxy.swallowed == 3)
+    eventually(lambda: proxy.swallowed == 3)
 
 
 def test_a_watch_whose_headers_do_not_come_is_given_up_long_before_it_would_end(proxy, connect):

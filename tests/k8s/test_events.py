@@ -12,6 +12,7 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef, PodRef
 from tests.fakes.api_server import ApiServer as FakeApiServer
+from tests.waiting import eventually
 
 POD = PodRef("team", "web", "uid-web")
 EVENTS = "/api/v1/namespaces/team/events"
@@ -51,10 +52,7 @@ class Desk:
             self.calls.append(name)
 
     def wait_for(self, count):
-        give_up = time.monotonic() + 60
-        while len(self.calls) < count:
-            assert time.monotonic() < give_up, self.calls
-            time.sleep(0.002)
+        eventually(lambda: len(self.calls) >= count)
         return self.calls
 
 
@@ -154,9 +152,7 @@ def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
         events.emit(event(words))
 
     assert desk.wait_for(2)[-1] == "patch"
-    give_up = time.monotonic() + 60
-    while api.list(EVENTS)["items"][0]["message"] != "last" and time.monotonic() < give_up:
-        time.sleep(0.005)
+    eventually(lambda: api.list(EVENTS)["items"][0]["message"] == "last")
     (document,) = api.list(EVENTS)["items"]
     assert (document["message"], document["count"]) == ("last", 3)
     events.stop()
@@ -260,9 +256,7 @@ def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(de
     events.emit(event("another", about="b"))
     desk.wait_for(4)
     desk.error = None
-    give_up = time.monotonic() + 60
-    while len(api.list(EVENTS)["items"]) < 2 and time.monotonic() < give_up:
-        time.sleep(0.005)
+    eventually(lambda: len(api.list(EVENTS)["items"]) == 2)
 
     counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
     assert counts == {"second": 2, "another": 1}

@@ -27,6 +27,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
 from hack.testbed.cluster import Cluster
 from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.fakes.pool_rules import validate_pool
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on first use
 
@@ -259,13 +260,6 @@ def probes(api, path):
     return api.list(path, {"fieldSelector": "reason=ProbeFailed"})["items"]
 
 
-def eventually(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):
     watch = api.watch("/api/v1/namespaces/none/pods", {}, 60)
     threading.Timer(0.2, watch.close).start()
@@ -284,7 +278,7 @@ def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
     claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
     api.create(CLAIMS, claim)
     try:
-        assert eventually(lambda: is_in_memory(resources, name), 120)
+        assert eventually(lambda: is_in_memory(resources, name), seconds=120)
 
         live = etcd_reads(cluster, lambda: resources.claim("default", name))
         # Others may read claims, too, while we count.

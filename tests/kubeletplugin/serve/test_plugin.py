@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets
 from tests.fakes.claimdriver import DRIVER, Desk, device, ref, running
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.plugins import Instance
+from tests.waiting import eventually
 
 OLD, NEW = "11111111-old", "22222222-new"
 
@@ -33,13 +33,6 @@ with running(Path(sys.argv[1])) as run:
     print("ready", flush=True)
     threading.Event().wait()
 """
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.point(2, 3, 14)
@@ -248,7 +241,7 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
         holder.bind(os.fspath(path))
         holder.listen()
         with subprocess.Popen([sys.executable, "-c", STUCK, str(short), pod]) as killed:
-            wait_until(lambda: any(path.parent.glob(".*")))
+            eventually(lambda: any(path.parent.glob(".*")))
             killed.send_signal(signal.SIGKILL)
     (hidden,) = path.parent.glob(".*")
     rounds = threading.Semaphore(0)
@@ -263,7 +256,7 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
         assert hidden.is_socket()  # for all we know it is starting just now
         then = time.time() - 61
         os.utime(hidden, (then, then))
-        wait_until(lambda: not hidden.exists())
+        eventually(lambda: not hidden.exists())
         sockets = {path for path in short.rglob("*") if path.is_socket()}
         assert sockets == {following.paths.service, following.paths.registration}
         following.plugin.check()

@@ -15,6 +15,7 @@ from tests.builders import POOL, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.plugin.claims.test_fractions import EXCLUSIVE, World, part
+from tests.waiting import eventually
 
 KEEPS = ApiFeatures()
 
@@ -137,9 +138,7 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     world.preparer.unprepare(ref("a"))
     scene.scanner.claim_changed()
 
-    give_up = time.monotonic() + 60
-    while scene.scanner.pending and time.monotonic() < give_up:
-        time.sleep(0.01)
+    eventually(lambda: not scene.scanner.pending)
     loop.stop()
     assert scene.names() == ["gpu-0"]
     assert scene.metric("dra_driver_pending_devices") == 0
