@@ -42,7 +42,7 @@ def validated(model: type[Model], document: Any) -> Model:
     try:
         return model.model_validate(without_nulls(document))
     except pydantic.ValidationError as e:
-        raise ConfigError([_problem(error, model) for error in e.errors()]) from e
+        raise ConfigError([problem_message(error, model) for error in e.errors()]) from e
 
 
 def without_nulls(value: Any) -> Any:
@@ -112,7 +112,8 @@ def _no_text(path: Sequence[str | int], key: Any) -> str:
     return f'{where}the key {key} is {kind} to YAML; write it in quotes: "{key}"'
 
 
-def _problem(error: Any, model: type[BaseModel]) -> str:
+def problem_message(error: Any, model: type[BaseModel]) -> str:
+    """*error* of pydantic's about a *model* in our words: the field, and how to mend it."""
     where = field_path("", *error["loc"])
     match error["type"]:
         case "missing":

@@ -1,13 +1,14 @@
 """Who has how much of which GPU and partition: the ledger's records, GPU by GPU."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Partition, PartitionKey
 from dra_driver.model.offer import Fractional, Replica, gpu_name_of, partition_name
 from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
+from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
 
 
@@ -41,6 +42,7 @@ class GpuUsage:
     held_devices: tuple[HeldDevice, ...] = ()  # of a GPU: of it as a whole
     key: PartitionKey | None = None  # None: it is a GPU
     parts: tuple["GpuUsage", ...] = ()  # of a GPU: those that a claim holds, or that are there
+    uncertain: bool = False  # a claim whose record cannot be read may hold it, too
 
     @property
     def uuid(self) -> GpuUuid | None:
@@ -80,7 +82,9 @@ class GpuUsage:
 
     @property
     def held_bytes(self) -> int | None:
-        """None: all of it, and how much that is is not known."""
+        """None: it is not known, or all of it, and how much that is is not known."""
+        if self.uncertain:
+            return None
         held = self.held
         own = self.memory_bytes if held.whole else held.memory_bytes
         part_bytes = [part.held_bytes for part in self.parts]
@@ -98,7 +102,11 @@ class GpuUsage:
         if self.held.whole:
             return 0
         total = self.memory_bytes
-        return None if total is None else max(0, total - self.held.memory_bytes - self.cut_bytes)
+        return (
+            None
+            if total is None or self.uncertain
+            else max(0, total - self.held.memory_bytes - self.cut_bytes)
+        )
 
     @property
     def shares(self) -> int | None:
@@ -119,9 +127,14 @@ class GpuUsage:
         return instance.uuid if instance else None
 
 
-def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[GpuUsage, ...]:
+def gpu_usages(
+    records: Iterable[ClaimRecord],
+    gpus: Iterable[Gpu],
+    unreadable: Collection[DamagedRecord] = (),
+) -> tuple[GpuUsage, ...]:
     """The *gpus* of the node, and those that only *records* name; by minor number. On each,
-    claims by namespace and name, those with admin access last."""
+    claims by namespace and name, those with admin access last. *unreadable*: each makes it
+    uncertain what is free of the GPUs that its claim may hold."""
     by_name = {str(gpu.name): gpu for gpu in gpus}
     held_devices: dict[str, dict[PartitionKey | None, list[HeldDevice]]] = defaultdict(
         lambda: defaultdict(list)
@@ -132,16 +145,31 @@ def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[Gpu
                 HeldDevice(record, holding)
             )
     names = sorted(by_name.keys() | held_devices.keys(), key=_minor)
-    return tuple(_usage(name, by_name.get(name), held_devices[name]) for name in names)
+    return tuple(
+        _usage(
+            name,
+            by_name.get(name),
+            held_devices[name],
+            uncertain=any(damaged.may_hold(name) for damaged in unreadable),
+        )
+        for name in names
+    )
 
 
 def _usage(
-    name: str, gpu: Gpu | None, held_devices: Mapping[PartitionKey | None, list[HeldDevice]]
+    name: str,
+    gpu: Gpu | None,
+    held_devices: Mapping[PartitionKey | None, list[HeldDevice]],
+    uncertain: bool,
 ) -> GpuUsage:
     existing = [instance.key for instance in gpu.mig.instances] if gpu and gpu.mig else []
     keys = sorted({key for key in (*held_devices, *existing) if key is not None}, key=_by_placement)
-    parts = tuple(_partition_usage(gpu, key, held_devices.get(key, [])) for key in keys)
-    return GpuUsage(name, gpu, _admin_access_last(held_devices.get(None, [])), parts=parts)
+    parts = tuple(
+        replace(_partition_usage(gpu, key, held_devices.get(key, [])), uncertain=uncertain)
+        for key in keys
+    )
+    whole = _admin_access_last(held_devices.get(None, []))
+    return GpuUsage(name, gpu, whole, parts=parts, uncertain=uncertain)
 
 
 def _partition_usage(

@@ -31,7 +31,6 @@ import contextlib
 import difflib
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ import pydantic
 import pynvml
 import yaml
 
+from api.strict import field_path, problem_message, show_value
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.yaml_documents import load_document
 from dra_driver.sim.mig.geometry import BoardGeometry, board_geometry, compute_instances_fit
@@ -345,11 +345,26 @@ def read_node(path: Path) -> SimulatedNode:
 
 
 def _problem(error: Any) -> str:
-    place = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, error["loc"])))
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "string_type":
-        message += " (put it in quotes)"
-    return f"{place}: {message}" if place else message
+    place, field = field_path("", *error["loc"]), error["loc"][-1] if error["loc"] else ""
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+        return f"{place}: {message}" if place else message
+    if place.startswith("nvlink."):
+        return "nvlink: write nvswitch, none, or a list of pairs of GPUs: [[0, 1], [2, 3]]"
+    if error["type"] == "string_pattern_mismatch":
+        form = _FORMS.get(field, "letters, digits, dashes and dots")
+        return f"{place}: {show_value(error['input'])} is not of this form: {form}"
+    return problem_message(error, SimulatedNode)
+
+
+_FORMS = {
+    "bus_id": '"0000:1b:00.0"',
+    "below": "pci0000:00/0000:00:01.0",
+    "driver_version": '"580.95.05"',
+    "cuda_version": '"13.0"',
+    **dict.fromkeys(("vendor", "device"), '"0x15b3"'),
+    "class": '"0x020700"',
+}
 
 
 def _error_key(name: str) -> str:

@@ -42,13 +42,13 @@ def record(name: str, *devices: str, completed: bool = True, **fields) -> ClaimR
     )
 
 
-def fraction(name: str, memory: str, **fields) -> ClaimRecord:
+def fraction(name: str, memory: str, device="gpu-0", **fields) -> ClaimRecord:
     claim = ref(name)
     holding = Holding(
         claim,
-        DeviceName("gpu-0"),
+        DeviceName(device),
         consumed=(("cores", "25"), ("memory", memory), ("shares", "1")),
-        gpu=UUID,
+        gpu=UUIDS[int(device[4])],
         shape=SLICEABLE,
         limit=ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.KILL, 10.0)),
     )
@@ -272,6 +272,33 @@ def test_a_record_that_cannot_be_read_is_shown_with_what_it_may_hold_and_left_wh
     assert (unreadable["uid"], unreadable["path"]) == ("0b7e", str(damaged))
     assert unreadable["mayHold"] == held
     assert damaged.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "uncertain"),
+    [
+        pytest.param("{", range(1, 8), id="any GPU but one that is all held"),
+        pytest.param('{"holdings": [{"device": "gpu-1"}], "co', [1], id="one in parts"),
+        pytest.param(
+            '{"holdings": [{"device": "gpu-2-mig-1g10gb-19-0"}], "co', [2], id="a free one"
+        ),
+    ],
+)
+def test_what_a_damaged_record_may_hold_is_not_shown_as_free(
+    claims, ledger, state, text, uncertain
+):
+    ledger.write(record("training", "gpu-0"))
+    ledger.write(fraction("notebook", "10Gi", device="gpu-1"))
+    (state / "claims" / BOOT / "0b7e.json").write_text(text)
+
+    heads = [line for line in claims().out.splitlines() if line.startswith("gpu-")]
+    gpus = json.loads(claims("-o", "json").out)["gpus"]
+
+    for minor, (head, gpu) in enumerate(zip(heads, gpus, strict=True)):
+        assert head.endswith("it is not known what is free") is (minor in uncertain)
+        assert ("·" in head or "free," in head) is (minor > 0 and minor not in uncertain)
+        assert (gpu["freeBytes"] is None) is (minor in uncertain)
+    assert ("█??" in heads[1] and "]  10.0 GiB held, it is" in heads[1]) is (1 in uncertain)
 
 
 def test_what_an_earlier_boot_held_is_not_held(claims, state):

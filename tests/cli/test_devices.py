@@ -207,10 +207,19 @@ def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path
     assert "lost" in unavailable[1]
 
 
-def test_a_node_without_gpus_says_so(type_in):
-    answer = type_in("devices", "--sim", "none")
+@pytest.mark.parametrize("words", [("none",), ("none", "--driver-root", "/nowhere")], ids=str)
+def test_a_node_without_gpus_and_driver_says_so_and_what_to_check(type_in, words):
+    answer = type_in("devices", "--sim", *words)
 
-    assert (answer.code, answer.out) == (0, "this node has no GPU to offer\nprofile: default\n")
+    nothing, driver, profile = answer.out.splitlines()
+    assert (answer.code, nothing, profile) == (
+        0,
+        "this node has no GPU to offer",
+        "profile: default",
+    )
+    assert driver.startswith("no driver: no complete NVIDIA driver")
+    assert (": /nowhere does not exist" in driver) is (words[-1] == "/nowhere")
+    assert "set --driver-root" in driver
 
 
 def profiles(directory, **specs):

@@ -4,7 +4,7 @@ A GPU with MIG shows its memory units instead, and below it each of its partitio
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dra_driver.cli.mig_picture import memory_units, placement_letter, unit_width
 from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
@@ -23,6 +23,7 @@ from dra_driver.model.records import ClaimMemoryLimit
 _NARROWEST, _WIDEST = 12, 60  # of a bar
 _GAP = "  "
 
+_UNCERTAIN = "it is not known what is free"
 _NO_MPS = ClaimsMpsUsage()
 
 
@@ -142,6 +143,8 @@ def _width(texts: Sequence[str]) -> int:
 
 def _bar_of(row: _UsageRow, width: int, style: BarStyle) -> str:
     usage = row.usage
+    if usage.uncertain:
+        style = replace(style, free="?")
     number = usage.gpu.mig.units if usage.gpu and usage.gpu.mig else 0
     if row.blocks and (wide := unit_width(number, width + len("[]"))) > 0:
         padding = width + len("[]") - (number * (wide + 1) + 1)
@@ -165,6 +168,9 @@ def usage_summary(usage: GpuUsage, detailed: bool = True) -> str:
         return _in_partitions_text(usage, total)
     if held.whole:
         return "all of it held" if total is None else f"all {format_gib(total)} held"
+    if usage.uncertain:
+        known = f"{format_gib(held.memory_bytes)} held, " if held.memory_bytes else ""
+        return f"{known}{_UNCERTAIN}"
     if held.shares == 0:
         return "all of it free" if total is None else f"all {format_gib(total)} free"
     if total is None:
@@ -185,7 +191,9 @@ def _in_partitions_text(usage: GpuUsage, total: int | None) -> str:
     text = "1 partition" if number == 1 else f"{number} partitions"
     if total is not None and usage.cut_bytes:
         text += f" with {usage.cut_bytes / GIB:.1f} of {format_gib(total)}"
-    return f"{text}, and all of it is held" if usage.held.whole else text
+    if usage.held.whole:
+        return f"{text}, and all of it is held"
+    return f"{text}, {_UNCERTAIN}" if usage.uncertain else text
 
 
 def _amount(use: HeldDevice) -> str:

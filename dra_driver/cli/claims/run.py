@@ -10,7 +10,8 @@ agent).
 
     {"gpus": [{"name", "uuid", "product",             of every GPU; null where it is not known
                "memoryBytes", "heldBytes",            held: by claims, also of its partitions
-               "freeBytes",                           not held, nor in a partition
+               "freeBytes",                           not held, nor in a partition; both null
+                                                      where an unreadable record may hold it
                "coresHeld",                           percent, of 100
                "sharesHeld", "shares",                claims at once; shares null: it is not divided
                "claims": ["namespace/name", ...],     also those on its partitions
@@ -140,7 +141,7 @@ class ClaimsReport:
 
     @property
     def usages(self) -> tuple[GpuUsage, ...]:
-        return gpu_usages(self.records, self.inventory.gpus)
+        return gpu_usages(self.records, self.inventory.gpus, self.unreadable.values())
 
 
 def claims(

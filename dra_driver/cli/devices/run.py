@@ -22,15 +22,15 @@ to create lacks the one attribute that nobody can know before: ``uuid``.
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import yaml
 
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.base.errors import NodeError
-from dra_driver.cli.mig_picture import GpuMigPicture, gpu_mig_pictures, mig_picture
+from dra_driver.cli.mig_picture import gpu_mig_pictures, mig_picture
 from dra_driver.cli.mig_status import layout_lines, pending_layouts
 from dra_driver.cli.terminal import Terminal, format_gib, format_table
 from dra_driver.cli.usage import holdings_by_device
@@ -57,6 +57,7 @@ from dra_driver.model.offer import (
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
 from dra_driver.model.records import HoldingsByDevice
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.mig_state import MigStateFile
@@ -335,24 +336,9 @@ def _by_layout(
 
 log = logging.getLogger(__name__)
 
-OPTIONAL_API_FEATURES = (
-    "consumable-capacity",
-    "taints",
-    "counters",
-)  # that an API server can be without
+OPTIONAL_API_FEATURES = ("consumable-capacity", "taints", "counters")  # what --without names
 
 _NO_TERMINAL = Terminal()
-
-
-@dataclass(frozen=True, slots=True)
-class _DevicesReport:
-    """What the tables for people show."""
-
-    offered: Offer
-    profile: Profile
-    pictures: tuple[GpuMigPicture, ...]
-    mig: tuple[str, ...] = ()  # what is shown as it will be, and the state of the rest
-    layouts: Mapping[DeviceName, str] = field(default_factory=dict)  # by GPU: what it waits for
 
 
 def devices(
@@ -364,9 +350,11 @@ def devices(
 ) -> str:
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
-    profile = chosen_profile(settings)  # a wrong one is refused before the GPUs are read
+    # a wrong one is refused before the GPUs are read
+    profile = ProfileCatalog(settings.profiles).named(settings.profile or DEFAULT_PROFILE.name)
     with open_node() as node:
         inventory = node.refresh()
+        problem = "" if inventory != Inventory() else _driver_problem(node)
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
     features = ApiFeatures(capacity, taints, counters)
     held = _held(settings)
@@ -376,15 +364,31 @@ def devices(
         preview.inventory, preview.profile, features, held, mps=bool(settings.mps_socket)
     )
     if output in ("table", "wide"):
-        gpus, mig_state = preview.inventory.gpus, preview.mig_state
-        pictures = gpu_mig_pictures(offered, gpus, held, mig_state.instances)
-        mig = tuple(preview_lines(preview))
-        report = _DevicesReport(offered, profile, pictures, mig, pending_layouts(mig_state, gpus))
-        return "\n".join(_lines(report, output == "wide", terminal))
+        tables = device_tables(offered.devices, output == "wide")
+        pictures = gpu_mig_pictures(
+            offered, preview.inventory.gpus, held, preview.mig_state.instances
+        )
+        lines = [
+            "\n\n".join(tables) or "this node has no GPU to offer",
+            *([f"no driver: {problem}"] if problem else ()),
+            *([f"\n{mig_picture(pictures, terminal)}\n"] if pictures else ()),
+            *preview_lines(preview),
+            *_notes(offered, profile, pending_layouts(preview.mig_state, preview.inventory.gpus)),
+        ]
+        return "\n".join(lines)
     document = resource_slice_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
     return json.dumps(document, indent=2, sort_keys=True)
+
+
+def _driver_problem(node: GpuNode) -> str:
+    """Why no driver can be used; empty: one can."""
+    try:
+        node.driver_files()
+    except NodeError as e:
+        return str(e)
+    return ""
 
 
 def _held(settings: DevicesSettings) -> HoldingsByDevice:
@@ -404,12 +408,6 @@ def _mig_state(settings: DevicesSettings) -> MigState:
         return MigState()
 
 
-def chosen_profile(settings: DevicesSettings) -> Profile:
-    """The one that is named, else the one called default. SettingsError: there is none, or it is
-    wrong."""
-    return ProfileCatalog(settings.profiles).named(settings.profile or DEFAULT_PROFILE.name)
-
-
 def resource_slice_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
     """The ResourceSlices, in API version v1, that a first publication would create."""
     pool: Pool = split_into_slices(
@@ -423,18 +421,11 @@ def resource_slice_list(offered: Offer, settings: DevicesSettings) -> dict[str, 
     return {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}
 
 
-def _lines(report: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[str]:
-    offered, profile = report.offered, report.profile
-    tables = device_tables(offered.devices, wide)
-    yield "\n\n".join(tables) if tables else "this node has no GPU to offer"
-    if report.pictures:
-        yield f"\n{mig_picture(report.pictures, terminal)}\n"
-    yield from report.mig
-    yield from (
-        f"not offered: {unavailable.what}: {unavailable.reason}"
-        for unavailable in offered.unavailable
-    )
-    yield from (_pending(change, report.layouts) for change in offered.pending)
+def _notes(offered: Offer, profile: Profile, layouts: Mapping[DeviceName, str]) -> Iterator[str]:
+    """*layouts*: by GPU, those that it waits for."""
+    for unavailable in offered.unavailable:
+        yield f"not offered: {unavailable.what}: {unavailable.reason}"
+    yield from (_pending(change, layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {warning}" for warning in profile.warnings)
     yield from offered.warnings[len(profile.warnings) :]
     yield f"profile: {profile.name}"

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -93,12 +94,18 @@ def _listed(directory: Path) -> list[str]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """NodeError: it cannot be read now, which says nothing of what is in it. FileNotFoundError: it
-    is gone."""
+    """NodeError: it cannot be read now, which says nothing of what is in it; or it is no file: a
+    FIFO would block, and a link that leads nowhere is no record that was removed.
+    FileNotFoundError: it is gone."""
     try:
         with disk_call(f"read {path}"):
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise NodeError(f"the record {path} is no file; remove what stands in its place")
             return path.read_bytes()
     except FileNotFoundError:
+        if path.is_symlink():
+            raise NodeError(f"the record {path} is a link that leads nowhere; remove it") from None
         raise
     except OSError as e:
         raise _unreadable(f"the record {path}", e) from e

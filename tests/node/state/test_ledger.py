@@ -183,10 +183,20 @@ def test_a_file_that_is_no_claims_stays_as_it_is_and_holds_nothing(tmp_path, nam
     assert (tmp_path / BOOT / name).read_text() == "x"
 
 
-def test_a_directory_in_place_of_a_record_is_refused_with_what_to_do(tmp_path):
-    (tmp_path / BOOT / "uid-claim.json").mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Path.mkdir, "cannot be read: .*; remove the directory that stands where the file should"),
+        (os.mkfifo, "is no file; remove what stands in its place"),
+        (lambda path: path.symlink_to("nowhere"), "is a link that leads nowhere; remove it"),
+    ],
+    ids=["a directory", "a FIFO", "a link to nothing"],
+)
+def test_what_is_no_file_in_place_of_a_record_is_refused_with_what_to_do(tmp_path, make, message):
+    (tmp_path / BOOT).mkdir()
+    make(tmp_path / BOOT / "uid-claim.json")
 
-    with pytest.raises(NodeError, match="remove the directory that stands where the file should"):
+    with pytest.raises(NodeError, match=f"the record {tmp_path}/{BOOT}/uid-claim.json {message}"):
         again(tmp_path)
 
 
