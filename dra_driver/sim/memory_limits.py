@@ -131,7 +131,7 @@ class SimulatedMemoryLimits:
         """``nvmlDeviceGetMemoryLimits_v1``: it is written into *limits*."""
         cgroup = self._checked(node, gpu, limits)
         with self._lock:
-            values = self._found(node, gpu.bus_id, cgroup)
+            values = self._limits_of(node, gpu.bus_id, cgroup)
         limits.softLimit, limits.hardLimit, limits.currentUsed = values
 
     def allocate(
@@ -141,7 +141,7 @@ class SimulatedMemoryLimits:
         with self._lock:
             chain = self._counting(node, gpu.bus_id, cgroup)
             for parent in chain:
-                _, hard, used = self._found(node, gpu.bus_id, parent)
+                _, hard, used = self._limits_of(node, gpu.bus_id, parent)
                 if used + size_bytes > hard:
                     return None
             allocation = GpuAllocation(gpu.bus_id, size_bytes, chain)
@@ -153,7 +153,7 @@ class SimulatedMemoryLimits:
         with self._lock:
             _count(allocation, -1)
 
-    def _found(self, node: SimulatedNode, gpu: str, cgroup: Path) -> tuple[int, int, int]:
+    def _limits_of(self, node: SimulatedNode, gpu: str, cgroup: Path) -> tuple[int, int, int]:
         """Soft, hard, used: of *cgroup*, or of the nearest above it that has any of them."""
         if node.memory_limits == "dmem":
             holder = next((parent for parent in self._upwards(cgroup) if _has_dmem(parent)), None)

@@ -16,7 +16,7 @@
         below: pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0
         numa_node: 0
         mig: true                 # mode at the start, and from each change of it on
-        instances: [{profile: 1g.10gb, start: 0}]    # what somebody else cut
+        instances: [{profile: 1g.10gb, start: 0}]    # unmanaged
         processes: [{pid: 7, memory_bytes: 1024, gi: 1}]    # in that GPU instance
         virtualization: passthrough    # none, vgpu: as what the machine has the GPU
         persistence: true         # persistence mode
@@ -124,7 +124,7 @@ class SimulatedProcess(_Document):
 
 
 class UnmanagedInstance(_Document):
-    """A GPU instance that somebody else cut. It is there while MIG mode is on, from when its place
+    """An unmanaged GPU instance. It exists while MIG mode is on, once its place
     is free."""
 
     profile: str
@@ -153,7 +153,7 @@ class SimulatedGpu(_Document):
     mig_reset: Literal["works", "impossible"] = "works"
     hangs: bool = False  # calls for it return only when this is false again
     # Function, "compute-policy", or "*" for all -> NVML error. KILLED: whoever calls it dies before
-    # anything was done, and KILLED_AFTER, where it changes what is cut, when that was done.
+    # anything was done, and KILLED_AFTER, where it changes partitions, when that was done.
     fails: Mapping[str, str] = {}
 
     @pydantic.field_validator("fails", mode="before")
@@ -199,7 +199,7 @@ class SimulatedGpu(_Document):
 
     @property
     def geometry(self) -> BoardGeometry | None:
-        """How it can be cut."""
+        """How it can be partitioned."""
         return board_geometry(self.product)
 
     @property

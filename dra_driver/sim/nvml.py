@@ -351,7 +351,7 @@ class SimulatedNvml(ComputeInstanceFunctions):
 
 def _users(gpu: SimulatedGpu, mig: MigDevice | None) -> list[SimulatedProcess]:
     """Those of the GPU, or of an instance of it."""
-    return [process for process in gpu.processes if mig is None or process.gi == mig.cut.gi]
+    return [process for process in gpu.processes if mig is None or process.gi == mig.instance.gi]
 
 
 def _processes(gpu: SimulatedGpu, mig: MigDevice | None, kind: str) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import pynvml
 
+from dra_driver.model.gpus import Placement
+
 
 @dataclass(frozen=True, slots=True)
 class GpuHandle:
@@ -88,18 +90,24 @@ def dereference(reference: Any) -> Any:
     raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
+def placement_of(reference: Any) -> Placement | None:
+    """The placement that *reference* is about; None: it is NULL."""
+    structure = dereference(reference)
+    return None if structure is None else Placement(int(structure.start), int(structure.size))
+
+
 def fill_list(values: list[Any], reference: Any, count: Any) -> None:
     """Put *values* into an array and their number into *count*, as NVML's lists are read. NULL for
     the array: only the number."""
-    there, number = dereference(reference), dereference(count)
+    array, number = dereference(reference), dereference(count)
     if number is None:
         raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    if there is not None and not isinstance(there, ctypes.Array):
-        there = reference  # a pointer to the first: nobody knows how many there are
-    if isinstance(there, ctypes.Array) and len(there) < len(values):
+    if array is not None and not isinstance(array, ctypes.Array):
+        array = reference  # a pointer to the first: nobody knows how many there are
+    if isinstance(array, ctypes.Array) and len(array) < len(values):
         raise_nvml_error(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    for place, value in enumerate(values if there is not None else ()):
-        there[place] = value
+    for place, value in enumerate(values if array is not None else ()):
+        array[place] = value
     number.value = len(values)
 
 

@@ -1,4 +1,4 @@
-"""A simulated node whose GPUs are cut through our own door to NVML."""
+"""A simulated node whose GPUs are partitioned through our own door to NVML."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -24,7 +24,7 @@ def board(product: str = "H100-80-SXM", bus: str = BUS, **more: Any) -> Document
 
 
 class MigNode(Node):
-    """A node with one GPU, unless *gpus* says more, and what is cut of the first."""
+    """A node with one GPU, unless *gpus* says more, and the partitions of the first."""
 
     def __init__(
         self, directory: Path, *gpus: Document, patience: float = 0.0, deadline: float = 5.0
@@ -50,9 +50,9 @@ class MigNode(Node):
     @property
     def dynamic(self) -> DynamicState:
         self.nvml.system()
-        seen = self.nvml.dynamic_states([0])[0]
-        assert isinstance(seen, DynamicState), seen
-        return seen
+        state = self.nvml.dynamic_states([0])[0]
+        assert isinstance(state, DynamicState), state
+        return state
 
     @property
     def static(self) -> StaticInfo:
@@ -77,7 +77,7 @@ class MigNode(Node):
 
     @property
     def instances(self) -> list[str]:
-        """What is cut of the GPU, whole: "1g.10gb at 0"."""
+        """The whole instances of the GPU: "1g.10gb at 0"."""
         return [self.named(instance.key) for instance in self.dynamic.instances]
 
     def named(self, key: PartitionKey) -> str:
@@ -85,7 +85,7 @@ class MigNode(Node):
         return f"{name} at {key.start}"
 
     def fresh(self) -> SimulatedNvml:
-        """The same boards, with nothing cut of them but what the file says."""
+        """The same boards, without partitions but those of the file."""
         self.mig = MigStateStore(is_root=lambda: True)
         self.functions = SimulatedNvml(self.live, mig=self.mig)
         self.partitions = self.through(self.functions)

@@ -27,8 +27,8 @@ def write(tmp_path):
     return write
 
 
-def cut(profile, start, **more):
-    """A GPU of which somebody else cut this."""
+def with_instance(profile, start, **more):
+    """A GPU with this unmanaged instance."""
     return h100("1b", instances=[{"profile": profile, "start": start, **more}])
 
 
@@ -93,10 +93,10 @@ def test_every_problem_is_told_at_once_with_its_place(write):
             {"gpus": [{"product": "T4", "bus_id": "0000:01:00.0", "mig": True}]},
             "T4 has no MIG mode",
         ),
-        ({"gpus": [cut("2g.20gb", 1)]}, "instances: H100-80-SXM has no 2g.20gb at 1"),
-        ({"gpus": [cut("2g.10gb", 0)]}, "instances: H100-80-SXM has no 2g.10gb at 0"),
-        ({"gpus": [cut("2g.20gb", 0, compute=[2, 1])]}, "[2, 1] do not fit into 2g.20gb"),
-        ({"gpus": [cut("4g.40gb", 0, compute=[3])]}, "[3] do not fit into 4g.40gb"),
+        ({"gpus": [with_instance("2g.20gb", 1)]}, "instances: H100-80-SXM has no 2g.20gb at 1"),
+        ({"gpus": [with_instance("2g.10gb", 0)]}, "instances: H100-80-SXM has no 2g.10gb at 0"),
+        ({"gpus": [with_instance("2g.20gb", 0, compute=[2, 1])]}, "[2, 1] do not fit into 2g.20gb"),
+        ({"gpus": [with_instance("4g.40gb", 0, compute=[3])]}, "[3] do not fit into 4g.40gb"),
         ({"gpus": [h100("1b"), h100("1b")]}, "bus_id: 0000:1b:00.0 is there more than once"),
         ({"gpus": [h100("1b")], "nvlink": [[0, 1]]}, "nvlink: [0, 1] are not two of the 1 GPUs"),
         ({"gpus": [h100("1b")], "nvlink": [[0, 0]]}, "nvlink: [0, 0] are not two of the 1 GPUs"),

@@ -14,48 +14,58 @@ from dra_driver.sim.nvml_handles import MigHandle
 class MigDevice:
     """A compute instance as a device."""
 
-    seen: BoardSnapshot
-    cut: GpuInstanceState
+    snapshot: BoardSnapshot
+    instance: GpuInstanceState
     compute: ComputeInstanceState
 
     @property
     def profile(self) -> MigProfile:
-        return self.cut.partition(self.seen.board).profile
+        return self.instance.partition(self.snapshot.board).profile
 
     @property
     def uuid(self) -> str:
-        return uuid_of(self.seen.gpu, self.profile, self.cut, self.compute)
+        return uuid_of(self.snapshot.gpu, self.profile, self.instance, self.compute)
 
     @property
     def handle(self) -> MigHandle:
-        parent = self.seen.handle
+        parent = self.snapshot.handle
         compute = self.compute
-        return MigHandle(parent.session, parent.bus_id, self.cut.gi, compute.ci, compute.born)
+        return MigHandle(parent.session, parent.bus_id, self.instance.gi, compute.ci, compute.born)
 
 
 def uuid_of(
-    gpu: SimulatedGpu, profile: MigProfile, cut: GpuInstanceState, compute: ComputeInstanceState
+    gpu: SimulatedGpu,
+    profile: MigProfile,
+    instance: GpuInstanceState,
+    compute: ComputeInstanceState,
 ) -> str:
     """Of a MIG device."""
     minor, uuid = int(gpu.minor or 0), str(gpu.uuid)
     return mig_uuid(
-        MigUuidParts(minor, profile.number, cut.start, cut.gi, compute.ci, uuid_tag(uuid))
+        MigUuidParts(minor, profile.number, instance.start, instance.gi, compute.ci, uuid_tag(uuid))
     )
 
 
-def mig_devices(seen: BoardSnapshot) -> dict[int, MigDevice]:
+def mig_devices(snapshot: BoardSnapshot) -> dict[int, MigDevice]:
     """Of a board, by the index that NVML has for them: what goes leaves a hole."""
-    devices = [MigDevice(seen, cut, compute) for cut in seen.state.cuts for compute in cut.computes]
+    devices = [
+        MigDevice(snapshot, instance, compute)
+        for instance in snapshot.state.instances
+        for compute in instance.computes
+    ]
     return {
         device.compute.slot: device
         for device in sorted(devices, key=lambda device: device.compute.slot)
     }
 
 
-def find_mig_device(seen: BoardSnapshot, name: str) -> MigDevice | None:
+def find_mig_device(snapshot: BoardSnapshot, name: str) -> MigDevice | None:
     """The one that is called so, by its UUID or its place: "MIG-GPU-<uuid>/<gi>/<ci>"."""
-    for device in mig_devices(seen).values():
-        if name in (device.uuid, f"MIG-{seen.gpu.uuid}/{device.cut.gi}/{device.compute.ci}"):
+    for device in mig_devices(snapshot).values():
+        if name in (
+            device.uuid,
+            f"MIG-{snapshot.gpu.uuid}/{device.instance.gi}/{device.compute.ci}",
+        ):
             return device
     return None
 
@@ -67,11 +77,11 @@ class ListedMigDevices:
 
     _devices: dict[tuple[str, int, int], MigDevice] = field(default_factory=dict)
 
-    def at(self, seen: BoardSnapshot, index: int) -> MigDevice | None:
+    def at(self, snapshot: BoardSnapshot, index: int) -> MigDevice | None:
         """The one at this index now, or when it was last looked at."""
-        place = (seen.handle.bus_id, seen.handle.session, index)
-        if (there := mig_devices(seen).get(index)) is not None:
-            self._devices[place] = there
+        place = (snapshot.handle.bus_id, snapshot.handle.session, index)
+        if (device := mig_devices(snapshot).get(index)) is not None:
+            self._devices[place] = device
         return self._devices.get(place)
 
     def by_handle(self, handle: MigHandle) -> MigDevice | None:
@@ -80,6 +90,6 @@ class ListedMigDevices:
 
     def forget(self, compute: ComputeInstanceState) -> None:
         """This process has removed it."""
-        gone = [place for place, one in self._devices.items() if one.compute == compute]
+        gone = [place for place, device in self._devices.items() if device.compute == compute]
         for place in gone:
             del self._devices[place]

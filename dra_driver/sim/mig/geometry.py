@@ -21,7 +21,7 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BoardGeometry:
-    """How one kind of board can be cut."""
+    """How one kind of board can be partitioned."""
 
     units: int  # of memory
     slices: int  # of compute
@@ -31,7 +31,9 @@ class BoardGeometry:
     def engines(self) -> Engines:
         """What the whole board has for its instances."""
         every = [profile.engines for profile in self.profiles]
-        return Engines(*(max(getattr(one, name) for one in every) for name in Engines.__slots__))
+        return Engines(
+            *(max(getattr(engines, name) for engines in every) for name in Engines.__slots__)
+        )
 
     def named(self, name: str) -> MigProfile | None:
         """The profile of this name."""
@@ -47,7 +49,7 @@ class BoardGeometry:
 
 
 def board_geometry(product: str) -> BoardGeometry | None:
-    """Of a product of ``boards.yaml``; None: it cannot be cut."""
+    """Of a product of ``boards.yaml``; None: it cannot be partitioned."""
     return _by_product().get(product)
 
 
@@ -74,27 +76,27 @@ def _geometry(entry: Mapping[str, Any]) -> BoardGeometry:
 
 
 def _profile_of(name: str, row: Sequence[Any]) -> MigProfile:
-    said = dict(zip(COLUMNS, row, strict=True))
+    columns = dict(zip(COLUMNS, row, strict=True))
     return MigProfile(
         name=name,
-        id=said["id"],
-        number=said["number"],
-        slices=said["slices"],
-        most=said["most"],
-        memory_bytes=said["memory_mib"] << 20,
+        id=columns["id"],
+        number=columns["number"],
+        slices=columns["slices"],
+        most=columns["most"],
+        memory_bytes=columns["memory_mib"] << 20,
         engines=Engines(
-            said["multiprocessors"],
-            said["copy"],
-            said["decoders"],
-            said["encoders"],
-            said["jpeg"],
-            said["ofa"],
+            columns["multiprocessors"],
+            columns["copy"],
+            columns["decoders"],
+            columns["encoders"],
+            columns["jpeg"],
+            columns["ofa"],
         ),
-        placements=tuple(Placement(start, said["size"]) for start in said["starts"]),
+        placements=tuple(Placement(start, columns["size"]) for start in columns["starts"]),
     )
 
 
-# Slices of the compute instances that a GPU instance of so many slices can be cut into. A 4g has
+# Slices of the compute instances that a GPU instance of so many slices can have. A 4g has
 # no three, as nvidia-smi mig -lcip lists them.
 COMPUTE_SLICES: Final[Mapping[int, tuple[int, ...]]] = {
     1: (1,),
@@ -110,7 +112,7 @@ ONE_SLICE_REV1: Final = 7  # NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 
 def fits_on_board(board: BoardGeometry, existing: Collection[Partition], new: Partition) -> bool:
-    """Whether *wanted* can be cut beside what is there."""
+    """Whether *new* fits beside *existing*."""
     of_its_kind = sum(partition.profile.id == new.profile.id for partition in existing)
     overlaps = any(partition.placement.overlaps(new.placement) for partition in existing)
     if overlaps or of_its_kind >= new.profile.most:
@@ -129,15 +131,15 @@ def _within(board: BoardGeometry, profiles: Collection[MigProfile]) -> bool:
 
 
 def remaining_instances(
-    board: BoardGeometry, there: Collection[Partition], profile: MigProfile
+    board: BoardGeometry, existing: Collection[Partition], profile: MigProfile
 ) -> int:
-    """How many more of *profile* can be cut, one after the other from the first place on."""
-    cut = list(there)
+    """How many more of *profile* can be created, one after the other from the first place on."""
+    partitions = list(existing)
     for placement in profile.placements:
-        wanted = Partition(profile, placement)
-        if fits_on_board(board, cut, wanted):
-            cut.append(wanted)
-    return len(cut) - len(there)
+        partition = Partition(profile, placement)
+        if fits_on_board(board, partitions, partition):
+            partitions.append(partition)
+    return len(partitions) - len(existing)
 
 
 def instance_id(board: BoardGeometry, profile: MigProfile, used: Collection[int]) -> int:
@@ -178,14 +180,14 @@ def compute_instance_kinds(
     return tuple(kinds)
 
 
-def compute_instance_placements(slices: int, wanted: int) -> tuple[Placement, ...]:
-    """Where compute instances of *wanted* slices can begin in a GPU instance of *slices*; none: it
+def compute_instance_placements(slices: int, size: int) -> tuple[Placement, ...]:
+    """Where compute instances of *size* slices can begin in a GPU instance of *slices*; none: it
     has no such compute instances."""
-    if wanted not in COMPUTE_SLICES.get(slices, ()):
+    if size not in COMPUTE_SLICES.get(slices, ()):
         return ()
-    return tuple(Placement(start, wanted) for start in range(0, slices - wanted + 1, wanted))
+    return tuple(Placement(start, size) for start in range(0, slices - size + 1, size))
 
 
-def compute_instances_fit(slices: int, wanted: Collection[int]) -> bool:
+def compute_instances_fit(slices: int, sizes: Collection[int]) -> bool:
     """Whether a GPU instance of *slices* can have compute instances of these many slices."""
-    return sum(wanted) <= slices and set(wanted) <= set(COMPUTE_SLICES.get(slices, ()))
+    return sum(sizes) <= slices and set(sizes) <= set(COMPUTE_SLICES.get(slices, ()))

@@ -31,6 +31,7 @@ from dra_driver.sim.nvml_handles import (
     dereference,
     fill_list,
     kill_process,
+    placement_of,
     raise_nvml_error,
 )
 
@@ -48,7 +49,7 @@ def switch_mig_mode(state: BoardState, gpu: SimulatedGpu, on: bool) -> tuple[Boa
     """
     if gpu.virtualization == "vgpu":
         raise_nvml_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    in_use = bool(gpu.processes) or bool(state.cuts)
+    in_use = bool(gpu.processes) or bool(state.instances)
     if state.on == on:
         return replace(state, pending=on), _DONE
     if not keeps_mode(gpu):
@@ -92,41 +93,43 @@ class GpuInstanceFunctions(ABC):
     def _gpu(self, handle: Any, function: str) -> SimulatedGpu: ...
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
-        state = self._cuttable(device, "nvmlDeviceGetMigMode").state
+        state = self._snapshot(device, "nvmlDeviceGetMigMode").state
         return [int(state.on), int(state.pending)]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
-        seen = self._cuttable(device, "nvmlDeviceSetMigMode")
+        snapshot = self._snapshot(device, "nvmlDeviceSetMigMode")
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         status = int(pynvml.NVML_SUCCESS)
 
         def switch(state: BoardState) -> BoardState:
             nonlocal status
-            now, status = switch_mig_mode(state, seen.gpu, mode == pynvml.NVML_DEVICE_MIG_ENABLE)
+            now, status = switch_mig_mode(
+                state, snapshot.gpu, mode == pynvml.NVML_DEVICE_MIG_ENABLE
+            )
             return now
 
         self._refuse_user()
-        self._change(seen, switch)
+        self._change(snapshot, switch)
         return status
 
     def nvmlDeviceGetGpuInstanceProfileInfo(
         self, device: Any, profile: int, version: int = 2
     ) -> Any:
         suffix = "V" if version == 2 else ""
-        seen = self._cuttable(device, f"nvmlDeviceGetGpuInstanceProfileInfo{suffix}")
+        snapshot = self._snapshot(device, f"nvmlDeviceGetGpuInstanceProfileInfo{suffix}")
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        found = seen.board.numbered(profile)
-        if found is None:
+        named = snapshot.board.numbered(profile)
+        if named is None:
             raise_nvml_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return nvml_structures.gpu_instance_profile(found, version)
+        return nvml_structures.gpu_instance_profile(named, version)
 
     def nvmlDeviceGetGpuInstancePossiblePlacements(
         self, device: Any, profileId: int, placementsRef: Any, countRef: Any
     ) -> int:
-        seen = self._cuttable(device, "nvmlDeviceGetGpuInstancePossiblePlacements")
-        places = _profile(seen, profileId).placements
+        snapshot = self._snapshot(device, "nvmlDeviceGetGpuInstancePossiblePlacements")
+        places = _profile(snapshot, profileId).placements
         kind = pynvml.c_nvmlGpuInstancePlacement_t
         fill_list(
             [nvml_structures.placement(place, kind) for place in places], placementsRef, countRef
@@ -134,75 +137,82 @@ class GpuInstanceFunctions(ABC):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
-        seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceRemainingCapacity")
+        snapshot = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceRemainingCapacity")
         self._refuse_user()
-        profile = _profile(seen, profileId)
-        return remaining_instances(seen.board, seen.state.partitions(seen.board), profile)
+        profile = _profile(snapshot, profileId)
+        return remaining_instances(
+            snapshot.board, snapshot.state.partitions(snapshot.board), profile
+        )
 
     def nvmlDeviceCreateGpuInstance(self, device: Any, profileId: int) -> Any:
-        seen = self._in_mig_mode(device, "nvmlDeviceCreateGpuInstance")
-        profile = _profile(seen, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._cut(seen, profile, profile.placements)
+        snapshot = self._in_mig_mode(device, "nvmlDeviceCreateGpuInstance")
+        profile = _profile(snapshot, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._create(snapshot, profile, profile.placements)
 
     def nvmlDeviceCreateGpuInstanceWithPlacement(
         self, device: Any, profileId: int, placement: Any
     ) -> Any:
-        seen = self._in_mig_mode(device, "nvmlDeviceCreateGpuInstanceWithPlacement")
-        profile = _profile(seen, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        said = dereference(placement)
-        place = None if said is None else Placement(int(said.start), int(said.size))
+        snapshot = self._in_mig_mode(device, "nvmlDeviceCreateGpuInstanceWithPlacement")
+        profile = _profile(snapshot, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        place = placement_of(placement)
         if place not in profile.placements:
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._cut(seen, profile, (place,))
+        return self._create(snapshot, profile, (place,))
 
     def nvmlGpuInstanceDestroy(self, gpuInstance: Any) -> int:
-        seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceDestroy")
-        self._refuse_cutting()
-        _refuse_vgpu(seen)
+        snapshot, instance = self._instance(gpuInstance, "nvmlGpuInstanceDestroy")
+        self._refuse_user()
+        _refuse_vgpu(snapshot)
 
         def destroy(state: BoardState) -> BoardState:
-            found = _current_instance(state, cut)
-            if found.computes or any(process.gi == cut.gi for process in seen.gpu.processes):
+            current = _current_instance(state, instance)
+            if current.computes or any(
+                process.gi == instance.gi for process in snapshot.gpu.processes
+            ):
                 raise_nvml_error(pynvml.NVML_ERROR_IN_USE)
-            name = (cut.partition(seen.board).profile.name, cut.start)
-            ended = (*state.ended, name) if found.unmanaged else state.ended
+            name = (instance.partition(snapshot.board).profile.name, instance.start)
+            ended = (*state.ended, name) if current.unmanaged else state.ended
             return replace(
-                state, cuts=tuple(one for one in state.cuts if one != found), ended=ended
+                state,
+                instances=tuple(other for other in state.instances if other != current),
+                ended=ended,
             )
 
-        self._change(seen, destroy)
+        self._change(snapshot, destroy)
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetGpuInstances(
         self, device: Any, profileId: int, gpuInstancesRef: Any, countRef: Any
     ) -> int:
-        seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstances")
+        snapshot = self._in_mig_mode(device, "nvmlDeviceGetGpuInstances")
         self._refuse_user()
-        profile = _profile(seen, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        cuts = [one for one in seen.state.cuts if one.profile_id == profile.id]
+        profile = _profile(snapshot, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        instances = [each for each in snapshot.state.instances if each.profile_id == profile.id]
         if dereference(gpuInstancesRef) is None:
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        fill_list([self._pointer(seen, one) for one in cuts], gpuInstancesRef, countRef)
+        fill_list(
+            [self._pointer(snapshot, instance) for instance in instances], gpuInstancesRef, countRef
+        )
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetGpuInstanceById(self, device: Any, gpuInstanceId: int) -> Any:
-        seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceById")
+        snapshot = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceById")
         self._refuse_user()
-        cut = seen.state.cut(gpuInstanceId)
-        if cut is None:
+        instance = snapshot.state.instance(gpuInstanceId)
+        if instance is None:
             raise_nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
-        return self._pointer(seen, cut)
+        return self._pointer(snapshot, instance)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Any) -> Any:
-        seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetInfo")
+        snapshot, instance = self._instance(gpuInstance, "nvmlGpuInstanceGetInfo")
         info = pynvml.c_nvmlGpuInstanceInfo_t()
-        info.device = self._pointers.to(seen.handle, pynvml.c_nvmlDevice_t)
-        info.id, info.profileId = cut.gi, cut.profile_id
-        place = cut.partition(seen.board).placement
+        info.device = self._pointers.to(snapshot.handle, pynvml.c_nvmlDevice_t)
+        info.id, info.profileId = instance.gi, instance.profile_id
+        place = instance.partition(snapshot.board).placement
         info.placement = nvml_structures.placement(place, pynvml.c_nvmlGpuInstancePlacement_t)
         return info
 
-    def _cuttable(self, device: Any, function: str) -> BoardSnapshot:
+    def _snapshot(self, device: Any, function: str) -> BoardSnapshot:
         """A board that has a MIG mode."""
         gpu, device = self._gpu(device, function), self._pointers.device(device)
         if gpu.geometry is None:
@@ -211,86 +221,87 @@ class GpuInstanceFunctions(ABC):
         return BoardSnapshot(device, gpu, gpu.geometry, state, function)
 
     def _in_mig_mode(self, device: Any, function: str) -> BoardSnapshot:
-        seen = self._cuttable(device, function)
-        if not seen.state.on:
+        snapshot = self._snapshot(device, function)
+        if not snapshot.state.on:
             raise_nvml_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return seen
+        return snapshot
 
     def _instance(self, pointer: Any, function: str) -> tuple[BoardSnapshot, GpuInstanceState]:
         """What a pointer to a GPU instance leads to, as long as it is there."""
-        return self._there(self._pointers.read(pointer, _GI), function)
+        return self._resolve(self._pointers.read(pointer, _GI), function)
 
-    def _there(
+    def _resolve(
         self, handle: InstanceHandle, function: str
     ) -> tuple[BoardSnapshot, GpuInstanceState]:
-        seen = self._cuttable(GpuHandle(handle.session, handle.bus_id), function)
-        cut = seen.state.cut(handle.gi)
-        if cut is None or (handle.ci is None and cut.born != handle.born):
+        snapshot = self._snapshot(GpuHandle(handle.session, handle.bus_id), function)
+        instance = snapshot.state.instance(handle.gi)
+        if instance is None or (handle.ci is None and instance.born != handle.born):
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return seen, cut
+        return snapshot, instance
 
-    def _pointer(self, seen: BoardSnapshot, cut: GpuInstanceState) -> Any:
-        handle = InstanceHandle(seen.handle.session, seen.handle.bus_id, cut.gi, cut.born)
+    def _pointer(self, snapshot: BoardSnapshot, instance: GpuInstanceState) -> Any:
+        handle = InstanceHandle(
+            snapshot.handle.session, snapshot.handle.bus_id, instance.gi, instance.born
+        )
         return self._pointers.to(handle, _GI)
 
-    def _cut(self, seen: BoardSnapshot, profile: MigProfile, places: tuple[Placement, ...]) -> Any:
+    def _create(
+        self, snapshot: BoardSnapshot, profile: MigProfile, places: tuple[Placement, ...]
+    ) -> Any:
         """At the first of *places* that is free."""
         made: GpuInstanceState | None = None
 
         def create(state: BoardState) -> BoardState:
             nonlocal made
-            there = state.partitions(seen.board)
+            existing = state.partitions(snapshot.board)
             free = (
                 place
                 for place in places
-                if fits_on_board(seen.board, there, Partition(profile, place))
+                if fits_on_board(snapshot.board, existing, Partition(profile, place))
             )
             place = next(free, None)
             if not state.on or place is None:
                 raise_nvml_error(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-            gi = instance_id(seen.board, profile, {one.gi for one in state.cuts})
+            gi = instance_id(snapshot.board, profile, {other.gi for other in state.instances})
             made = GpuInstanceState(profile.id, place.start, gi, state.born + 1)
-            return state.with_cut(made)
+            return state.with_instance(made)
 
-        self._refuse_cutting()
-        _refuse_vgpu(seen)
-        self._change(seen, create)
+        self._refuse_user()
+        _refuse_vgpu(snapshot)
+        self._change(snapshot, create)
         assert made is not None
-        return self._pointer(seen, made)
+        return self._pointer(snapshot, made)
 
-    def _change(self, seen: BoardSnapshot, by: Callable[[BoardState], BoardState]) -> None:
+    def _change(self, snapshot: BoardSnapshot, by: Callable[[BoardState], BoardState]) -> None:
         """NVMLError, and nothing is changed."""
-        self._mig.change(self._node(), seen.gpu, by)
-        if seen.gpu.kills(seen.function, KILLED_AFTER):
+        self._mig.change(self._node(), snapshot.gpu, by)
+        if snapshot.gpu.kills(snapshot.function, KILLED_AFTER):
             kill_process()
 
     def _refuse_user(self) -> None:
+        """Root may, with the device node of mig/config or without it."""
         if not self._mig.is_root():
-            raise_nvml_error(pynvml.NVML_ERROR_NO_PERMISSION)
-
-    def _refuse_cutting(self) -> None:
-        if not self._mig.may_cut():
             raise_nvml_error(pynvml.NVML_ERROR_NO_PERMISSION)
 
 
 def _profile(
-    seen: BoardSnapshot, profile_id: int, otherwise: int = pynvml.NVML_ERROR_NOT_SUPPORTED
+    snapshot: BoardSnapshot, profile_id: int, otherwise: int = pynvml.NVML_ERROR_NOT_SUPPORTED
 ) -> MigProfile:
-    found = seen.board.profile(profile_id)
-    if found is None:
+    profile = snapshot.board.profile(profile_id)
+    if profile is None:
         raise_nvml_error(otherwise)
-    return found
+    return profile
 
 
-def _refuse_vgpu(seen: BoardSnapshot) -> None:
+def _refuse_vgpu(snapshot: BoardSnapshot) -> None:
     """Its guest divides GPU instances, and neither makes nor removes them."""
-    if seen.gpu.virtualization == "vgpu":
+    if snapshot.gpu.virtualization == "vgpu":
         raise_nvml_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _current_instance(state: BoardState, cut: GpuInstanceState) -> GpuInstanceState:
-    """*cut* as it is now; whoever was quicker may have destroyed it."""
-    found = state.cut(cut.gi)
-    if found is None or found.born != cut.born:
+def _current_instance(state: BoardState, instance: GpuInstanceState) -> GpuInstanceState:
+    """*instance* as it is now; whoever was quicker may have destroyed it."""
+    current = state.instance(instance.gi)
+    if current is None or current.born != instance.born:
         raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    return found
+    return current

@@ -42,11 +42,13 @@ def board_capability_files(gpu: SimulatedGpu, state: BoardState) -> dict[str, st
     """What is there for the instances of a GPU, below its own directory."""
     minor = int(gpu.minor or 0)
     files = {}
-    for cut in state.cuts:
-        home = f"mig/gi{cut.gi}"
-        files[f"{home}/access"] = _access(minor_of(minor, cut.gi))
-        for compute in cut.computes:
-            files[f"{home}/ci{compute.ci}/access"] = _access(minor_of(minor, cut.gi, compute.ci))
+    for instance in state.instances:
+        home = f"mig/gi{instance.gi}"
+        files[f"{home}/access"] = _access(minor_of(minor, instance.gi))
+        for compute in instance.computes:
+            files[f"{home}/ci{compute.ci}/access"] = _access(
+                minor_of(minor, instance.gi, compute.ci)
+            )
     return files
 
 
@@ -75,14 +77,14 @@ class MigHostFiles:
     def follow(self, node: SimulatedNode, gpu: SimulatedGpu, state: BoardState | None) -> None:
         """*state*: of *gpu* now; None: it is gone, or the driver is."""
         home = self.host / CAPABILITIES / f"gpu{gpu.minor}"
-        wanted = board_capability_files(gpu, state) if state else {}
+        expected = board_capability_files(gpu, state) if state else {}
         if home.is_dir():
             for file in [*home.rglob("access")]:
-                if str(file.relative_to(home)) not in wanted:
+                if str(file.relative_to(home)) not in expected:
                     # Not with its directories at once: who reads meanwhile finds all or nothing.
                     file.unlink(missing_ok=True)
                     _remove_empty(file.parent, home)
-        for path, content in wanted.items():
+        for path, content in expected.items():
             if not (home / path).exists():
                 put_file(home / path, content)
         if state is None:
@@ -98,7 +100,7 @@ class MigHostFiles:
 
 
 def open_mig_states(host: Path, is_root: Callable[[], bool] | None = None) -> MigStateStore:
-    """What is cut on the simulated host in *host*, with the files that follow it."""
+    """The partitions on the simulated host in *host*, with the files that follow it."""
     states = MigStateStore(host, followed=MigHostFiles(host).follow)
     if is_root is not None:
         states.is_root = is_root
@@ -108,27 +110,27 @@ def open_mig_states(host: Path, is_root: Callable[[], bool] | None = None) -> Mi
 def mig_lines(host: Path, node: SimulatedNode) -> Mapping[str, SmiMigLines]:
     """What nvidia-smi says of MIG, by UUID of the GPU, from what is kept in *host*."""
     states = MigStateStore(host)
-    found = {}
+    lines_by_gpu = {}
     for gpu in node.gpus:
-        if gpu.geometry is None or (state := states.kept(node, gpu)) is None:
+        if gpu.geometry is None or (state := states.saved(node, gpu)) is None:
             continue
-        lines = [line for cut in state.cuts for line in _lines(gpu, cut)]
-        found[str(gpu.uuid)] = SmiMigLines(state.on, state.pending, tuple(lines))
-    return found
+        lines = [line for instance in state.instances for line in _lines(gpu, instance)]
+        lines_by_gpu[str(gpu.uuid)] = SmiMigLines(state.on, state.pending, tuple(lines))
+    return lines_by_gpu
 
 
-def _lines(gpu: SimulatedGpu, cut: GpuInstanceState) -> list[str]:
+def _lines(gpu: SimulatedGpu, instance: GpuInstanceState) -> list[str]:
     board = gpu.geometry
     assert board is not None
-    minor, partition = int(gpu.minor or 0), cut.partition(board)
+    minor, partition = int(gpu.minor or 0), instance.partition(board)
     profile, place = partition.profile, partition.placement
-    cap = minor_of(minor, cut.gi)
-    fields = (f"MIG {profile.name}", profile.id, cut.gi, f"{place.start}:{place.size}")
+    cap = minor_of(minor, instance.gi)
+    fields = (f"MIG {profile.name}", profile.id, instance.gi, f"{place.start}:{place.size}")
     lines = ["|".join(map(str, ("gi", minor, cap, cap, *fields)))]
-    for compute in cut.computes:
-        name, uuid = device_name(profile, compute.slices), uuid_of(gpu, profile, cut, compute)
-        caps = capability_minors(minor, cut.gi, compute.ci)
-        lines.append("|".join(map(str, ("ci", minor, *caps, name, cut.gi, compute.ci, uuid))))
+    for compute in instance.computes:
+        name, uuid = device_name(profile, compute.slices), uuid_of(gpu, profile, instance, compute)
+        caps = capability_minors(minor, instance.gi, compute.ci)
+        lines.append("|".join(map(str, ("ci", minor, *caps, name, instance.gi, compute.ci, uuid))))
     return lines
 
 

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import astuple, dataclass
 from typing import Final
 
-CONFIG_MINOR: Final = 1  # of mig/config, which whoever cuts needs
+CONFIG_MINOR: Final = 1  # of mig/config, needed to create instances
 MONITOR_MINOR: Final = 2  # of mig/monitor
 GPU_INSTANCES_PER_GPU: Final = 15  # GPU instances of each GPU
 COMPUTE_INSTANCES_PER_GPU_INSTANCE: Final = 8  # compute instances of each GPU instance
@@ -79,5 +79,5 @@ def parse_mig_uuid(text: str) -> MigUuidParts | None:
     if not parts:
         return None
     _, minor, number, start, gi, ci, of_gpu = parts
-    said = MigUuidParts(minor, number, start & 0x3F, gi, ci, of_gpu)
-    return said if mig_uuid(said) == text else None
+    uuid_parts = MigUuidParts(minor, number, start & 0x3F, gi, ci, of_gpu)
+    return uuid_parts if mig_uuid(uuid_parts) == text else None

@@ -83,6 +83,6 @@ def device_name(profile: MigProfile, slices: int) -> str:
 
 def placement(place: Placement, kind: Any) -> Any:
     """In a structure of *kind*."""
-    found = kind()
-    found.start, found.size = place.start, place.size
-    return found
+    structure = kind()
+    structure.start, structure.size = place.start, place.size
+    return structure

@@ -1,20 +1,21 @@
-"""What was cut of simulated GPUs and their MIG mode, kept as a driver keeps it.
+"""MIG mode and instances of simulated GPUs, kept as a driver keeps them.
 
-It outlives the process that changed it, and goes with the driver or the GPU; boards before Hopper
+They outlive the process that changed them, and go with the driver or the GPU; boards before Hopper
 keep the mode. Several processes can use the same host.
 """
 
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+import pydantic
 
 from dra_driver.base.files import write_atomically
 from dra_driver.model.gpus import Partition, Placement
@@ -70,31 +71,33 @@ class BoardState:
 
     on: bool
     pending: bool
-    said: bool  # what the node file said of the mode
+    specified: bool  # whether the node file has the mode on
     born: int = 0  # how many instances there have been
-    cuts: tuple[GpuInstanceState, ...] = ()  # by number
-    ended: tuple[tuple[str, int], ...] = ()  # of the node file, and destroyed all the same
+    instances: tuple[GpuInstanceState, ...] = ()  # by number
+    ended: tuple[tuple[str, int], ...] = ()  # of the node file, but destroyed
     needs_reset: bool = False  # and does nothing before the driver is loaded anew
 
-    def cut(self, gi: int) -> GpuInstanceState | None:
+    def instance(self, gi: int) -> GpuInstanceState | None:
         """The GPU instance of that number."""
-        return next((instance for instance in self.cuts if instance.gi == gi), None)
+        return next((instance for instance in self.instances if instance.gi == gi), None)
 
     def free_slots(self) -> Iterator[int]:
         """Indices that no MIG device has, from the lowest on."""
-        used = {compute.slot for cut in self.cuts for compute in cut.computes}
+        used = {compute.slot for instance in self.instances for compute in instance.computes}
         return (slot for slot in itertools.count() if slot not in used)
 
     def partitions(self, board: BoardGeometry) -> list[Partition]:
-        return [one.partition(board) for one in self.cuts]
+        return [instance.partition(board) for instance in self.instances]
 
-    def with_cut(self, cut: GpuInstanceState) -> "BoardState":
-        """With *cut*, instead of the one of that number."""
-        rest_of_instances = [instance for instance in self.cuts if instance.gi != cut.gi]
-        cuts = tuple(sorted([*rest_of_instances, cut], key=lambda instance: instance.gi))
-        born = max([self.born, cut.born, *(compute.born for compute in cut.computes)])
-        return replace(self, cuts=cuts, born=born)
+    def with_instance(self, instance: GpuInstanceState) -> "BoardState":
+        """With *instance*, in place of the one of that number."""
+        others = [other for other in self.instances if other.gi != instance.gi]
+        instances = tuple(sorted([*others, instance], key=lambda each: each.gi))
+        born = max([self.born, instance.born, *(compute.born for compute in instance.computes)])
+        return replace(self, instances=instances, born=born)
 
+
+_CODEC: Final = pydantic.TypeAdapter(BoardState)
 
 Followed = Callable[[SimulatedNode, SimulatedGpu, BoardState | None], None]
 
@@ -106,24 +109,20 @@ class MigStateStore:
     host: Path | None = None
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     followed: Followed = lambda node, gpu, state: None  # told of each change; None: it is gone
-    _kept: dict[str, BoardState] = field(default_factory=dict)
+    _states: dict[str, BoardState] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
 
-    def may_cut(self) -> bool:
-        """Whoever is root may, with the device node of mig/config or without it."""
-        return self.is_root()
-
-    def may_enter(self, gpu: SimulatedGpu, cut: GpuInstanceState) -> bool:
+    def may_enter(self, gpu: SimulatedGpu, instance: GpuInstanceState) -> bool:
         """Whether something can be made in a GPU instance: the device node of its capability is
         there."""
         if self.host is None:
             return True
-        minor = minor_of(int(gpu.minor or 0), cut.gi)
+        minor = minor_of(int(gpu.minor or 0), instance.gi)
         return (self.host / f"dev/nvidia-caps/nvidia-cap{minor}").exists()
 
     def read(self, node: SimulatedNode, gpu: SimulatedGpu) -> BoardState:
         """The board now, after what the node file has happen to it."""
-        before = self.kept(node, gpu)
+        before = self.saved(node, gpu)
         if before is not None and _follow_node(before, gpu) == before:
             return before
         return self.change(node, gpu, lambda state: state)
@@ -133,7 +132,7 @@ class MigStateStore:
     ) -> BoardState:
         """Have *by* change the board; nobody else does meanwhile."""
         with self._lock, self._locked():
-            before = self.kept(node, gpu)
+            before = self.saved(node, gpu)
             now = _follow_node(before or self._first(gpu), gpu)
             after = _follow_node(by(now), gpu)
             if after != before:
@@ -151,7 +150,7 @@ class MigStateStore:
             if gpu.listed and node.driver == "ready":
                 state = self.read(node, gpu)
             else:
-                self._kept.pop(str(gpu.uuid), None)
+                self._states.pop(str(gpu.uuid), None)
             with contextlib.suppress(PermissionError):
                 self.followed(node, gpu, state)  # a crash may have kept it from that
 
@@ -160,28 +159,29 @@ class MigStateStore:
         on = gpu.mig
         if self.host is not None and keeps_mode(gpu):
             with contextlib.suppress(OSError):
-                said, kept = (self._settings() / MIG_MODE_FILE.format(gpu.uuid)).read_text().split()
-                on = kept == "on" if (said == "on") == gpu.mig else gpu.mig
+                file = self._settings() / MIG_MODE_FILE.format(gpu.uuid)
+                specified, mode = file.read_text().split()
+                on = mode == "on" if (specified == "on") == gpu.mig else gpu.mig
         return BoardState(on, on, gpu.mig)
 
-    def kept(self, node: SimulatedNode, gpu: SimulatedGpu) -> BoardState | None:
+    def saved(self, node: SimulatedNode, gpu: SimulatedGpu) -> BoardState | None:
         """The board when it was last changed; None: the driver has not looked at it yet."""
         if self.host is None:
-            return self._kept.get(str(gpu.uuid))
+            return self._states.get(str(gpu.uuid))
         try:
-            return _decoded(json.loads(self._file(node, gpu).read_text()))
+            return _CODEC.validate_json(self._file(node, gpu).read_bytes())
         except FileNotFoundError:
             return None
 
     def _save(self, node: SimulatedNode, gpu: SimulatedGpu, state: BoardState) -> None:
         if self.host is None:
-            self._kept[str(gpu.uuid)] = state
+            self._states[str(gpu.uuid)] = state
             return
         # The host tidies up in the directories below, and would take a file that is half written.
         aside = self._settings()
-        put_file(self._file(node, gpu), json.dumps(asdict(state)), aside=aside)
+        put_file(self._file(node, gpu), _CODEC.dump_json(state).decode(), aside=aside)
         if keeps_mode(gpu):
-            words = ("on" if one else "off" for one in (state.said, state.pending))
+            words = ("on" if mode else "off" for mode in (state.specified, state.pending))
             put_file(aside / MIG_MODE_FILE.format(gpu.uuid), " ".join(words), aside=aside)
 
     @contextlib.contextmanager
@@ -215,62 +215,53 @@ def keeps_mode(gpu: SimulatedGpu) -> bool:
 
 
 def _follow_node(state: BoardState, gpu: SimulatedGpu) -> BoardState:
-    """After what the node file says of the mode, and of instances that others cut."""
-    if gpu.mig != state.said:
-        state = replace(state, on=gpu.mig, pending=gpu.mig, said=gpu.mig)
+    """After what the node file says of the mode, and of unmanaged instances."""
+    if gpu.mig != state.specified:
+        state = replace(state, on=gpu.mig, pending=gpu.mig, specified=gpu.mig)
     if not state.on:
-        return replace(state, cuts=())
-    named = {(instance.profile, instance.start): instance for instance in gpu.instances}
-    ended = tuple(one for one in state.ended if one in named)
-    kept = tuple(
-        one for one in state.cuts if not one.unmanaged or _profile_and_start(gpu, one) in named
+        return replace(state, instances=())
+    unmanaged = {(instance.profile, instance.start): instance for instance in gpu.instances}
+    ended = tuple(name for name in state.ended if name in unmanaged)
+    instances = tuple(
+        instance
+        for instance in state.instances
+        if not instance.unmanaged or _profile_and_start(gpu, instance) in unmanaged
     )
-    state = replace(state, cuts=kept, ended=ended)
-    there = {_profile_and_start(gpu, one) for one in kept}
-    for name, wanted in named.items():
-        if name not in there and name not in ended:
-            state = _with_foreign(state, gpu, wanted)
+    state = replace(state, instances=instances, ended=ended)
+    existing = {_profile_and_start(gpu, instance) for instance in instances}
+    for name, new in unmanaged.items():
+        if name not in existing and name not in ended:
+            state = _with_unmanaged(state, gpu, new)
     return state
 
 
-def _profile_and_start(gpu: SimulatedGpu, cut: GpuInstanceState) -> tuple[str, int]:
+def _profile_and_start(gpu: SimulatedGpu, instance: GpuInstanceState) -> tuple[str, int]:
     board = gpu.geometry
     assert board is not None
-    return cut.partition(board).profile.name, cut.start
+    return instance.partition(board).profile.name, instance.start
 
 
-def _with_foreign(state: BoardState, gpu: SimulatedGpu, wanted: UnmanagedInstance) -> BoardState:
+def _with_unmanaged(state: BoardState, gpu: SimulatedGpu, new: UnmanagedInstance) -> BoardState:
     board = gpu.geometry
-    profile = board.named(wanted.profile) if board else None
+    profile = board.named(new.profile) if board else None
     assert board is not None
     assert profile is not None  # the node file was read
-    place = Placement(wanted.start, profile.size)
+    place = Placement(new.start, profile.size)
     if not fits_on_board(board, state.partitions(board), Partition(profile, place)):
         return state
-    gi = instance_id(board, profile, {one.gi for one in state.cuts})
+    gi = instance_id(board, profile, {instance.gi for instance in state.instances})
     kinds = compute_instance_kinds(board, profile)
     by_slices = {kind.slices: kind for kind in reversed(kinds)}
-    its = kinds[-1:] if wanted.compute is None else [by_slices[size] for size in wanted.compute]
+    new_kinds = kinds[-1:] if new.compute is None else [by_slices[size] for size in new.compute]
     born, start, computes, slots = state.born + 1, 0, [], state.free_slots()
-    for ci, kind in enumerate(its):
+    for ci, kind in enumerate(new_kinds):
         computes.append(
             ComputeInstanceState(ci, start, kind.slices, born + 1 + ci, kind.number, next(slots))
         )
         start += kind.slices
-    return state.with_cut(
-        GpuInstanceState(profile.id, wanted.start, gi, born, True, tuple(computes))
+    return state.with_instance(
+        GpuInstanceState(profile.id, new.start, gi, born, True, tuple(computes))
     )
-
-
-def _decoded(said: Mapping[str, Any]) -> BoardState:
-    cuts = [
-        GpuInstanceState(
-            **{**one, "computes": tuple(ComputeInstanceState(**each) for each in one["computes"])}
-        )
-        for one in said["cuts"]
-    ]
-    ended = tuple((name, start) for name, start in said["ended"])
-    return BoardState(**{**said, "cuts": tuple(cuts), "ended": ended})
 
 
 def put_file(file: Path, text: str, mode: int = 0o644, aside: Path | None = None) -> None:

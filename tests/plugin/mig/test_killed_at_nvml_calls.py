@@ -1,5 +1,5 @@
-"""Killed at each call of NVML while a GPU is cut for a claim or by a layout, the next process makes
-it good: all of the plugin that changes GPUs, over simulated NVML."""
+"""Killed at each call of NVML while a GPU is partitioned for a claim or by a layout, the next
+process finishes the change: all of the plugin that changes GPUs, over simulated NVML."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import pytest
 
 from dra_driver.model.mig_layouts import LayoutState
 from dra_driver.node.nvml.api import NvmlFunctions
-from tests.fakes.cut_node import CutNode
 from tests.fakes.mortal import Killed
 from tests.fakes.nvml_calls import (
     AT_A_LOOK,
@@ -20,18 +19,19 @@ from tests.fakes.nvml_calls import (
     OF_NO_GPU,
     REMOVES,
 )
+from tests.fakes.partitioned_node import PartitionedNode
 
 SHUTDOWN = "nvmlShutdown"  # comes as the process ends, or for a new session
 PARTITION = "gpu-0-mig-1g10gb-19-0"
 WHOLE: tuple[bool, tuple[tuple[int, int, int], ...]] = (False, ())
-CUT = (True, ((19, 0, 1),))
+PARTITIONED = (True, ((19, 0, 1),))
 HALVES = (True, ((9, 0, 1), (9, 4, 1)))
 
 
-def layout(name: str) -> Callable[[CutNode], None]:
-    def apply(node: CutNode) -> None:
+def layout(name: str) -> Callable[[PartitionedNode], None]:
+    def apply(node: PartitionedNode) -> None:
         node.label = name
-        assert node.keep().state is LayoutState.SUCCESS
+        assert node.apply_layout().state is LayoutState.SUCCESS
 
     return apply
 
@@ -40,19 +40,19 @@ def layout(name: str) -> Callable[[CutNode], None]:
 class Change:
     """How a GPU gets from one state to another, and back."""
 
-    act: Callable[[CutNode], object]
-    back: Callable[[CutNode], object]
+    act: Callable[[PartitionedNode], object]
+    back: Callable[[PartitionedNode], object]
     before: object
     after: object
     changes: tuple[str, ...]  # the functions that do it
     reads: frozenset[str]  # the functions that only read, of which one call is killed
 
 
-def prepare(node: CutNode) -> None:
+def prepare(node: PartitionedNode) -> None:
     assert [prepared.device for prepared in node.prepare(PARTITION)] == [PARTITION]
 
 
-def unprepare(node: CutNode) -> None:
+def unprepare(node: PartitionedNode) -> None:
     node.unprepare()
 
 
@@ -62,8 +62,8 @@ BETWEEN = AT_WORK | BEFORE_A_LAYOUT  # a layout begins and ends with looks, whic
 BOTH_HALVES = (CUTS[0], *CUTS[1:], *CUTS[1:])
 BOTH_GO = (*REMOVES[:2], *REMOVES[:2], REMOVES[2])
 CASES = {
-    "prepared": Change(prepare, unprepare, WHOLE, CUT, CUTS, EVERY),
-    "given back": Change(unprepare, prepare, CUT, WHOLE, REMOVES, EVERY),
+    "prepared": Change(prepare, unprepare, WHOLE, PARTITIONED, CUTS, EVERY),
+    "given back": Change(unprepare, prepare, PARTITIONED, WHOLE, REMOVES, EVERY),
     "halved": Change(halve, make_whole, WHOLE, HALVES, BOTH_HALVES, BETWEEN),
     "made whole": Change(make_whole, halve, HALVES, WHOLE, BOTH_GO, BETWEEN),
 }
@@ -71,7 +71,7 @@ CASES = {
 
 @pytest.fixture
 def node(tmp_path):
-    node = CutNode(tmp_path)
+    node = PartitionedNode(tmp_path)
     yield node
     node.stop()
 
@@ -80,9 +80,9 @@ def begun(node, case):
     """A process has looked at the node, which is as it is before the change."""
     node.start()
     node.look()
-    if node.cut != case.before:
+    if node.partitions != case.before:
         case.back(node)
-    assert node.cut == case.before
+    assert node.partitions == case.before
 
 
 def calls_of(node, case):
@@ -98,20 +98,20 @@ def calls_of(node, case):
 def moments(calls, reads):
     """Where to die: at the first call of each of these functions that only read, and at every
     change, before it and when it is done."""
-    seen = set()
+    called = set()
     for number, name in enumerate(calls):
-        if name in CHANGES or name in reads - seen:
+        if name in CHANGES or name in reads - called:
             yield number, name, False
         if name in CHANGES:
             yield number, name, True
-        seen.add(name)
+        called.add(name)
 
 
 @pytest.mark.point(84)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_killed_at_a_call_of_any_function_the_next_process_makes_the_change(node, case):
     start, calls = calls_of(node, case)
-    assert node.cut == case.after
+    assert node.partitions == case.after
     assert [name for name in calls if name in CHANGES] == list(case.changes)
 
     for number, name, carried_out in moments(calls, case.reads):
@@ -126,8 +126,8 @@ def test_killed_at_a_call_of_any_function_the_next_process_makes_the_change(node
         node.look()
         case.act(node)
 
-        assert node.cut == case.after, where
-        assert len(node.specs) == len(node.ledger.records()) == (case.after == CUT), where
+        assert node.partitions == case.after, where
+        assert len(node.specs) == len(node.ledger.records()) == (case.after == PARTITIONED), where
 
 
 def test_the_functions_that_are_called_are_those_at_which_it_is_killed(node):

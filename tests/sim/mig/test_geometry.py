@@ -1,4 +1,4 @@
-"""The table of what boards can be cut into is consistent, and says what of it was never seen."""
+"""The table of how boards can be partitioned is consistent, and says what was never seen."""
 
 import doctest
 import itertools
@@ -115,9 +115,9 @@ def test_what_is_guessed_is_of_the_board_and_nowhere_said_to_be_the_sisters(fami
     assert not cells & set(assumed(family))
     for column, name in cells:
         row = rows(family)[name]
-        alike = [other for other in rows(family).values() if other["size"] == row["size"]]
+        alike = [each for each in rows(family).values() if each["size"] == row["size"]]
         if column == "memory_mib":  # as much as others of as many units
-            assert {other[column] for other in alike} == {row[column]}
+            assert {each[column] for each in alike} == {row[column]}
         else:
             assert column == "id"
 
@@ -161,17 +161,16 @@ def test_a_gpu_instance_can_be_filled_by_one_compute_instance(slices):
 
 def test_a_uuid_says_what_it_is_and_nothing_else_is_taken_for_one():
     parts = MigUuidParts(minor=300, number=17, start=11, gi=14, ci=7, tag=uuid_tag("GPU-a"))
-    text = mig_uuid(parts)
-    assert parse_mig_uuid(text) == parts
+    uuid = mig_uuid(parts)
+    assert parse_mig_uuid(uuid) == parts
     assert parts.is_of("GPU-a")
     assert not parts.is_of("GPU-b")
-    changed = text[:-1] + ("0" if text[-1] != "0" else "1")
-    unusable = text.replace("-8", "-8 ", 1)[: len(text)]
-    for other in ("", "GPU-a", text.upper(), changed, unusable, "MIG-" + "x" * 36):
-        assert parse_mig_uuid(other) is None
-    foreign = "MIG-ecec8837-aaaa-5002-8401-00000001fd68"
-    assert parse_mig_uuid(foreign) is None
+    changed = uuid[:-1] + ("0" if uuid[-1] != "0" else "1")
+    unusable = uuid.replace("-8", "-8 ", 1)[: len(uuid)]
+    real = "MIG-ecec8837-aaaa-5002-8401-00000001fd68"
+    for text in ("", "GPU-a", uuid.upper(), changed, unusable, "MIG-" + "x" * 36, real):
+        assert parse_mig_uuid(text) is None
 
 
 def test_the_documentation_is_true():
-    assert doctest.testmod(identifiers).failed == doctest.testmod(identifiers).failed == 0
+    assert doctest.testmod(identifiers).failed == 0

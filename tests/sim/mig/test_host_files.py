@@ -1,4 +1,4 @@
-"""What is cut outlives the process that cut it, and the files of the host follow."""
+"""Instances outlive the process that created them, and the files of the host follow."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ PROC = "proc/driver/nvidia/capabilities"
 
 
 class Host(Node):
-    """A node whose host keeps what is cut."""
+    """A node whose host keeps its instances."""
 
     def __init__(self, directory, **more):
         super().__init__(directory, {"gpus": [h100("1b"), dict(A100, **more)]})
@@ -38,7 +38,7 @@ class Host(Node):
     def device(self, index):
         return self.functions.nvmlDeviceGetHandleByIndex(index)
 
-    def cut(self, index, profile, start, size, filled=True):
+    def create(self, index, profile, start, size, filled=True):
         place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
         create = self.functions.nvmlDeviceCreateGpuInstanceWithPlacement
         made = create(self.device(index), profile, byref(place))
@@ -101,8 +101,8 @@ def host(tmp_path):
     return Host(tmp_path)
 
 
-def test_instances_outlive_the_process_that_cut_them(host):
-    host.cut(AMPERE, 14, 2, 2)
+def test_instances_outlive_the_process_that_created_them(host):
+    host.create(AMPERE, 14, 2, 2)
     before = host.instances(AMPERE)
     host.again()
     assert host.instances(AMPERE) == before
@@ -111,18 +111,18 @@ def test_instances_outlive_the_process_that_cut_them(host):
     assert host.instances(AMPERE) == before
 
 
-def test_of_two_processes_each_sees_at_once_what_the_other_cut(host):
-    other = SimulatedNvml(LiveNode(host.file), mig=open_mig_states(host.root, lambda: True))
-    other.nvmlInit()
-    gi = host.cut(AMPERE, 14, 2, 2)
-    device = other.nvmlDeviceGetHandleByIndex(AMPERE)
-    other.nvmlDeviceGetGpuInstanceById(device, gi)
+def test_of_two_processes_each_sees_at_once_what_the_other_created(host):
+    second = SimulatedNvml(LiveNode(host.file), mig=open_mig_states(host.root, lambda: True))
+    second.nvmlInit()
+    gi = host.create(AMPERE, 14, 2, 2)
+    device = second.nvmlDeviceGetHandleByIndex(AMPERE)
+    second.nvmlDeviceGetGpuInstanceById(device, gi)
     host.remove(AMPERE, gi)
     with pytest.raises(pynvml.NVMLError_NotFound):
-        other.nvmlDeviceGetGpuInstanceById(device, gi)
+        second.nvmlDeviceGetGpuInstanceById(device, gi)
 
 
-def _cut_all(file, root):
+def _create_all(file, root):
     live = LiveNode(file)
     nvml = SimulatedNvml(live, mig=open_mig_states(root, lambda: True))
     nvml.nvmlInit()
@@ -136,9 +136,9 @@ def _cut_all(file, root):
     return made
 
 
-def test_processes_that_cut_at_the_same_time_never_get_the_same_place(host):
+def test_processes_that_create_at_the_same_time_never_get_the_same_place(host):
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        made = pool.starmap(_cut_all, [(host.file, host.root)] * 3)
+        made = pool.starmap(_create_all, [(host.file, host.root)] * 3)
     assert sum(made) == 7
     starts = {
         host.functions.nvmlGpuInstanceGetInfo(
@@ -152,7 +152,7 @@ def test_processes_that_cut_at_the_same_time_never_get_the_same_place(host):
 def test_instances_go_with_the_driver_and_the_mode_only_since_hopper(host):
     host.functions.nvmlDeviceSetMigMode(host.device(HOPPER), 1)
     for index in (HOPPER, AMPERE):
-        host.cut(index, 19, 0, 1)
+        host.create(index, 19, 0, 1)
     host.reload()
     assert host.mode(HOPPER) == [0, 0]
     assert host.mode(AMPERE) == [1, 1]
@@ -193,7 +193,7 @@ def test_what_the_node_file_says_of_the_mode_later_counts_more_than_what_the_boa
 
 
 def test_capabilities_lead_to_device_nodes_that_nvidia_modprobe_makes(host):
-    gi = host.cut(AMPERE, 14, 2, 2)
+    gi = host.create(AMPERE, 14, 2, 2)
     files = [f"gpu1/mig/gi{gi}/access", f"gpu1/mig/gi{gi}/ci0/access"]
     assert host.capabilities() == [*files, "mig/config", "mig/monitor"]
     numbers = capability_minors(1, gi, 0)
@@ -232,17 +232,17 @@ def test_capability_nodes_go_with_the_driver(host):
     assert not (host.root / PROC / "mig").exists()
 
 
-def test_root_cuts_without_the_node_of_mig_config_and_makes_nothing_in_an_instance_without_its_own(
+def test_root_needs_the_device_node_of_an_instance_and_not_that_of_mig_config(
     host,
 ):
-    gi = host.cut(AMPERE, 14, 2, 2, filled=False)
+    gi = host.create(AMPERE, 14, 2, 2, filled=False)
     assert not (host.root / "dev/nvidia-caps/nvidia-cap1").exists()
-    there = host.functions.nvmlDeviceGetGpuInstanceById(host.device(AMPERE), gi)
+    instance = host.functions.nvmlDeviceGetGpuInstanceById(host.device(AMPERE), gi)
     with pytest.raises(pynvml.NVMLError_NoPermission):
-        host.functions.nvmlGpuInstanceCreateComputeInstance(there, 1)
+        host.functions.nvmlGpuInstanceCreateComputeInstance(instance, 1)
     assert host.instances(AMPERE) == []
     host.allow(AMPERE, gi)
-    host.functions.nvmlGpuInstanceCreateComputeInstance(there, 1)
+    host.functions.nvmlGpuInstanceCreateComputeInstance(instance, 1)
     assert len(host.instances(AMPERE)) == 1
     host.remove(AMPERE, gi)
     assert host.instances(AMPERE) == []
@@ -258,8 +258,8 @@ def test_no_two_capabilities_have_the_same_number():
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_nvidia_smi_lists_mig_devices_below_their_gpu(host, shell):
-    host.cut(AMPERE, 9, 4, 4)
-    host.cut(AMPERE, 19, 0, 1)
+    host.create(AMPERE, 9, 4, 4)
+    host.create(AMPERE, 19, 0, 1)
     large, small = host.instances(AMPERE)
     done = host.smi("-L", shell=shell)
     assert (done.returncode, done.stderr) == (0, "")
@@ -271,8 +271,8 @@ def test_nvidia_smi_lists_mig_devices_below_their_gpu(host, shell):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_nvidia_smi_lists_gpu_instances_with_and_without_compute_instances(host, shell):
-    host.cut(AMPERE, 9, 4, 4)
-    host.cut(AMPERE, 19, 0, 1, filled=False)
+    host.create(AMPERE, 9, 4, 4)
+    host.create(AMPERE, 19, 0, 1, filled=False)
     done = host.smi("mig", "-lgi", shell=shell)
     rows = [line.strip("| ").split() for line in done.stdout.splitlines() if " MIG " in line]
     assert rows == [
@@ -299,7 +299,7 @@ def test_nvidia_smi_shows_the_mode_and_what_is_pending(host):
 
 
 def test_in_a_container_nvidia_smi_lists_the_instances_whose_device_nodes_are_there(host, tmp_path):
-    first, second = host.cut(AMPERE, 19, 0, 1), host.cut(AMPERE, 19, 1, 1)
+    first, second = host.create(AMPERE, 19, 0, 1), host.create(AMPERE, 19, 1, 1)
     inside = tmp_path / "container"
     (inside / "usr/bin").mkdir(parents=True)
     (inside / "dev/nvidia-caps").mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_in_a_container_nvidia_smi_lists_the_instances_whose_device_nodes_are_th
     for name in ("nvidiactl", "nvidia1", *caps):
         (inside / "dev" / name).touch()
     uuid = host.instances(AMPERE)[1]
-    host.cut(AMPERE, 19, 2, 1)  # later: what was mounted stays what it was
+    host.create(AMPERE, 19, 2, 1)  # later: what was mounted stays what it was
     lines = host.smi("-L", root=inside).stdout.splitlines()
     assert lines[1:] == [f"  MIG 1g.5gb      Device  0: (UUID: {uuid})"]
     assert first != second
@@ -327,7 +327,7 @@ def test_files_of_instances_are_there_again_when_the_host_is_made_anew(tmp_path)
 
 
 def test_what_a_crash_left_undone_is_done_by_the_next_process(host):
-    gi = host.cut(AMPERE, 14, 2, 2)
+    gi = host.create(AMPERE, 14, 2, 2)
     (host.root / PROC / f"gpu1/mig/gi{gi}/access").unlink()
     smi = host.root / "usr/bin/nvidia-smi"
     smi.write_text(smi.read_text().replace("MIG 2g.10gb", "MIG 1g.5gb"))
@@ -337,7 +337,7 @@ def test_what_a_crash_left_undone_is_done_by_the_next_process(host):
 
 
 def test_while_nothing_changes_nothing_is_written(host):
-    host.cut(AMPERE, 14, 2, 2)
+    host.create(AMPERE, 14, 2, 2)
     before = {file: file.stat().st_ino for file in host.root.rglob("*")}
     host.again()
     assert host.mode(AMPERE) == [1, 1]

@@ -42,7 +42,7 @@ def at(start, size):
     return byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size))
 
 
-def cut(nvml, device, profile, start, size):
+def create_gi(nvml, device, profile, start, size):
     return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile, at(start, size))
 
 
@@ -96,8 +96,8 @@ def test_placements_are_told_whether_the_mode_is_on_or_off(nvml, hopper, ampere)
     refused("InvalidArgument", ask, hopper, 14, 5, byref(c_uint()))
 
 
-def test_an_instance_is_cut_filled_found_and_destroyed_again(nvml, ampere):
-    made = cut(nvml, ampere, 9, 4, 4)
+def test_an_instance_is_created_filled_found_and_destroyed_again(nvml, ampere):
+    made = create_gi(nvml, ampere, 9, 4, 4)
     info = nvml.nvmlGpuInstanceGetInfo(made)
     assert (info.profileId, info.placement.start, info.placement.size) == (9, 4, 4)
     compute = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 2, 0)
@@ -124,10 +124,10 @@ def test_an_instance_is_cut_filled_found_and_destroyed_again(nvml, ampere):
     refused("NotFound", nvml.nvmlDeviceGetGpuInstanceById, ampere, info.id)
 
 
-def test_what_is_cut_again_at_the_same_place_is_another_instance(nvml, ampere):
-    first = cut(nvml, ampere, 19, 3, 1)
+def test_what_is_created_again_at_the_same_place_is_another_instance(nvml, ampere):
+    first = create_gi(nvml, ampere, 19, 3, 1)
     nvml.nvmlGpuInstanceDestroy(first)
-    second = cut(nvml, ampere, 19, 3, 1)
+    second = create_gi(nvml, ampere, 19, 3, 1)
     assert nvml.nvmlGpuInstanceGetInfo(second).id == 7
     refused("InvalidArgument", nvml.nvmlGpuInstanceGetInfo, first)
 
@@ -138,7 +138,7 @@ def test_what_is_cut_again_at_the_same_place_is_another_instance(nvml, ampere):
     ids=["beyond", "another size", "between", "a half across", "a number, no id", "no profile"],
 )
 def test_a_place_that_a_profile_does_not_have_is_invalid(nvml, ampere, profile, start, size):
-    refused("InvalidArgument", cut, nvml, ampere, profile, start, size)
+    refused("InvalidArgument", create_gi, nvml, ampere, profile, start, size)
 
 
 def test_a_placement_that_is_no_pointer_is_invalid(nvml, ampere):
@@ -150,14 +150,14 @@ def test_a_placement_that_is_no_pointer_is_invalid(nvml, ampere):
 
 
 def test_without_a_placement_the_first_free_one_is_taken(nvml, ampere):
-    cut(nvml, ampere, 14, 0, 2)
+    create_gi(nvml, ampere, 14, 0, 2)
     made = nvml.nvmlDeviceCreateGpuInstance(ampere, 14)
     assert nvml.nvmlGpuInstanceGetInfo(made).placement.start == 2
     refused("InsufficientResources", nvml.nvmlDeviceCreateGpuInstance, ampere, 5)
 
 
-def test_nothing_is_cut_while_the_mode_is_off(nvml, hopper):
-    refused("NotSupported", cut, nvml, hopper, 19, 0, 1)
+def test_nothing_is_created_while_the_mode_is_off(nvml, hopper):
+    refused("NotSupported", create_gi, nvml, hopper, 19, 0, 1)
     kind = pynvml.c_nvmlGpuInstance_t
     refused("NotSupported", listed, nvml.nvmlDeviceGetGpuInstances, hopper, 19, kind)
     refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, hopper, 19)
@@ -169,7 +169,7 @@ def test_no_compute_instance_is_there_before_its_gpu_instance_and_none_outlives_
     create = nvml.nvmlGpuInstanceCreateComputeInstance
     refused("InvalidArgument", create, pynvml.c_nvmlGpuInstance_t(), 0)
     refused("InvalidArgument", create, None, 0)
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     inside = create(made, 0)
     refused("InvalidArgument", create, inside, 0)
     refused("InUse", nvml.nvmlGpuInstanceDestroy, made)
@@ -179,7 +179,7 @@ def test_no_compute_instance_is_there_before_its_gpu_instance_and_none_outlives_
 
 
 def test_compute_instances_share_what_their_gpu_instance_has(nvml, ampere):
-    made = cut(nvml, ampere, 5, 0, 4)
+    made = create_gi(nvml, ampere, 5, 0, 4)
     two = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 1, 0)
     assert (two.name, two.instanceCount, two.multiprocessorCount) == ("MIG 2c.4g.20gb", 2, 28)
     first = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 1, 0, version=1)
@@ -210,13 +210,13 @@ def test_compute_instances_share_what_their_gpu_instance_has(nvml, ampere):
 def test_a_four_slice_instance_has_no_compute_instances_of_other_kinds(
     nvml, ampere, number, engine, error
 ):
-    made = cut(nvml, ampere, 5, 0, 4)
+    made = create_gi(nvml, ampere, 5, 0, 4)
     ask = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
     refused(error, ask, made, number, engine)
 
 
 def test_a_mig_device_is_a_device_with_what_its_instance_has(node, nvml, ampere):
-    nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 2, 2), 1)
+    nvml.nvmlGpuInstanceCreateComputeInstance(create_gi(nvml, ampere, 14, 2, 2), 1)
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(ampere)
     assert parse_mig_uuid(uuid) == MigUuidParts(
@@ -244,7 +244,7 @@ def test_a_mig_device_is_a_device_with_what_its_instance_has(node, nvml, ampere)
 
 
 def test_the_handle_of_a_mig_device_dies_with_it(nvml, ampere):
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
     uuid = nvml.nvmlDeviceGetUUID(device)
@@ -257,9 +257,9 @@ def test_the_handle_of_a_mig_device_dies_with_it(nvml, ampere):
 
 
 def test_an_instance_with_a_process_stays_and_lists_it_as_the_gpu_does(node, nvml, ampere):
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
-    cut(nvml, ampere, 19, 1, 1)
+    create_gi(nvml, ampere, 19, 1, 1)
     node.change(gpu=1, processes=[{"pid": 42, "memory_bytes": GIB, "gi": 7}])
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
     for handle in (device, ampere):
@@ -278,7 +278,7 @@ def test_an_instance_with_a_process_stays_and_lists_it_as_the_gpu_does(node, nvm
 def test_since_hopper_the_mode_changes_at_once_or_not_at_all(node, nvml, hopper):
     assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
     assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
-    cut(nvml, hopper, 0, 0, 8)
+    create_gi(nvml, hopper, 0, 0, 8)
     refused("InUse", nvml.nvmlDeviceSetMigMode, hopper, 0)
     assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
     nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceGetGpuInstanceById(hopper, 0))
@@ -320,26 +320,26 @@ def test_a_board_that_is_passed_through_needs_a_reset_once_its_mode_was_to_chang
     assert nvml.nvmlDeviceGetUUID(ampere)
 
 
-def test_a_board_that_is_passed_through_is_cut_like_any_other(node, nvml, ampere):
+def test_a_board_that_is_passed_through_is_partitioned_like_any_other(node, nvml, ampere):
     node.change(gpu=0, virtualization="passthrough")
     node.change(gpu=1, virtualization="passthrough")
-    assert nvml.nvmlGpuInstanceGetInfo(cut(nvml, ampere, 9, 4, 4)).placement.start == 4
+    assert nvml.nvmlGpuInstanceGetInfo(create_gi(nvml, ampere, 9, 4, 4)).placement.start == 4
     hopper = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
     assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
     assert nvml.nvmlDeviceGetMemoryInfo(hopper).total
 
 
-def test_the_guest_of_a_vgpu_neither_switches_nor_cuts_it(node, nvml, ampere):
-    there = cut(nvml, ampere, 9, 4, 4)
+def test_the_guest_of_a_vgpu_neither_switches_nor_partitions_it(node, nvml, ampere):
+    instance = create_gi(nvml, ampere, 9, 4, 4)
     for gpu in (0, 1):
         node.change(gpu=gpu, virtualization="vgpu")
     hopper = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetVirtualizationMode(hopper) == 2
     refused("NotSupported", nvml.nvmlDeviceSetMigMode, hopper, 1)
     refused("NotSupported", nvml.nvmlDeviceSetMigMode, ampere, 0)
-    refused("NotSupported", cut, nvml, ampere, 19, 0, 1)
-    refused("NotSupported", nvml.nvmlGpuInstanceDestroy, there)
+    refused("NotSupported", create_gi, nvml, ampere, 19, 0, 1)
+    refused("NotSupported", nvml.nvmlGpuInstanceDestroy, instance)
     assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 1]
 
 
@@ -349,7 +349,7 @@ def test_persistence_mode_is_as_the_node_file_says(node, nvml, ampere):
     assert nvml.nvmlDeviceGetPersistenceMode(ampere) == 1
 
 
-def test_only_root_may_change_anything_or_see_what_is_cut(tmp_path):
+def test_only_root_may_change_anything_or_see_the_instances(tmp_path):
     node = Node(
         tmp_path, {"gpus": [dict(A100, mig=True, instances=[{"profile": "2g.10gb", "start": 0}])]}
     )
@@ -357,16 +357,16 @@ def test_only_root_may_change_anything_or_see_what_is_cut(tmp_path):
     nvml = SimulatedNvml(node.live, mig=MigStateStore(is_root=lambda: root[0]))
     nvml.nvmlInit()
     device = nvml.nvmlDeviceGetHandleByIndex(0)
-    there = nvml.nvmlDeviceGetGpuInstanceById(device, 3)
-    inside = nvml.nvmlGpuInstanceGetComputeInstanceById(there, 0)
+    instance = nvml.nvmlDeviceGetGpuInstanceById(device, 3)
+    inside = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
     root.clear()
     root.append(False)
     refused("NoPermission", nvml.nvmlDeviceSetMigMode, device, 0)
-    refused("NoPermission", cut, nvml, device, 19, 4, 1)
-    refused("NoPermission", nvml.nvmlGpuInstanceDestroy, there)
+    refused("NoPermission", create_gi, nvml, device, 19, 4, 1)
+    refused("NoPermission", nvml.nvmlGpuInstanceDestroy, instance)
     refused("NoPermission", nvml.nvmlComputeInstanceDestroy, inside)
     refused("NoPermission", nvml.nvmlDeviceGetGpuInstanceById, device, 3)
-    refused("NoPermission", nvml.nvmlGpuInstanceGetComputeInstanceById, there, 0)
+    refused("NoPermission", nvml.nvmlGpuInstanceGetComputeInstanceById, instance, 0)
     count = pynvml.c_uint(4)
     listed = (pynvml.c_nvmlGpuInstance_t * 4)()
     refused("NoPermission", nvml.nvmlDeviceGetGpuInstances, device, 14, byref(listed), byref(count))
@@ -379,7 +379,7 @@ def test_a_board_without_mig_supports_none_of_it(tmp_path):
     device = nvml.nvmlDeviceGetHandleByIndex(0)
     refused("NotSupported", nvml.nvmlDeviceSetMigMode, device, 1)
     refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceProfileInfo, device, 0)
-    refused("NotSupported", cut, nvml, device, 19, 0, 1)
+    refused("NotSupported", create_gi, nvml, device, 19, 0, 1)
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
 
 
@@ -387,14 +387,14 @@ def test_instances_of_others_come_and_go_with_the_node_file(node, nvml, ampere):
     node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
     assert nvml.nvmlDeviceGetName(device).endswith("MIG 3g.20gb")
-    refused("InsufficientResources", cut, nvml, ampere, 14, 4, 2)
+    refused("InsufficientResources", create_gi, nvml, ampere, 14, 4, 2)
     node.change(gpu=1, instances=[])
     refused("InvalidArgument", nvml.nvmlDeviceGetName, device)
-    assert cut(nvml, ampere, 14, 4, 2)
+    assert create_gi(nvml, ampere, 14, 4, 2)
 
 
 def test_a_mig_device_keeps_its_index_and_leaves_a_hole(nvml, ampere):
-    made = [cut(nvml, ampere, 19, start, 1) for start in range(3)]
+    made = [create_gi(nvml, ampere, 19, start, 1) for start in range(3)]
     inside = [nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for instance in made]
     at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
     uuids = [nvml.nvmlDeviceGetUUID(at(ampere, index)) for index in range(3)]
@@ -415,13 +415,13 @@ def test_what_another_process_removed_is_listed_until_something_takes_its_place(
     assert nvml.nvmlDeviceGetUUID(device) == uuid
     assert nvml.nvmlDeviceGetGpuInstanceId(device) == 1
     refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, uuid)
-    nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 0, 2), 1)
+    nvml.nvmlGpuInstanceCreateComputeInstance(create_gi(nvml, ampere, 14, 0, 2), 1)
     assert nvml.nvmlDeviceGetUUID(at(ampere, 0)) != uuid
     refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
 
 
 def test_an_instance_says_that_it_is_on_its_gpu_and_is_found_by_its_place(nvml, ampere):
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
     parent, device = nvml.nvmlDeviceGetUUID(ampere), nvml.nvmlDeviceGetMigDeviceHandleByIndex
     for info in (nvml.nvmlGpuInstanceGetInfo(made), nvml.nvmlComputeInstanceGetInfo_v2(inside)):
@@ -433,7 +433,7 @@ def test_an_instance_says_that_it_is_on_its_gpu_and_is_found_by_its_place(nvml, 
 
 
 def test_an_instance_of_others_has_to_wait_until_its_place_is_free(node, nvml, ampere):
-    made = cut(nvml, ampere, 14, 4, 2)
+    made = create_gi(nvml, ampere, 14, 4, 2)
     node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
     kind = pynvml.c_nvmlGpuInstance_t
     assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind) == []
@@ -458,7 +458,7 @@ def test_an_instance_of_others_can_have_any_compute_instances(node, nvml, ampere
 
 
 def test_the_node_file_switches_the_mode_as_somebody_else_would(node, nvml, hopper, ampere):
-    cut(nvml, ampere, 19, 0, 1)
+    create_gi(nvml, ampere, 19, 0, 1)
     node.change(gpu=1, mig=False)
     assert nvml.nvmlDeviceGetMigMode(ampere) == [0, 0]
     node.change(gpu=1, mig=True)
@@ -470,14 +470,14 @@ def test_the_node_file_switches_the_mode_as_somebody_else_would(node, nvml, hopp
 
 
 def test_pointers_of_an_earlier_session_are_invalid(nvml, ampere):
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     nvml.nvmlShutdown()
     nvml.nvmlInit()
     refused("InvalidArgument", nvml.nvmlGpuInstanceGetInfo, made)
 
 
 def test_a_fault_can_concern_one_function_of_an_instance(node, nvml, ampere):
-    made = cut(nvml, ampere, 19, 0, 1)
+    made = create_gi(nvml, ampere, 19, 0, 1)
     node.change(gpu=1, fails={"nvmlGpuInstanceCreateComputeInstance": "UNKNOWN"})
     refused("Unknown", nvml.nvmlGpuInstanceCreateComputeInstance, made, 0)
     assert nvml.nvmlGpuInstanceDestroy(made) == pynvml.NVML_SUCCESS

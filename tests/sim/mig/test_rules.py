@@ -1,4 +1,4 @@
-"""Whatever is cut and destroyed, a simulated board allows what an independent model allows."""
+"""Whatever is created and destroyed, a simulated board allows what an independent model allows."""
 
 from ctypes import byref, c_uint
 from pathlib import Path
@@ -25,10 +25,10 @@ class Model:
         self.rows = [dict(zip(COLUMNS, row, strict=True)) for row in entry["profiles"].values()]
         self.total = {name: max(row[name] for row in self.rows) for name in ENGINES}
         self.slices = entry["slices"]
-        self.cut = []  # (row, start)
+        self.instances = []  # (row, start)
 
     def legal(self, row, start):
-        after = [*self.cut, (row, start)]
+        after = [*self.instances, (row, start)]
         units = [unit for profile, begin in after for unit in range(begin, begin + profile["size"])]
         return (
             start in row["starts"]
@@ -53,12 +53,12 @@ def listed(nvml, device, row):
 
 def room(model, row):
     """How many more of a profile fit, tried from the first place on."""
-    before, made = list(model.cut), 0
+    before, made = list(model.instances), 0
     for start in row["starts"]:
         if model.legal(row, start):
-            model.cut.append((row, start))
+            model.instances.append((row, start))
             made += 1
-    model.cut = before
+    model.instances = before
     return made
 
 
@@ -74,24 +74,24 @@ class Board:
         self.model = Model(family)
         self.pointers: dict[tuple[int, int], Any] = {}
 
-    def cut(self, row, start):
+    def create(self, row, start):
         place = pynvml.c_nvmlGpuInstancePlacement_t(start, row["size"])
         create = self.nvml.nvmlDeviceCreateGpuInstanceWithPlacement
         if self.model.legal(row, start):
             self.pointers[row["id"], start] = create(self.device, row["id"], byref(place))
-            self.model.cut.append((row, start))
+            self.model.instances.append((row, start))
         else:
             with pytest.raises(pynvml.NVMLError_InsufficientResources):
                 create(self.device, row["id"], byref(place))
 
     def destroy(self, which):
-        row, start = self.model.cut.pop(which)
+        row, start = self.model.instances.pop(which)
         self.nvml.nvmlGpuInstanceDestroy(self.pointers.pop((row["id"], start)))
 
     def compare(self):
         for row in self.model.rows:
-            there = sorted(start for profile, start in self.model.cut if profile is row)
-            assert listed(self.nvml, self.device, row) == there
+            starts = sorted(start for profile, start in self.model.instances if profile is row)
+            assert listed(self.nvml, self.device, row) == starts
             capacity = self.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self.device, row["id"])
             assert capacity == room(self.model, row)
         ids = [self.nvml.nvmlGpuInstanceGetInfo(pointer).id for pointer in self.pointers.values()]
@@ -105,12 +105,12 @@ def test_a_board_refuses_what_the_model_refuses_and_nothing_else(family, data):
     with TemporaryDirectory() as directory:
         board = Board(family, directory)
         for _ in range(data.draw(st.integers(1, 14))):
-            count = len(board.model.cut)
+            count = len(board.model.instances)
             if count and data.draw(st.integers(0, 3)) == 0:
                 board.destroy(data.draw(st.integers(0, count - 1)))
             else:
                 row = data.draw(st.sampled_from(board.model.rows))
-                board.cut(row, data.draw(st.sampled_from(row["starts"])))
+                board.create(row, data.draw(st.sampled_from(row["starts"])))
             board.compare()
 
 
@@ -120,6 +120,6 @@ def test_engines_that_are_there_once_go_to_one_instance():
         next(row for row in model.rows if row["number"] == number) for number in (15, 0, 13)
     )
     assert model.legal(everything, 0)
-    model.cut.append((everything, 0))
+    model.instances.append((everything, 0))
     assert not model.legal(single, 3)  # it has a decoder, and all of them are taken
     assert model.legal(without, 3)

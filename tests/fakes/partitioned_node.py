@@ -1,5 +1,5 @@
-"""A node whose GPUs are cut for claims and by layouts, by processes that NVML kills: all of the
-plugin that changes GPUs, over simulated NVML, with what it keeps on disk."""
+"""A node that is partitioned for claims and by layouts, by processes that die at a call of NVML:
+all of the plugin that changes GPUs, over simulated NVML, with what it keeps on disk."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def at_once(seconds: float) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-class CutNode:
+class PartitionedNode:
     """An H100 and one claim for a partition. ``start`` is a new process; the one before it is as
     good as killed."""
 
@@ -108,9 +108,9 @@ class CutNode:
         """As the API server answers."""
         return self._claims[ref]
 
-    def look(self) -> tuple[str, ...]:
-        """The names of what is offered."""
-        return tuple(device.name for device in self._offers.refresh().devices)
+    def look(self) -> None:
+        """Read the GPUs and build what is offered of them."""
+        self._offers.refresh()
 
     def prepare(self, device: str) -> Sequence[PreparedDevice]:
         """Have *device* be given to the claim."""
@@ -121,19 +121,19 @@ class CutNode:
     def unprepare(self) -> None:
         self._preparer.unprepare(ref())
 
-    def keep(self) -> MigState:
-        """What is known of the layout after a look at how GPUs are cut."""
+    def apply_layout(self) -> MigState:
+        """The state after a look of the reconciler."""
         self._reconciler.look()
         return self._state_file.read()
 
     @property
-    def cut(self) -> tuple[bool, tuple[tuple[int, int, int], ...]]:
-        """Whether MIG mode is on, and what is cut: profile ids, starts, and how many compute
+    def partitions(self) -> tuple[bool, tuple[tuple[int, int, int], ...]]:
+        """Whether MIG mode is on, and the partitions: profile ids, starts, and how many compute
         instances each has."""
         node = self._live.current()
-        kept = open_mig_states(self._host, lambda: True).read(node, node.gpus[0])
-        cuts = sorted((cut.profile_id, cut.start, len(cut.computes)) for cut in kept.cuts)
-        return kept.on, tuple(cuts)
+        state = open_mig_states(self._host, lambda: True).read(node, node.gpus[0])
+        instances = sorted((gi.profile_id, gi.start, len(gi.computes)) for gi in state.instances)
+        return state.on, tuple(instances)
 
     @property
     def specs(self) -> list[str]:
