@@ -1,10 +1,10 @@
 """A node with claims under MPS: agent, processes and pods are values, and time is told to pass."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, Unreachable
-from dra_driver.base.threads import BackgroundTasks
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.pods import Container, PodDeletion, PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
@@ -14,16 +14,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.plugin.metrics import Metrics, MpsMetrics
-from dra_driver.plugin.mps.drain import MpsDrain
-from dra_driver.plugin.mps.unserved import MpsBypassDetector, UnservedPods
-from dra_driver.plugin.mps.watch import (
-    LostMpsInstances,
-    MpsChecks,
-    MpsClocks,
-    MpsDependencies,
-    MpsWatch,
-)
-from dra_driver.plugin.process_owners import ProcessOwners
+from dra_driver.plugin.mps.watch import MpsHost, MpsWatch
 from tests.builders import ref
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.pods import FakePods
@@ -86,9 +77,8 @@ class World:
         self.listed: tuple[ClaimRecord, ...] = ()
         self.aside = ()
         self.running = {}  # Process by its number
-        self.on_gpus: dict[
-            GpuUuid, tuple[int, ...] | None
-        ] = {}  # numbers by GPU; None: it does not answer
+        # numbers by GPU; None: it does not answer
+        self.on_gpus: dict[GpuUuid, tuple[int, ...] | None] = {}
         self.instances = {}  # by the key of a partition of GPU; an error is raised
         self.pods = FailingPods()
         self.pods.now = 7_000.0
@@ -100,37 +90,31 @@ class World:
         self.events = []
         self.steady = 500.0
         self.server_time = 7_000.0  # by the API server's clock; the node's is in the agent
-        self.later = None  # a list: work of errands is not done, but put there
+        self.later = None  # a list: background tasks are not done, but put there
         self.metrics = Metrics()
-        self.observer = MpsMetrics(self.metrics.registry)
+        self.mps_metrics = MpsMetrics(self.metrics.registry)
         self.watch = self.begin()
 
-    def begin(self, observer=None):
+    def begin(self, metrics=None):
         """What a new process of the plugin has."""
-        observer = observer or self.observer
-        clock = MpsClocks(lambda: self.steady, lambda: self.agent.now)
-        tasks = BackgroundTasks(clock.steady, self.start)
         me: Any = self
-        users = ProcessOwners(self.processes, me, self.bundles.find)
-        self.drain = MpsDrain(self.pods, self.agent, tasks, observer, clock.steady)
-        self.joined = UnservedPods(self, self.pods, self, tasks, clock.steady)
-        self.drain.on_read = self.joined.saw
-        bypasses = MpsBypassDetector(users, self, clock.steady)
-        instances = LostMpsInstances(self, self.agent, tasks)
-        checks = MpsChecks(me, bypasses, self.drain, self.joined, instances, tasks, clock)
-        return MpsWatch(self.watched(), checks)
+        agent: Any = self.agent
+        host = MpsHost(me, lambda: self.steady, lambda: self.agent.now, self.start)
+        return MpsWatch(self.parts(), agent, metrics or self.mps_metrics, host)
 
-    def watched(self):
-        return MpsDependencies(
-            self.agent,
-            self,
-            self,
-            self,
-            self.pods,
-            self,
-            self.observer,
-            lambda: self.newest,
+    def parts(self) -> Any:
+        """The plugin's parts: most of them are this node."""
+        others = {"pods": self.pods, "metrics": Metrics(), "containers": self.bundles}
+        return SimpleNamespace(
+            **dict.fromkeys(("node", "ledger", "prepared_claims", "events"), self),
+            **others,
+            is_newest=lambda: self.newest,
+            claim_listeners=[],
         )
+
+    @property
+    def mps(self):
+        return self.agent
 
     # What the watch works with
 

@@ -14,8 +14,8 @@ from dra_driver.k8s.pods import DEFAULT_GRACE_SECONDS, PodDeletion
 
 LONGEST_MARGIN_SECONDS: Final = 3.0  # before the pod's end; a server waits for work in flight
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 2.0, 20.0  # between two looks at a pod
-_PARTS: Final = 3  # looks in a grace period
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 2.0, 20.0  # between two reads of a pod
+_PARTS: Final = 3  # reads in a grace period
 
 K = TypeVar("K")
 
@@ -40,25 +40,25 @@ def terminating_pod(
     undeleted_at: float | None = None,
     before: TerminatingPod | None = None,
 ) -> TerminatingPod | None:
-    """What follows from a look at a pod at *now*. None: it is not deleted.
+    """What follows from a read of a pod at *now*. None: it is not deleted.
 
-    *undeleted_at*: when the last look was that did not see this deletion. Its programs have at
+    *undeleted_at*: when the last read was that did not show this deletion. Its programs have at
     least half of the time that was left when that was first seen. A deletion cannot be taken back
     and not be put off: what says so was read before it.
     """
     if deletion is None or (before is not None and before.deletion.ends_at <= deletion.ends_at):
         return before
-    ends_at = now + _left(deletion, now, undeleted_at)
+    ends_at = now + _seconds_left(deletion, now, undeleted_at)
     return TerminatingPod(
         deletion, ends_at, min(LONGEST_MARGIN_SECONDS, max(0.0, ends_at - now) / 2)
     )
 
 
-def _left(deletion: PodDeletion, now: float, undeleted_at: float | None) -> float:
+def _seconds_left(deletion: PodDeletion, now: float, undeleted_at: float | None) -> float:
     """Seconds until the kubelet may kill it: rather too few, since what it kills with work on the
     GPU takes others along.
 
-    Where the API server did not tell its time, the grace period began after the last look at which
+    Where the API server did not tell its time, the grace period began after the last read at which
     the pod was not deleted; where there was none, it may be over at any moment.
     """
     if deletion.left_seconds is not None:
@@ -74,26 +74,20 @@ class ReadBudget:
 
     a_second: float
     at_once: float
-    left: float
+    available: float
     at: float
 
-    def by(self, now: float) -> "ReadBudget":
-        """What it is later."""
-        available = min(self.at_once, self.left + max(0.0, now - self.at) * self.a_second)
-        return replace(self, left=available, at=max(self.at, now))
-
-    def spent(self) -> "ReadBudget":
-        """After one read."""
-        return replace(self, left=self.left - 1)
-
-    @property
-    def allows(self) -> bool:
-        return self.left >= 1
+    def after_read(self, now: float) -> "ReadBudget | None":
+        """What is left after a read at *now*; None: there may be none yet."""
+        available = min(self.at_once, self.available + max(0.0, now - self.at) * self.a_second)
+        if available < 1:
+            return None
+        return replace(self, available=available - 1, at=max(self.at, now))
 
 
 @dataclass(frozen=True, slots=True)
 class PodRead:
-    """When a pod was last looked at, and how long it has once it is deleted."""
+    """When a pod was last read, and how long it has once it is deleted."""
 
     at: float
     grace_seconds: float = DEFAULT_GRACE_SECONDS
@@ -101,7 +95,7 @@ class PodRead:
 
     @property
     def interval(self) -> float:
-        """Until the next look."""
+        """Until the next read."""
         return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, self.grace_seconds / _PARTS))
 
     @property
@@ -139,8 +133,9 @@ def _least_patience(patiences: Collection[float], a_second: float) -> float:
     """How patient everybody has to be at least, so that the budget is enough for all."""
     least = len(patiences) / a_second
     while True:
-        others = [patience for patience in patiences if patience > least]
-        left = a_second - sum(1 / patience for patience in others)
-        if (shared := (len(patiences) - len(others)) / left) >= least:
+        patient = [patience for patience in patiences if patience > least]
+        reads_a_second = a_second - sum(1 / patience for patience in patient)
+        shared = (len(patiences) - len(patient)) / reads_a_second
+        if shared >= least:
             return least
         least = shared

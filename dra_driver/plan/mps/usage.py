@@ -3,13 +3,11 @@
 Protocol 3 says in which namespace a client is. Protocol 2 does not: the clients of a server with
 one namespace are all in that; with several, a client may be in those that its pod uses. Where that
 leaves more than one, the client counts for none, and their number of clients is unknown.
-
-The agent is asked first and the ledger is read after that: a record is written before its namespace
-is created, so a namespace without a record is orphaned.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
@@ -23,8 +21,11 @@ from dra_driver.model.mps import (
     MpsStatus,
 )
 from dra_driver.model.processes import ContainerProcess
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.memory.usage import GpuMemorySample, MemoryShare
+
+RESTART_REPORT_SECONDS: Final = 120.0  # an older restart is no news for a new process
+CONNECTING_SECONDS: Final = 5.0  # what a process may be on a GPU before its server knows of it
 
 ClientOwners = Mapping[int, frozenset[MpsNamespaceName]]
 """Of each client, by the host's number, the namespaces of which it may be."""
@@ -62,17 +63,11 @@ def client_owners(
 
 
 def counted_clients(
-    namespaces: Set[MpsNamespaceName], whose: ClientOwners
+    namespaces: Set[MpsNamespaceName], owners: ClientOwners
 ) -> frozenset[int] | None:
     """The clients that these namespaces have together. None: one may be theirs or another's."""
-    mine = {pid: its for pid, its in whose.items() if its & namespaces}
-    return frozenset(mine) if all(device <= namespaces for device in mine.values()) else None
-
-
-RESTART_REPORT_SECONDS: Final = (
-    120.0  # an older restart is no news for a process that has just started
-)
-CONNECTING_SECONDS: Final = 5.0  # what a process may be on a GPU before its server knows of it
+    possible = {pid: names for pid, names in owners.items() if names & namespaces}
+    return frozenset(possible) if all(map(namespaces.__ge__, possible.values())) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +78,12 @@ class ClaimNamespace:
     pods: tuple[Pod, ...]
     namespace: MpsNamespace
     completed: bool
-    names: tuple[str, ...]  # of the GPUs or MIG partitions of the namespace, in its order: "gpu-0"
-    instance: tuple[GpuUuid, MigInstance] | None = (
-        None  # the MIG instance that it is over, of which GPU
-    )
+    display_names: Mapping[GpuUuid, str]  # of its GPUs or MIG partitions: "gpu-0 (GPU-…)"
+    instance: tuple[GpuUuid, MigInstance] | None = None  # that it is over, and of which GPU
 
     @property
-    def display_names(self) -> Mapping[GpuUuid, str]:
-        """The GPUs of the namespace, each as people know it."""
-        both = zip(self.namespace.gpus, self.names, strict=True)
-        return {gpu: f"{name} ({gpu})" for gpu, name in both}
+    def name(self) -> MpsNamespaceName:
+        return self.namespace.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +92,39 @@ class NamespaceClients:
 
     candidates: ClientOwners = field(default_factory=dict)
     by_pod: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MpsSnapshot:
+    """What the agent serves and what claims have of MPS, at one moment.
+
+    The agent is asked before the ledger is read: a record is written before its namespace is
+    created, so a namespace without a record is orphaned.
+    """
+
+    status: MpsStatus
+    records: Sequence[ClaimRecord]
+    pods: Mapping[int, PodUid] = field(default_factory=dict)  # of clients, where that is known
+
+    @cached_property
+    def namespaces(self) -> tuple[ClaimNamespace, ...]:
+        """Everything that is to be served."""
+        return claim_namespaces(self.records)
+
+    @cached_property
+    def clients(self) -> Mapping[MpsNamespaceName, NamespaceClients]:
+        """The possible clients of each namespace that is served for a claim."""
+        users = {
+            namespace.name: frozenset(pod.uid for pod in namespace.pods)
+            for namespace in self.namespaces
+        }
+        return {
+            name: _clients(name, users[name], owners, self.pods)
+            for server in self.status.servers
+            for owners in [client_owners(server, users, self.pods)]
+            for name in (served.namespace.name for served in server.namespaces)
+            if name in users
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,51 +150,48 @@ class ClaimMpsUsage:
 def claim_namespaces(records: Iterable[ClaimRecord]) -> tuple[ClaimNamespace, ...]:
     """Everything that is to be served; also what is just being prepared."""
     return tuple(
-        ClaimNamespace(
-            record.claim,
-            record.pods,
-            namespace,
-            record.completed,
-            _names(record, namespace),
-            _mig_instance_of(record, namespace),
-        )
-        for record in records
-        for namespace in record.namespaces
+        _claim_namespace(record, namespace) for record in records for namespace in record.namespaces
     )
 
 
-def _names(record: ClaimRecord, namespace: MpsNamespace) -> tuple[str, ...]:
-    names = {holding.uuid: holding.unit for holding in record.holdings}
-    return tuple(names.get(gpu, "a GPU") for gpu in namespace.gpus)
-
-
-def _mig_instance_of(
-    record: ClaimRecord, namespace: MpsNamespace
-) -> tuple[GpuUuid, MigInstance] | None:
-    held = ((holding.gpu, holding.instance) for holding in record.holdings)
-    instances = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
-    return next((pair for pair in instances if pair[1].uuid in namespace.gpus), None)
+def _claim_namespace(record: ClaimRecord, namespace: MpsNamespace) -> ClaimNamespace:
+    units = {holding.uuid: holding.unit for holding in record.holdings}
+    instances = ((holding.gpu, holding.instance) for holding in record.holdings if holding.instance)
+    return ClaimNamespace(
+        record.claim,
+        record.pods,
+        namespace,
+        record.completed,
+        {gpu: f"{units.get(gpu, 'a GPU')} ({gpu})" for gpu in namespace.gpus},
+        next((pair for pair in instances if pair[1].uuid in namespace.gpus), None),
+    )
 
 
 def unserved_claims(
-    namespaces: Iterable[ClaimNamespace], status: MpsStatus
+    snapshot: MpsSnapshot, lost: Collection[MpsNamespaceName] = ()
 ) -> tuple[ClaimUid, ...]:
-    """The prepared claims of which the agent does not serve everything."""
-    served = {namespace.namespace.name for namespace in status.namespaces()}
+    """The prepared claims of which the agent does not serve everything, but for *lost*."""
+    served = {namespace.namespace.name for namespace in snapshot.status.namespaces()}
     return tuple(
-        sorted({s.claim.uid for s in namespaces if s.completed and s.namespace.name not in served})
+        sorted(
+            {
+                namespace.claim.uid
+                for namespace in snapshot.namespaces
+                if namespace.completed and namespace.name not in {*served, *lost}
+            }
+        )
     )
 
 
 def orphaned_namespaces(
-    namespaces: Iterable[ClaimNamespace], status: MpsStatus, unreadable: Collection[ClaimUid]
+    snapshot: MpsSnapshot, unreadable: Collection[ClaimUid]
 ) -> tuple[MpsNamespace, ...]:
     """What the agent serves for nobody. Whose record is *unreadable* may well have it."""
-    recorded = {namespace.namespace.name for namespace in namespaces}
+    recorded = {namespace.name for namespace in snapshot.namespaces}
     return tuple(
-        namespace.namespace
-        for namespace in status.namespaces()
-        if namespace.namespace.name not in recorded and namespace.namespace.claim not in unreadable
+        served.namespace
+        for served in snapshot.status.namespaces()
+        if served.namespace.name not in recorded and served.namespace.claim not in unreadable
     )
 
 
@@ -205,104 +226,84 @@ def server_for(namespace: MpsNamespaceName, status: MpsStatus) -> MpsServer | No
     )
 
 
-def namespace_clients(
-    namespaces: Iterable[ClaimNamespace], status: MpsStatus, pods: Mapping[int, PodUid]
-) -> Mapping[MpsNamespaceName, NamespaceClients]:
-    """The possible clients of each namespace that is served. *pods*: the pod of each client of any
-    server, where that is known."""
-    users = {
-        namespace.namespace.name: frozenset(pod.uid for pod in namespace.pods)
-        for namespace in namespaces
-    }
-    return {
-        served.namespace.name: _clients(
-            served.namespace.name, users, client_owners(server, users, pods), pods
-        )
-        for server in status.servers
-        for served in server.namespaces
-        if served.namespace.name in users
-    }
-
-
 def _clients(
     namespace: MpsNamespaceName,
-    users: Mapping[MpsNamespaceName, frozenset[PodUid]],
-    whose: ClientOwners,
+    users: frozenset[PodUid],
+    owners: ClientOwners,
     pods: Mapping[int, PodUid],
 ) -> NamespaceClients:
     """Where a pod has the namespace for itself, its clients are the pod's, seen or not."""
-    users_here = users[namespace]
-    alone = next(iter(users_here)) if len(users_here) == 1 else None
+    only_user = next(iter(users)) if len(users) == 1 else None
     by_pod: dict[PodUid, set[int]] = {}
-    candidates = {pid: names for pid, names in whose.items() if namespace in names}
+    candidates = {pid: names for pid, names in owners.items() if namespace in names}
     for pid, names in candidates.items():
-        pod = pods.get(pid) or (alone if names == {namespace} else None)
-        if pod is not None and pod in users_here:
+        pod = pods.get(pid) or (only_user if names == {namespace} else None)
+        if pod in users:
             by_pod.setdefault(pod, set()).add(pid)
     return NamespaceClients(candidates, {pod: frozenset(pids) for pod, pids in by_pod.items()})
 
 
-def mps_memory_shares(
-    records: Iterable[ClaimRecord], namespaces: Iterable[ClaimNamespace]
-) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
+def mps_memory_shares(snapshot: MpsSnapshot) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
     """For each GPU that a prepared claim has under MPS, everybody who has anything of it."""
     gpus = {
-        gpu for namespace in namespaces if namespace.completed for gpu in namespace.namespace.gpus
+        gpu
+        for namespace in snapshot.namespaces
+        if namespace.completed
+        for gpu in namespace.namespace.gpus
     }
-    held: dict[GpuUuid, list[MemoryShare]] = {gpu: [] for gpu in sorted(gpus)}
-    for record in records:
-        holdings_by_gpu: dict[GpuUuid, list[Holding]] = {}
-        for holding in record.holdings:
-            if (gpu := holding.uuid) in gpus:
-                holdings_by_gpu.setdefault(gpu, []).append(holding)
-        pods = frozenset(pod.uid for pod in record.pods)
-        for gpu, holdings in holdings_by_gpu.items():
-            admin = all(holding.admin for holding in holdings)
-            held[gpu].append(MemoryShare(record.claim, pods, None, admin=admin))
-    return {gpu: tuple(shares) for gpu, shares in held.items()}
+    return {
+        gpu: tuple(
+            MemoryShare(
+                record.claim,
+                frozenset(pod.uid for pod in record.pods),
+                None,
+                admin=all(holding.admin for holding in holdings),
+            )
+            for record in snapshot.records
+            if (holdings := [held for held in record.holdings if held.uuid == gpu])
+        )
+        for gpu in sorted(gpus)
+    }
 
 
 def bypassing_processes(
-    looks: Iterable[GpuMemorySample], namespaces: Sequence[ClaimNamespace], status: MpsStatus
+    samples: Iterable[GpuMemorySample], snapshot: MpsSnapshot
 ) -> frozenset[BypassingProcess]:
-    """The processes on GPUs that go past MPS.
+    """The processes on GPUs that bypass MPS.
 
     Where a server is not ready, or a namespace not served, its clients are unknown. A process that
     may use the GPU for a claim without MPS does not count.
     """
-    return frozenset(bypass for look in looks for bypass in _bypasses_on(look, namespaces, status))
+    return frozenset(bypass for sample in samples for bypass in _bypasses_on(sample, snapshot))
 
 
-def _bypasses_on(
-    look: GpuMemorySample, namespaces: Iterable[ClaimNamespace], status: MpsStatus
-) -> Iterable[BypassingProcess]:
-    served: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
+def _bypasses_on(sample: GpuMemorySample, snapshot: MpsSnapshot) -> Iterable[BypassingProcess]:
+    clients: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
     refs: dict[ClaimUid, ClaimRef] = {}
-    for used in namespaces:
-        if used.completed and look.gpu in used.namespace.gpus:
-            uid = used.claim.uid
-            refs[uid] = used.claim
-            known_pids = served.get(uid, frozenset())
-            pids = _may_be_clients(used.namespace.name, status)
-            served[uid] = None if known_pids is None or pids is None else known_pids | pids
-    for use in look.usages:
-        allowed = [served.get(uid) for uid in use.claims]
+    for namespace in snapshot.namespaces:
+        if namespace.completed and sample.gpu in namespace.namespace.gpus:
+            uid = namespace.claim.uid
+            refs[uid] = namespace.claim
+            known_pids = clients.get(uid, frozenset())
+            pids = _possible_clients(namespace.name, snapshot)
+            clients[uid] = None if known_pids is None or pids is None else known_pids | pids
+    for usage in sample.usages:
+        allowed = [clients.get(uid) for uid in usage.claims]
         known = [pids for pids in allowed if pids is not None]
-        if not known or len(known) < len(allowed):
-            continue
-        if not any(use.process.pid in pids for pids in known):
-            yield BypassingProcess(
-                use.process, look.gpu, tuple(sorted(refs[uid] for uid in use.claims))
-            )
+        if (
+            known
+            and len(known) == len(allowed)
+            and usage.process.pid not in frozenset().union(*known)
+        ):
+            claims = tuple(sorted(refs[uid] for uid in usage.claims))
+            yield BypassingProcess(usage.process, sample.gpu, claims)
 
 
-def _may_be_clients(namespace: MpsNamespaceName, status: MpsStatus) -> frozenset[int] | None:
-    server = server_for(namespace, status)
+def _possible_clients(name: MpsNamespaceName, snapshot: MpsSnapshot) -> frozenset[int] | None:
+    server = server_for(name, snapshot.status)
     if server is None or not server.ready:
         return None
-    return frozenset(
-        client.pid for client in server.clients if client.namespace in (None, namespace)
-    )
+    return frozenset(client.pid for client in server.clients if client.namespace in (None, name))
 
 
 def confirmed_bypasses(
@@ -314,8 +315,8 @@ def confirmed_bypasses(
 
 def mps_usages(
     namespaces: Iterable[ClaimNamespace],
-    clients: Mapping[MpsNamespaceName, NamespaceClients] | None,
-    unserved: Collection[BypassingProcess] | None,
+    clients: Mapping[MpsNamespaceName, NamespaceClients] | None = None,
+    bypasses: Collection[BypassingProcess] | None = None,
 ) -> tuple[ClaimMpsUsage, ...]:
     """Every prepared claim on each of its GPUs. *clients*: those of served namespaces.
 
@@ -330,13 +331,13 @@ def mps_usages(
         ClaimMpsUsage(
             claim,
             gpu,
-            min(ALL_CORES, sum(namespace.percent for namespace in claim_namespaces_here)),
-            None if clients is None else _count(clients, claim_namespaces_here),
+            min(ALL_CORES, sum(namespace.percent for namespace in of_claim)),
+            None if clients is None else _count(clients, of_claim),
             None
-            if unserved is None
-            else sum(bypass.gpu == gpu and claim in bypass.claims for bypass in unserved),
+            if bypasses is None
+            else sum(bypass.gpu == gpu and claim in bypass.claims for bypass in bypasses),
         )
-        for (claim, gpu), claim_namespaces_here in by_claim.items()
+        for (claim, gpu), of_claim in by_claim.items()
     )
 
 
@@ -344,13 +345,12 @@ def _count(
     clients: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
 ) -> int | None:
     names = {namespace.name for namespace in namespaces}
-    whose = {
+    owners = {
         pid: candidates
-        for name in names
-        if name in clients
+        for name in names & clients.keys()
         for pid, candidates in clients[name].candidates.items()
     }
-    pids = counted_clients(names, whose)
+    pids = counted_clients(names, owners)
     return None if pids is None else len(pids)
 
 
@@ -364,7 +364,7 @@ def server_restarted_message(incident: MpsServerRestart, used: ClaimNamespace) -
 
 
 def bypass_message(bypass: BypassingProcess, gpu: str) -> str:
-    """A process goes past its server. *gpu*: as people know it."""
+    """A process bypasses its server. *gpu*: as people know it."""
     return (
         f"process {bypass.process.pid} of the host uses {gpu} for {_claims(bypass)} and is no "
         "client of the claim's MPS server: it runs without the limits of MPS. Either it unset or "
@@ -374,7 +374,7 @@ def bypass_message(bypass: BypassingProcess, gpu: str) -> str:
 
 
 def agent_down_message(used: ClaimNamespace, seconds: float, error: str) -> str:
-    """Nobody looks after the servers."""
+    """The agent does not answer."""
     return (
         f"the MPS agent of this node has not answered for {seconds:g} s: claim {used.claim} goes "
         f"on with its limits on {_gpus([used])}, but nobody restarts its MPS server when that "
@@ -392,7 +392,7 @@ def pod_not_served_message(namespaces: Sequence[ClaimNamespace], problems: Itera
 
 
 def bypass_subject(bypass: BypassingProcess) -> str:
-    """What the processes that go past MPS in the same way have in common."""
+    """What processes have in common that bypass MPS in the same way."""
     return f"{bypass.gpu} {_claims(bypass)}"
 
 
@@ -403,9 +403,5 @@ def _gpus(namespaces: Iterable[ClaimNamespace]) -> str:
 
 
 def _claims(bypass: BypassingProcess) -> str:
-    return _list("claim", map(str, bypass.claims))
-
-
-def _list(word: str, names: Iterable[str]) -> str:
-    several = list(names)
-    return f"{word}{'s' if len(several) > 1 else ''} {' or '.join(several)}"
+    word = "claim" if len(bypass.claims) == 1 else "claims"
+    return f"{word} {' or '.join(map(str, bypass.claims))}"

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from dra_driver.base.errors import ApiServerError, NotFound
 from dra_driver.base.threads import BackgroundTask, BackgroundTasks
 from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
-from dra_driver.k8s.pods import PodSpec
-from dra_driver.model.mps import MpsNamespaceName, MpsStatus
+from dra_driver.k8s.pods import PodReader, PodSpec
+from dra_driver.model.mps import MpsNamespaceName
+from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.plan.mps.drain import (
     PodRead,
     ReadBudget,
@@ -25,36 +26,15 @@ from dra_driver.plan.mps.drain import (
     never_read,
     terminating_pod,
 )
+from dra_driver.plugin.metrics import MpsMetrics
 
 log = logging.getLogger(__name__)
 
 READS_A_SECOND, READS_AT_ONCE = 1.5, 8.0  # of pods; every node of a cluster does this
 _SOONEST_SECONDS: Final = 0.05
 _TOGETHER_SECONDS: Final = 2.0  # reads that are due so close together wait for each other
-_LEFT_SECONDS: Final = 5.0  # between two tries at what does not end, though its time is over
+_STUCK_SECONDS: Final = 5.0  # between two tries at what does not end, though its time is over
 _AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, or a try is repeated
-
-
-class PodSource(Protocol):
-    """Reads pods; ``dra_driver.k8s.pods``."""
-
-    def read(self, namespace: str, name: str) -> PodSpec: ...
-    def read_cached(self, namespace: str, name: str) -> PodSpec: ...
-
-
-class MpsAgent(Protocol):
-    """The MPS agent of this node; ``dra_driver.node.mps.agent_client``."""
-
-    def status(self) -> MpsStatus: ...
-    def release(self, name: MpsNamespaceName) -> None: ...
-    def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None: ...
-
-
-class MpsDrainMetrics(Protocol):
-    """The part of ``dra_driver.plugin.metrics`` that the drain uses."""
-
-    def mps_drained(self, clients: int) -> None: ...
-    def mps_unread_pods(self, pods: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +51,7 @@ class PodMpsClients:
 class _DrainState:
     """What was found out about a pod, and when."""
 
-    glance: PodRead
+    last_read: PodRead
     ending: TerminatingPod | None = None
     ended: frozenset[int] = field(default_factory=frozenset)  # the clients that servers ended
 
@@ -85,21 +65,20 @@ class MpsDrain:
 
     def __init__(
         self,
-        pods: PodSource,
-        agent: MpsAgent,
+        pods: PodReader,
+        agent: MpsAgentClient,
         tasks: BackgroundTasks,
-        observer: MpsDrainMetrics,
+        metrics: MpsMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pods = pods
         self._agent = agent
         self._tasks = tasks
-        self._observer = observer
+        self._metrics = metrics
         self._clock = clock
-        self._known: dict[PodUid, _DrainState] = {}
-        self._lock = threading.Lock()  # of what is known: threads of tasks write it
-        now = self._clock()
-        self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, now)  # of the reads
+        self._known: Mapping[PodUid, _DrainState] = {}
+        self._lock = threading.Lock()  # of what is known: threads of tasks replace it
+        self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, clock())
         self._late = False
         self._error = ""
         self.on_ending: Callable[[], None] = lambda: None  # have ``look`` done soon
@@ -107,43 +86,33 @@ class MpsDrain:
 
     def look(self, users: Sequence[PodMpsClients]) -> float | None:
         """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
-        known = self._follow({namespace.pod.uid for namespace in users})
-        self._end_due(users, known)
-        self._read_due(users, known)
-        known = self._now_known()
-        self._end_due(users, known)
-        return min((self._until(known[namespace.pod.uid]) for namespace in users), default=None)
+        self._follow({user.pod.uid for user in users})
+        self._end_due(users)
+        self._read_due(users)
+        self._end_due(users)
+        return min((self._until(self._known[user.pod.uid]) for user in users), default=None)
 
-    def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _DrainState]:
+    def _follow(self, pods: Collection[PodUid]) -> None:
         """Begin with pods that are new; one without clients is forgotten when it would be due."""
         now = self._clock()
-        new = _DrainState(never_read(now))
         with self._lock:
-            kept = {
-                uid: one
-                for uid, one in self._known.items()
-                if uid in users or not one.glance.is_due(now)
+            self._known = dict.fromkeys(pods, _DrainState(never_read(now))) | {
+                uid: state
+                for uid, state in self._known.items()
+                if uid in pods or not state.last_read.is_due(now)
             }
-            self._known = dict.fromkeys(users, new) | kept
-            return dict(self._known)
-
-    def _now_known(self) -> Mapping[PodUid, _DrainState]:
-        with self._lock:
-            return dict(self._known)
 
     def _change(self, uid: PodUid, change: Callable[[_DrainState], _DrainState]) -> None:
         with self._lock:
             if uid in self._known:
-                self._known[uid] = change(self._known[uid])
+                self._known = {**self._known, uid: change(self._known[uid])}
 
     # Reading pods
 
-    def _read_due(
-        self, users: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
-    ) -> None:
-        pods = {namespace.pod.uid: namespace for namespace in users}
-        glances = {uid: known[uid].glance for uid in sorted(pods)}
-        due = most_urgent(glances, self._clock(), READS_A_SECOND)
+    def _read_due(self, users: Sequence[PodMpsClients]) -> None:
+        pods = {user.pod.uid: user for user in users}
+        reads = {uid: self._known[uid].last_read for uid in sorted(pods)}
+        due = most_urgent(reads, self._clock(), READS_A_SECOND)
         if due:
             read = partial(self._read_pods, [pods[uid] for uid in due])
             self._tasks.go("pods", [BackgroundTask("pods of MPS clients", read, _AGAIN_SECONDS)])
@@ -152,14 +121,14 @@ class MpsDrain:
 
     def _read_pods(self, due: Sequence[PodMpsClients]) -> None:
         """As many as there may be; where one cannot be read, no more."""
-        for place, one in enumerate(due):
-            self._budget = self._budget.by(self._clock())
-            if not self._budget.allows:
-                self._put_off(due[place:])
+        for index, user in enumerate(due):
+            budget = self._budget.after_read(self._clock())
+            if budget is None:
+                self._put_off(due[index:])
                 return
-            self._budget = self._budget.spent()
+            self._budget = budget
             try:
-                self._read(one)
+                self._read(user)
             except ApiServerError as error:
                 self._warn(str(error))
                 return
@@ -172,19 +141,20 @@ class MpsDrain:
             spec = self._pods.read_cached(user.claim.namespace, user.pod.name)
         except ApiServerError as error:
             self._change(
-                user.pod.uid, lambda state: replace(state, glance=replace(state.glance, at=now))
+                user.pod.uid,
+                lambda state: replace(state, last_read=replace(state.last_read, at=now)),
             )
             if not isinstance(error, NotFound):
                 raise
             return
-        glance = PodRead(now, spec.grace_seconds)
+        last_read = PodRead(now, spec.grace_seconds)
         deletion = spec.deletion if spec.uid == user.pod.uid else None
 
         def change(state: _DrainState) -> _DrainState:
-            undeleted_at = state.glance.at if state.glance.seen else None
+            undeleted_at = state.last_read.at if state.last_read.seen else None
             return replace(
                 state,
-                glance=glance,
+                last_read=last_read,
                 ending=terminating_pod(deletion, now, undeleted_at, state.ending),
             )
 
@@ -201,10 +171,10 @@ class MpsDrain:
 
     def _put_off(self, due: Sequence[PodMpsClients]) -> None:
         """These have to wait. That is no harm unless it is for too long."""
-        now, known = self._clock(), self._now_known()
+        now, known = self._clock(), self._known
         waiting = (known[client.pod.uid] for client in due if client.pod.uid in known)
-        late = sum(state.glance.is_late(now) for state in waiting)
-        self._observer.mps_unread_pods(late)
+        late = sum(state.last_read.is_late(now) for state in waiting)
+        self._metrics.mps_unread_pods(late)
         if late and not self._late:
             self._late = True
             facts = {"pods": len(known), "reads_a_second": READS_A_SECOND}
@@ -215,17 +185,17 @@ class MpsDrain:
             )
 
     def _in_time(self) -> None:
-        self._observer.mps_unread_pods(0)
+        self._metrics.mps_unread_pods(0)
         if self._late:
             log.info("pods with MPS clients are looked at in time again")
         self._late = False
 
     # Ending clients
 
-    def _end_due(self, users: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]) -> None:
+    def _end_due(self, users: Sequence[PodMpsClients]) -> None:
         now = self._clock()
         for user in users:
-            state = known[user.pod.uid]
+            state = self._known[user.pod.uid]
             if state.ending is None or now < state.ending.due_at:
                 continue
             if pids := user.pids - state.ended:
@@ -237,7 +207,7 @@ class MpsDrain:
         """On a thread of its own: a server waits for what its clients have in flight."""
         self._agent.terminate(user.namespace, pids)
         self._change(user.pod.uid, lambda state: replace(state, ended=state.ended | pids))
-        self._observer.mps_drained(len(pids))
+        self._metrics.mps_drained(len(pids))
         facts = {"claim": str(user.claim), "pod": user.pod.name, "clients": len(pids)}
         log.info("ended the MPS clients of a pod that is being deleted", extra=facts)
 
@@ -258,11 +228,11 @@ class MpsDrain:
 
     def _until(self, state: _DrainState) -> float:
         now = self._clock()
-        next_read = state.glance.at + state.glance.interval - now
-        read_in = max(next_read, min(_TOGETHER_SECONDS, state.glance.interval / 2))
+        next_read = state.last_read.at + state.last_read.interval - now
+        read_in = max(next_read, min(_TOGETHER_SECONDS, state.last_read.interval / 2))
         if state.ending is None:
             return read_in
-        if now >= state.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
-            return _LEFT_SECONDS
+        if now >= state.ending.ends_at + _STUCK_SECONDS:
+            return _STUCK_SECONDS
         due_in = state.ending.due_at - now
         return min(read_in, max(_SOONEST_SECONDS, due_in) if due_in > 0 else _AGAIN_SECONDS)

@@ -24,6 +24,7 @@ from dra_driver.plan.mps.usage import (
     CONNECTING_SECONDS,
     BypassingProcess,
     ClaimMpsUsage,
+    MpsSnapshot,
     NamespaceClients,
     agent_down_message,
     bypass_message,
@@ -34,7 +35,6 @@ from dra_driver.plan.mps.usage import (
     last_restart,
     mps_memory_shares,
     mps_usages,
-    namespace_clients,
     new_restarts,
     orphaned_namespaces,
     pod_not_served_message,
@@ -72,8 +72,9 @@ def server(*namespaces, clients=(), protocol=3, ready=True, name="s1"):
     )
 
 
-def status(*servers):
-    return MpsStatus(servers)
+def seen(servers, *records, pods=None):
+    """These servers, and these records."""
+    return MpsSnapshot(MpsStatus(tuple(servers)), records, pods or {})
 
 
 def client(pid, of=None):
@@ -96,33 +97,26 @@ def look(*uses, gpu=GPU):
 # Who is served
 
 
-def test_a_prepared_claim_that_is_not_served_lacks_it():
+def test_a_prepared_claim_that_is_not_served_is_and_one_that_is_being_prepared_is_not():
     first, second = namespace(), namespace("s-b", B)
-    namespaces = claim_namespaces([record(A, first), record(B, second)])
+    records = record(A, first), record(B, second)
 
-    assert unserved_claims(namespaces, status(server(first))) == (B.uid,)
-    assert unserved_claims(namespaces, status(server(first, second))) == ()
-
-
-def test_a_claim_that_is_being_prepared_lacks_nothing_and_is_known():
-    made = namespace()
-    namespaces = claim_namespaces([record(A, made, completed=False)])
-
-    assert unserved_claims(namespaces, status()) == ()
-    assert orphaned_namespaces(namespaces, status(server(made)), ()) == ()
+    assert unserved_claims(seen([server(first)], *records)) == (B.uid,)
+    assert unserved_claims(seen([server(first)], *records), {second.name}) == ()
+    assert unserved_claims(seen([server(first, second)], *records)) == ()
+    assert unserved_claims(seen([], record(A, first, completed=False))) == ()
 
 
-def test_a_namespace_that_no_record_has_is_unknown_unless_its_record_cannot_be_read():
+def test_a_namespace_that_no_record_has_is_orphaned_unless_its_record_cannot_be_read():
     first, second = namespace(), namespace("s-b", B)
-    namespaces = claim_namespaces([record(A, first)])
-    now = status(server(first, second))
+    snapshot = seen([server(first, second)], record(A, first, completed=False))
 
-    assert orphaned_namespaces(namespaces, now, ()) == (second,)
-    assert orphaned_namespaces(namespaces, now, {B.uid}) == ()
+    assert orphaned_namespaces(snapshot, ()) == (second,)
+    assert orphaned_namespaces(snapshot, {B.uid}) == ()
 
 
 @given(
-    recorded=st.lists(st.tuples(st.integers(0, 5), st.booleans()), unique_by=lambda one: one[0]),
+    recorded=st.lists(st.tuples(st.integers(0, 5), st.booleans()), unique_by=lambda pair: pair[0]),
     served=st.sets(st.integers(0, 5)),
     unreadable=st.sets(st.integers(0, 5)),
 )
@@ -131,22 +125,12 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
 ):
     claims = [ref(f"c{number}") for number in range(6)]
     made = [namespace(f"s{number}", claim) for number, claim in enumerate(claims)]
-    namespaces = claim_namespaces(
-        record(claims[number], made[number], completed=done) for number, done in recorded
-    )
-    now = status(*(server(made[number]) for number in served))
+    records = (record(claims[number], made[number], completed=done) for number, done in recorded)
+    snapshot = seen([server(made[number]) for number in served], *records)
 
-    again = {
-        number
-        for number, claim_namespace in enumerate(claims)
-        if claim_namespace.uid in unserved_claims(namespaces, now)
-    }
-    ended = {
-        made.index(orphaned_namespace)
-        for orphaned_namespace in orphaned_namespaces(
-            namespaces, now, {claims[n].uid for n in unreadable}
-        )
-    }
+    again = {n for n, claim in enumerate(claims) if claim.uid in unserved_claims(snapshot)}
+    orphans = orphaned_namespaces(snapshot, {claims[n].uid for n in unreadable})
+    ended = {made.index(orphan) for orphan in orphans}
 
     after = (served | again) - ended
     assert {number for number, done in recorded if done} <= after
@@ -189,11 +173,6 @@ def test_where_nothing_happened_the_last_number_is_none():
 # Who is a client of whom
 
 
-def one_namespace(claim=A, made=None, pods=(WEB,)):
-    (claim_namespace,) = claim_namespaces([record(claim, made or namespace(), pods=pods)])
-    return claim_namespace
-
-
 def candidates(whose, by_pod=None):
     """Clients by number with the namespaces of which they may be, and those of pods."""
     return NamespaceClients(
@@ -202,166 +181,118 @@ def candidates(whose, by_pod=None):
     )
 
 
-def of_a(now, pods, users=(WEB,), others=()):
-    """Who may be a client of claim a's namespace, which *users* have."""
-    return namespace_clients([one_namespace(pods=users), *others], now, pods)[
-        MpsNamespaceName("s-a")
-    ]
+NAME_A, NAME_B = MpsNamespaceName("s-a"), MpsNamespaceName("s-b")
+FIRST, SECOND = namespace(), namespace("s-b", B)
+
+
+def two_claims(*clients, protocol=2, second_pods=(DB,), pods):
+    """The namespaces of two claims in one server, with these clients; *pods* is of these."""
+    both = server(FIRST, SECOND, protocol=protocol, clients=clients)
+    records = record(A, FIRST), record(B, SECOND, pods=second_pods)
+    return seen([both], *records, pods=pods).clients
 
 
 def test_protocol_3_tells_of_which_namespace_a_client_is():
-    first, second = namespace(), namespace("s-b", B)
-    now = status(server(first, second, clients=[client(1, "s-a"), client(2, "s-b")]))
+    pods = {1: WEB.uid, 2: WEB.uid}
+    clients = two_claims(client(1, "s-a"), client(2, "s-b"), protocol=3, pods=pods)
 
-    clients = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_namespace(B, second)])
-
-    assert clients == candidates({1: {"s-a"}}, {WEB.uid: {1}})
+    assert clients[NAME_A] == candidates({1: {"s-a"}}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
-    second = namespace("s-b", B)
-    now = status(server(namespace(), second, protocol=2, clients=[client(1), client(2), client(3)]))
-    others = [one_namespace(B, second, (DB,))]
+    clients = two_claims(client(1), client(2), client(3), pods={1: WEB.uid, 2: DB.uid})
 
-    clients = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
-
-    assert clients == candidates({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), (
-        "3 may be anybody's"
-    )
+    either = {"s-a", "s-b"}
+    assert clients[NAME_A] == candidates({1: {"s-a"}, 3: either}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_ends_with_the_pod():
-    second = namespace("s-b", B)
-    now = status(server(namespace(), second, protocol=2, clients=[client(1)]))
-    both = [one_namespace(), one_namespace(B, second)]
-
-    clients = namespace_clients(both, now, {1: WEB.uid})
+    clients = two_claims(client(1), second_pods=(WEB,), pods={1: WEB.uid})
 
     either = candidates({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
     assert clients == {"s-a": either, "s-b": either}
 
 
-@pytest.mark.parametrize(
-    "now",
-    [
-        pytest.param(status(server(namespace(), clients=[client(1, "s-a")])), id="protocol 3"),
-        pytest.param(
-            status(server(namespace(), protocol=2, clients=[client(1)])), id="alone there"
-        ),
-    ],
-)
-def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(now):
-    assert of_a(now, {}).by_pod == {WEB.uid: {1}}
-    assert of_a(now, {}, users=(WEB, DB)) == candidates({1: {"s-a"}})
+@pytest.mark.parametrize("protocol", [3, 2])
+def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(protocol):
+    one = server(FIRST, protocol=protocol, clients=[client(1, "s-a" if protocol == 3 else None)])
+
+    assert seen([one], record(A, FIRST)).clients[NAME_A].by_pod == {WEB.uid: {1}}
+    shared = record(A, FIRST, pods=(WEB, DB))
+    assert seen([one], shared).clients[NAME_A] == candidates({1: {"s-a"}})
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
-    now = status(server(namespace(), clients=[client(1, "s-a")]))
+    snapshot = seen([server(FIRST, clients=[client(1, "s-a")])], record(A, FIRST), pods={1: DB.uid})
 
-    assert of_a(now, {1: DB.uid}) == candidates({1: {"s-a"}})
+    assert snapshot.clients[NAME_A] == candidates({1: {"s-a"}})
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
-    assert namespace_clients([one_namespace()], status(), {1: WEB.uid}) == {}
-    assert namespace_clients([], status(server(namespace(), clients=[client(1, "s-a")])), {}) == {}
+    assert seen([], record(A, FIRST), pods={1: WEB.uid}).clients == {}
+    assert seen([server(FIRST, clients=[client(1, "s-a")])]).clients == {}
 
 
-# Who goes past MPS
+# Who bypasses MPS
 
 
-def on(*records):
-    return claim_namespaces(records)
-
-
-def test_a_process_that_is_no_client_of_its_server_goes_past_it():
-    made = namespace()
-    now = status(server(made, clients=[client(1, "s-a")]))
-
-    assert bypassing_processes([look((1, A), (2, A))], on(record(A, made)), now) == {
-        BypassingProcess(process(2), GPU, (A,))
-    }
-
-
-def test_with_protocol_3_a_client_of_another_claims_namespace_goes_past_its_own():
-    first, second = namespace(), namespace("s-b", B)
-    now = status(server(first, second, clients=[client(1, "s-b"), client(2, "s-b")]))
-    namespaces = on(record(A, first), record(B, second, pods=(DB,)))
-
-    assert {
-        bypassing_processe.process.pid
-        for bypassing_processe in bypassing_processes([look((1, A), (2, B))], namespaces, now)
-    } == {1}
-
-
-def test_with_protocol_2_any_client_of_the_server_is_one():
-    made = namespace()
-    now = status(server(made, protocol=2, clients=[client(1)]))
-
-    assert {
-        s.process.pid for s in bypassing_processes([look((1, A), (2, A))], on(record(A, made)), now)
-    } == {2}
+def bypassing(sample, servers, *records):
+    """The processes on *sample* that bypass MPS."""
+    found = bypassing_processes([sample], seen(servers, *records))
+    return {bypass.process.pid for bypass in found}
 
 
 @pytest.mark.parametrize(
-    "owners",
+    ("usages", "serving", "expected"),
     [
-        pytest.param((), id="of nobody"),
-        pytest.param((C,), id="of a claim without MPS"),
-        pytest.param((A, C), id="perhaps of a claim without MPS"),
+        pytest.param(
+            [(1, A), (2, A)], server(FIRST, clients=[client(1, "s-a")]), {2}, id="no client of it"
+        ),
+        pytest.param(
+            [(1, A), (2, B)],
+            server(FIRST, SECOND, clients=[client(1, "s-b"), client(2, "s-b")]),
+            {1},
+            id="protocol 3: a client of another claim's namespace",
+        ),
+        pytest.param(
+            [(1, A), (2, A)],
+            server(FIRST, protocol=2, clients=[client(1)]),
+            {2},
+            id="protocol 2: any client of the server is one",
+        ),
+        pytest.param([(9,)], server(FIRST), set(), id="of nobody"),
+        pytest.param([(9, C)], server(FIRST), set(), id="of a claim without MPS"),
+        pytest.param([(9, A, C)], server(FIRST), set(), id="perhaps of a claim without MPS"),
+        pytest.param([(1, A)], server(SECOND), set(), id="it is not served"),
+        pytest.param([(1, A)], server(FIRST, ready=False), set(), id="it is not ready"),
     ],
 )
-def test_who_may_be_there_without_mps_does_not_go_past_it(owners):
-    made = namespace()
+def test_who_bypasses_mps(usages, serving, expected):
+    records = record(A, FIRST), record(B, SECOND, pods=(DB,))
 
-    assert (
-        bypassing_processes([look((9, *owners))], on(record(A, made)), status(server(made)))
-        == frozenset()
-    )
+    assert bypassing(look(*usages), [serving], *records) == expected
 
 
-def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
-    first, second = namespace(), namespace("s-b", B)
-    namespaces = on(record(A, first), record(B, second))
-    now = status(server(first, second, clients=[client(1, "s-b")]))
+def test_who_may_be_of_several_claims_bypasses_all_of_them_or_none():
+    both = server(FIRST, SECOND, clients=[client(1, "s-b")])
+    snapshot = seen([both], record(A, FIRST), record(B, SECOND))
 
-    bypassing = bypassing_processes([look((1, A, B), (2, A, B))], namespaces, now)
+    bypasses = bypassing_processes([look((1, A, B), (2, A, B))], snapshot)
 
-    assert bypassing == {BypassingProcess(process(2), GPU, (A, B))}
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        pytest.param(status(), id="not served"),
-        pytest.param(status(server(namespace(), ready=False)), id="not ready"),
-    ],
-)
-def test_where_the_server_does_not_serve_nobody_is_blamed(now):
-    assert bypassing_processes([look((1, A))], on(record(A, namespace())), now) == frozenset()
+    assert bypasses == {BypassingProcess(process(2), GPU, (A, B))}
 
 
 def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_well():
     first, second = namespace("s-1"), namespace("s-2")
-    namespaces = on(record(A, first, second))
     sample = look((1, A), (2, A), (3, A))
     both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
 
-    assert {
-        bypassing_processe.process.pid
-        for bypassing_processe in bypassing_processes([sample], namespaces, status(both))
-    } == {3}
-    assert bypassing_processes([sample], namespaces, status(server(first))) == frozenset()
-    assert bypassing_processes([sample], namespaces, status(server(second))) == frozenset()
+    for servers, expected in (([both], {3}), ([server(first)], set()), ([server(second)], set())):
+        assert bypassing(sample, servers, record(A, first, second)) == expected
 
 
-def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_go_past_it():
-    made = namespace()
-
-    bypassing = bypassing_processes(
-        [look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made))
-    )
-
-    assert bypassing == frozenset()
+def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_bypass_it():
+    assert bypassing(look((1, A), gpu=OTHER), [server(FIRST)], record(A, FIRST)) == set()
 
 
 def test_who_is_seen_long_enough_is_not_about_to_connect():
@@ -381,7 +312,7 @@ def test_everybody_on_a_gpu_under_mps_is_known():
         record(C, holdings=(looks_on,), pods=()),
     ]
 
-    assert mps_memory_shares(records, claim_namespaces(records)) == {
+    assert mps_memory_shares(seen([], *records)) == {
         GPU: (
             MemoryShare(A, frozenset({WEB.uid}), None),
             MemoryShare(B, frozenset({DB.uid}), None),
@@ -393,7 +324,7 @@ def test_everybody_on_a_gpu_under_mps_is_known():
 def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
     records = [record(A, namespace(), completed=False), record(B, holdings=())]
 
-    assert mps_memory_shares(records, claim_namespaces(records)) == {}
+    assert mps_memory_shares(seen([], *records)) == {}
 
 
 # MIG instances
@@ -417,7 +348,7 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
         record(C, holdings=(looks_on, partition(C, None, 4))),
     ]
 
-    assert mps_memory_shares(records, claim_namespaces(records)) == {
+    assert mps_memory_shares(seen([], *records)) == {
         INSTANCE.uuid: (
             MemoryShare(A, frozenset({WEB.uid}), None),
             MemoryShare(B, frozenset({DB.uid}), None),
@@ -425,7 +356,7 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
     }
 
 
-def test_a_namespace_knows_which_instance_it_is_over_once_that_is_cut():
+def test_a_namespace_knows_which_instance_it_is_over_once_that_is_created():
     before = record(
         A,
         namespace(gpus=(placeholder_uuid(GPU, KEY),)),
@@ -435,51 +366,55 @@ def test_a_namespace_knows_which_instance_it_is_over_once_that_is_cut():
     after = record(A, namespace(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
     (first, second) = claim_namespaces([before, after])
 
-    assert (first.names, first.instance) == (("gpu-0-mig-1g5gb-19-2",), None)
-    assert (second.names, second.instance) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
-    assert second.display_names == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
-    assert [claim_namespace.instance for claim_namespace in on(record(A, namespace()))] == [None]
+    placeholder = placeholder_uuid(GPU, KEY)
+    name = "gpu-0-mig-1g5gb-19-2"
+    assert (first.display_names, first.instance) == (
+        {placeholder: f"{name} ({placeholder})"},
+        None,
+    )
+    assert (second.display_names, second.instance) == (
+        {"MIG-0": f"{name} (MIG-0)"},
+        (GPU, INSTANCE),
+    )
+    assert [of_gpu.instance for of_gpu in claim_namespaces([record(A, FIRST)])] == [None]
 
 
 # What is counted
 
 
 def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
-    namespaces = on(
-        record(A, namespace("s-1", percent=60), namespace("s-2", gpus=(GPU, OTHER), percent=50)),
-        record(B, namespace("s-b", B), completed=False),
+    namespaces = claim_namespaces(
+        [
+            record(
+                A, namespace("s-1", percent=60), namespace("s-2", gpus=(GPU, OTHER), percent=50)
+            ),
+            record(B, SECOND, completed=False),
+        ]
     )
-    first, second = MpsNamespaceName("s-1"), MpsNamespaceName("s-2")
-    mine, either = frozenset({first}), frozenset({first, second})
-    samples = {
-        first: NamespaceClients({1: mine, 2: either}),
-        second: NamespaceClients({2: either, 3: frozenset({second})}),
+    clients = {
+        MpsNamespaceName("s-1"): candidates({1: {"s-1"}, 2: {"s-1", "s-2"}}),
+        MpsNamespaceName("s-2"): candidates({2: {"s-1", "s-2"}, 3: {"s-2"}}),
     }
-    past = [BypassingProcess(process(9), OTHER, (A, C))]
+    bypasses = [BypassingProcess(process(9), OTHER, (A, C))]
 
-    assert mps_usages(namespaces, samples, past) == (
+    assert mps_usages(namespaces, clients, bypasses) == (
         ClaimMpsUsage(A, GPU, 100, 3, 0),
-        ClaimMpsUsage(
-            A, OTHER, 50, None, 1
-        ),  # one of them may have the other namespace, which is not there
+        ClaimMpsUsage(A, OTHER, 50, None, 1),  # 2 may be of the namespace that is not there
     )
 
 
-def test_what_nobody_told_is_not_known():
-    assert mps_usages(on(record(A, namespace())), None, None) == (
-        ClaimMpsUsage(A, GPU, 30, None, None),
-    )
+def test_where_the_agent_does_not_answer_clients_are_unknown_and_else_there_may_be_none():
+    namespaces = claim_namespaces([record(A, FIRST)])
 
-
-def test_a_claim_that_is_not_served_has_no_clients():
-    assert mps_usages(on(record(A, namespace())), {}, ()) == (ClaimMpsUsage(A, GPU, 30, 0, 0),)
+    assert mps_usages(namespaces) == (ClaimMpsUsage(A, GPU, 30, None, None),)
+    assert mps_usages(namespaces, {}, ()) == (ClaimMpsUsage(A, GPU, 30, 0, 0),)
 
 
 # What is said
 
 
 def test_a_pod_reads_what_happened_and_what_to_do():
-    (claim_namespace,) = on(record(A, namespace(gpus=(GPU, OTHER))))
+    (claim_namespace,) = claim_namespaces([record(A, namespace(gpus=(GPU, OTHER)))])
 
     message = server_restarted_message(incident(1), claim_namespace)
     assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in message
@@ -493,11 +428,9 @@ def test_a_pod_reads_what_happened_and_what_to_do():
     assert message.endswith("(nobody answers)")
 
 
-def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
-    single, several = (
-        BypassingProcess(process(4711), GPU, (A,)),
-        BypassingProcess(process(1), GPU, (A, B)),
-    )
+def test_a_process_that_bypasses_mps_is_named_with_what_to_look_for():
+    single = BypassingProcess(process(4711), GPU, (A,))
+    several = BypassingProcess(process(1), GPU, (A, B))
 
     message = bypass_message(single, "gpu-0 (GPU-0)")
     assert message.startswith("process 4711 of the host uses gpu-0 (GPU-0) for claim default/a")
@@ -506,7 +439,7 @@ def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
 
 
 def test_a_pod_that_joined_is_told_which_claim_does_not_serve_it_and_why():
-    message = pod_not_served_message(on(record(A, namespace())), ["one thing", "another"])
+    message = pod_not_served_message(claim_namespaces([record(A, FIRST)]), ["one thing", "another"])
 
     assert str(A) in message
     assert GPU in message

@@ -1,4 +1,4 @@
-"""Processes that go past MPS are found and told of, and nobody else is."""
+"""Processes that bypass MPS are found and told of, and nobody else is."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_process_that_does_not_use_mps_is_told_of_once(world, caplog):
     assert event.regarding == PodRef("default", "web", WEB.uid)
     assert "process 2 of the host uses gpu-0 (GPU-0) for claim default/a" in event.message
     assert world.of_claim("bypassing_processes", A) == 1.0
-    assert caplog.messages == ["a process of a claim under MPS goes past it"]
+    assert caplog.messages == ["a process of a claim under MPS bypasses it"]
 
     world.end(2)
     world.look()
@@ -102,7 +102,7 @@ def test_a_gpu_that_does_not_answer_is_said_once_and_changes_nothing(world, capl
     world.look()
     world.look()
     assert world.of_claim("bypassing_processes", A) == 1.0
-    assert caplog.messages.count("it cannot be seen who goes past MPS") == 1
+    assert caplog.messages.count("it cannot be seen who bypasses MPS") == 1
 
     world.on_gpus[GPU] = pids
     world.look()

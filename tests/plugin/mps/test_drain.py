@@ -258,7 +258,7 @@ def test_an_ending_that_is_seen_is_looked_after_at_once(world):
     woken = []
     made = world.claim(A, WEB)
     world.process(1, WEB, of=made)
-    world.drain.on_ending = lambda: woken.append(world.steady)
+    world.watch.drain.on_ending = lambda: woken.append(world.steady)
     world.look()
     assert woken == []
 

@@ -1,6 +1,7 @@
 """However many pods have MPS clients, little is asked of the API server, and none is forgotten."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,9 @@ class Node:
         self.reads = []  # (when, pod)
         self.late = []
         tasks = BackgroundTasks(self.clock, lambda work: work())
-        self.drain = MpsDrain(self, FakeMpsAgent(), tasks, self, self.clock)
+        me: Any = self
+        agent: Any = FakeMpsAgent()
+        self.drain = MpsDrain(me, agent, tasks, me, self.clock)
         self.next_in = 0.0
 
     def clock(self):

@@ -1,4 +1,4 @@
-"""MPS over MIG instances while claims use it: what goes past it, and what is gone."""
+"""MPS over MIG instances while claims use it: who bypasses it, and what is gone."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_claims_of_an_instance_are_looked_after_like_those_of_a_gpu(world):
     assert world.put_right == []
 
 
-def test_what_runs_on_the_gpu_around_an_instance_goes_past_nothing(world):
+def test_what_runs_on_the_gpu_around_an_instance_bypasses_nothing(world):
     world.partition(A, WEB)
     world.process(2, WEB, GPU)
     world.go_on(20)

@@ -222,13 +222,13 @@ def test_a_pod_that_left_a_claim_that_keeps_it_out_is_forgotten(world):
     keeps_out(world, A, MpsTenants.USER_NAMESPACES)
     runs(world, DB, A)
     world.look()
-    assert world.joined.keeps_out(A.uid, DB.uid)
+    assert world.watch.unserved_pods.keeps_out(A.uid, DB.uid)
 
     world.leave(A, DB)
     world.process(1, WEB, of=made)
     world.look()
 
-    assert not world.joined.keeps_out(A.uid, DB.uid)
+    assert not world.watch.unserved_pods.keeps_out(A.uid, DB.uid)
     assert world.agent.ended == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.node.state.ledger_files import DamagedRecord
-from dra_driver.plugin.mps.watch import watch_mps
+from dra_driver.plugin.mps.start import start
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, namespace
 
@@ -248,7 +248,9 @@ def until(happened):
 
 def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_process(world):
     with ExitStack() as stack:
-        changed = watch_mps(world.watched(), world.bundles, stack, 3600.0)
+        parts = world.parts()
+        start(parts, stack, 3600.0)
+        (changed,) = parts.claim_listeners
         assert until(lambda: world.agent.asked == 1)
         made = world.claim(A, WEB)
         changed(world.listed[0])
