@@ -15,12 +15,12 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.cli.mig_status import OccupiedPlacement, holdings_of_gpu, occupied_placements
+from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
 from dra_driver.cli.terminal import BarStyle, Terminal, bar_style
-from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Placement
+from dra_driver.model.gpus import Gpu, GpuUuid, Placement
 from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer, counter_set_name
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import Holding, HoldingsByGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,16 @@ NO_AVAILABLE_PARTITIONS = AvailablePartitions()
 
 
 def available_partitions(
-    offered: Offer, gpu: Gpu, taken: Collection[Placement], held: Collection[DeviceName]
+    offered: Offer, gpu: Gpu, taken: Collection[Placement], holdings: Collection[Holding]
 ) -> AvailablePartitions:
-    """*taken*: the placements of *gpu* where something is; *held*: the devices that claims hold."""
+    """*taken*: the placements of *gpu* where something is; *holdings*: what claims hold of it."""
     gpu_devices = [device for device in offered.devices if device.gpu.uuid == gpu.uuid]
-    remaining = _remaining_counters(
-        offered, gpu, (d for d in gpu_devices if d.name in held or d.instance is not None)
+    used = (
+        device
+        for device in gpu_devices
+        if device.instance is not None or any(h.is_of(device) for h in holdings if not h.admin)
     )
+    remaining = _remaining_counters(offered, gpu, used)
     by_profile: dict[str, list[Device]] = {}
     for device in gpu_devices:
         if device.partition is not None and device.created_for_claims:
@@ -136,7 +139,7 @@ class GpuMigPicture:
 def gpu_mig_pictures(
     offered: Offer,
     gpus: Iterable[Gpu],
-    held: HoldingsByDevice,
+    held: HoldingsByGpu,
     layout_instances: Mapping[GpuUuid, Collection[LayoutInstance]],
 ) -> tuple[GpuMigPicture, ...]:
     """Those of *gpus* on which there is something to see: MIG mode is on, or partitions are
@@ -146,14 +149,11 @@ def gpu_mig_pictures(
     for gpu in gpus:
         if gpu.mig is None or not gpu.mig.profiles or not (gpu.mig.on or gpu.uuid in partitioned):
             continue
-        placements = occupied_placements(
-            gpu, holdings_of_gpu(gpu, held), layout_instances.get(gpu.uuid, ())
-        )
+        holdings = held.get(gpu.uuid, ())
+        placements = occupied_placements(gpu, holdings, layout_instances.get(gpu.uuid, ()))
         occupied = [block.placement for block in placements]
         pictures.append(
-            GpuMigPicture(
-                gpu, placements, available_partitions(offered, gpu, occupied, held.keys())
-            )
+            GpuMigPicture(gpu, placements, available_partitions(offered, gpu, occupied, holdings))
         )
     return tuple(pictures)
 

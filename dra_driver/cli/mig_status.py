@@ -16,7 +16,7 @@ from dra_driver.model.gpus import (
     UnusableGpuInstance,
 )
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutState, MigState
-from dra_driver.model.records import Holding, HoldingsByDevice
+from dra_driver.model.records import Holding
 
 WHOLE_GPU = "the whole GPU"
 
@@ -57,12 +57,6 @@ def occupied_placements(
         if instance.key not in by_key
     ]
     return tuple(sorted(occupied, key=lambda block: (block.placement, block.title)))
-
-
-def holdings_of_gpu(gpu: Gpu, held: HoldingsByDevice) -> Iterator[Holding]:
-    """Everything that claims hold of *gpu*, however it was called when they got it."""
-    for holdings in held.values():
-        yield from (holding for holding in holdings if holding.gpu == gpu.uuid)
 
 
 def profile_name(mig: MigInfo | None, key: PartitionKey) -> str:

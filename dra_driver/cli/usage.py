@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Partition, PartitionKey
-from dra_driver.model.offer import Fractional, Replica, gpu_name_of, partition_name
-from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
+from dra_driver.model.gpus import Gpu, GpuUuid, Partition, PartitionKey
+from dra_driver.model.offer import Fractional, Replica, partition_name
+from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
@@ -195,17 +195,7 @@ def _name(holding: Holding, gpus: Mapping[str, Gpu]) -> str:
     """How the GPU of *holding* is called now. It can get another name within a boot, and its old
     one can be another GPU's: one that is not *gpus* is then called by its UUID."""
     current_name = next((name for name, gpu in gpus.items() if gpu.uuid == holding.gpu), None)
-    recorded_name = gpu_name_of(holding.device)
-    return current_name or (str(holding.gpu) if recorded_name in gpus else recorded_name)
-
-
-def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:
-    """Which claims hold which device, from records that were read without a ``Ledger``."""
-    held: dict[DeviceName, list[Holding]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: record.claim):
-        for holding in record.holdings:
-            held[holding.device].append(holding)
-    return held
+    return current_name or (str(holding.gpu) if holding.gpu_name in gpus else holding.gpu_name)
 
 
 def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:

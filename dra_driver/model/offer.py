@@ -129,13 +129,15 @@ def counter_set_name(gpu: Gpu) -> str:
     return f"{gpu.name}-counter-set"
 
 
-def gpu_name_of(device: str) -> str:
-    """Of which GPU a device is: the part of its name that all devices of one GPU share.
+def gpu_name_of(device: str) -> DeviceName:
+    """The part of a device's name that all devices of one GPU share.
+
+    For names that come from the API server or are shown to people: elsewhere a GPU is its UUID.
 
     >>> gpu_name_of("gpu-0-mon"), gpu_name_of("gpu-12")
     ('gpu-0', 'gpu-12')
     """
-    return "-".join(device.split("-", 2)[:2])
+    return DeviceName("-".join(device.split("-", 2)[:2]))
 
 
 @dataclass(frozen=True, slots=True)

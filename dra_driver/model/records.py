@@ -1,13 +1,14 @@
 """Who holds what: one holding per claim and device, or per share of a device."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.k8s.claims import ClaimRef, Pod, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
 from dra_driver.model.mps import MpsNamespace
-from dra_driver.model.offer import EXCLUSIVE, Shape, gpu_name_of
+from dra_driver.model.offer import EXCLUSIVE, Device, Replica, Shape, gpu_name_of
 from dra_driver.model.profiles import GuardRules, MpsTenants
 from dra_driver.model.steps import ServeMpsNamespace, Step
 
@@ -58,12 +59,26 @@ class Holding:
         return placeholder_uuid(self.gpu, self.partition)
 
     @property
-    def unit(self) -> str:
+    def gpu_name(self) -> DeviceName:
+        """What its GPU was called when it was prepared; for people to read."""
+        return gpu_name_of(self.device)
+
+    @property
+    def unit(self) -> DeviceName:
         """The name of what it is a part of: the partition's, or the GPU's."""
-        return self.device if self.partition is not None else gpu_name_of(self.device)
+        return self.device if self.partition is not None else self.gpu_name
+
+    def is_of(self, device: Device) -> bool:
+        """Whether it is of *device*, whatever that was called when it was prepared."""
+        same_part = (self.gpu, self.partition) == (device.gpu.uuid, device.key)
+        return same_part and _replica(self.shape) == _replica(device.shape)
 
 
-HoldingsByDevice = Mapping[DeviceName, Sequence[Holding]]
+def _replica(shape: Shape) -> int | None:
+    return shape.place if isinstance(shape, Replica) else None
+
+
+HoldingsByGpu = Mapping[GpuUuid, Sequence[Holding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +131,12 @@ class ClaimRecord:
     def gpus(self) -> frozenset[GpuUuid]:
         """The GPUs that it holds anything of."""
         return frozenset(holding.gpu for holding in self.holdings)
+
+
+def holdings_by_gpu(records: Iterable[ClaimRecord]) -> dict[GpuUuid, tuple[Holding, ...]]:
+    """What claims hold of each GPU, by namespace and name of the claims."""
+    held: dict[GpuUuid, list[Holding]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.claim):
+        for holding in record.holdings:
+            held[holding.gpu].append(holding)
+    return {gpu: tuple(held[gpu]) for gpu in sorted(held)}

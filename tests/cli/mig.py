@@ -3,7 +3,6 @@
 from typing import Any
 
 from dra_driver.model.gpus import (
-    DeviceName,
     Engines,
     Gpu,
     GpuUuid,
@@ -73,13 +72,6 @@ def holding(claim: str, name: str = "", start: int = 0, minor: int = 0, **fields
         device = partition_name(board, partition(name, start))
         values |= {"device": device, "partition": key(name, start), "created_for_claims": True}
     return Holding(ref(claim, namespace="team-a"), **values | fields)
-
-
-def held(*holdings: Holding) -> dict[DeviceName, list[Holding]]:
-    by_device: dict[DeviceName, list[Holding]] = {}
-    for holding in holdings:
-        by_device.setdefault(holding.device, []).append(holding)
-    return by_device
 
 
 def offered(*gpus: Gpu, whole: bool = False) -> Offer:

@@ -17,7 +17,7 @@ from dra_driver.kubeletplugin.slices.features import SliceFeatures
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
 from dra_driver.model.gpus import DeviceName, Inventory, UnavailableGpu
 from dra_driver.node.state.ledger_files import DamagedRecord
-from tests.builders import gpu, record
+from tests.builders import gpu, gpu_uuid, record
 
 DRIVER = "gpu.nvidia.com"
 FILES = DriverFiles(
@@ -164,7 +164,7 @@ class TestDisk:
 
     def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
         assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, book()).level is Level.WARN
-        aside = book(aside=[("uid-x", frozenset())])
+        aside = book(aside=[("uid-x", None)])
         assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, aside).level is Level.OK
 
     def test_a_conflict_about_our_devices_fails_and_a_strangers_broken_file_does_not(self):
@@ -175,8 +175,8 @@ class TestDisk:
         assert levels(host_checks.cdi_problem_findings([], kind)) == []
 
     def test_an_unreadable_record_says_what_it_keeps_from_others(self):
-        known = book(aside=[("uid-x", frozenset({DeviceName("gpu-3")}))])
-        unknown = book(aside=[("uid-y", frozenset())])
+        known = book(aside=[("uid-x", {gpu_uuid(3): DeviceName("gpu-3")})])
+        unknown = book(aside=[("uid-y", None)])
 
         (finding,) = host_checks.ledger_findings(Path("/s"), known)
         (any_,) = host_checks.ledger_findings(Path("/s"), unknown)

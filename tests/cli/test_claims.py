@@ -251,7 +251,7 @@ def test_from_the_ledger_alone_json_says_what_it_does_not_know(claims, ledger):
     [
         pytest.param("{", [], id="nothing of it"),
         pytest.param(
-            '{"holdings": [{"device": "gpu-2"}, {"device": "gpu-1"}], "co',
+            '{"holdings": [{"device":"gpu-2","gpu":"GPU-2"},{"device":"gpu-1","gpu":"GPU-1"}], "co',
             ["gpu-1", "gpu-2"],
             id="its devices",
         ),

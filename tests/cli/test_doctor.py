@@ -250,7 +250,7 @@ def test_a_kubelet_directory_with_too_long_a_name_for_sockets_fails(world, tmp_p
 
 def test_an_unreadable_record_fails_and_stays_where_it_is(world):
     damaged = world.records / "0b7e.json"
-    damaged.write_text('{"holdings": [{"device": "gpu-1"}], "co')
+    damaged.write_text('{"holdings": [{"device":"gpu-1","gpu":"GPU-1"}], "co')
 
     answer = world.ask()
 

@@ -18,8 +18,9 @@ from dra_driver.cli.terminal import Terminal, bar_style
 from dra_driver.model.gpus import MigInfo, Placement
 from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer
+from dra_driver.model.records import ClaimRecord, holdings_by_gpu
 from tests.builders import gpu
-from tests.cli.mig import PROFILES, a100, held, holding, instance, key, offered, unusable
+from tests.cli.mig import PROFILES, a100, holding, instance, key, offered, unusable
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PLAIN = bar_style(Terminal())
@@ -27,7 +28,8 @@ PLAIN = bar_style(Terminal())
 
 def shown(*gpus, holdings=(), laid=None, width=100, offer=None, **fields):
     what = offered(*gpus) if offer is None else offer
-    pictures = gpu_mig_pictures(what, gpus, held(*holdings), laid or {})
+    held = holdings_by_gpu([ClaimRecord(each.claim, (each,)) for each in holdings])
+    pictures = gpu_mig_pictures(what, gpus, held, laid or {})
     return mig_picture(pictures, Terminal(width=width, **fields)).splitlines()
 
 

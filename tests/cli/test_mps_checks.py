@@ -35,7 +35,7 @@ def book(*records, aside=()):
     return LedgerSnapshot(
         {record.claim.uid: record for record in records},
         {
-            ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", frozenset())
+            ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", None)
             for uid in aside
         },
     )

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dra_driver.k8s import quantity
 from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig, ShareId
-from dra_driver.model.gpus import DeviceName
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.steps import ServeMpsNamespace
@@ -208,7 +207,7 @@ def test_an_instance_takes_the_capabilities_of_itself_and_of_no_other():
     plan = plan_claim(claim, mig_offer(), (), POOL)
     cut = instance(ONE, 2, gi=9)
 
-    (device,) = container_devices(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
+    (device,) = container_devices(plan.settled({plan.grants[0].device.uuid: cut}), (), {})
 
     assert (device.instance, device.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
 
@@ -242,6 +241,6 @@ def test_a_container_is_told_its_instance_by_the_name_of_the_partition():
     plan = plan_claim(claim, mig_offer(), (), POOL)
     cut = instance(ONE, 2, name="x")
 
-    variables = environment([(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), {"gpu"})])
+    variables = environment([(plan.settled({plan.grants[0].device.uuid: cut}), {"gpu"})])
 
     assert variables["GPU_DEVICE_0_MIG_1G10GB_19_2_UUID"] == "MIG-x"

@@ -91,7 +91,7 @@ class Node:
             self.ledger.write(record(number))
         self.taken_back: list[ClaimUid] = []
         claims = ClaimReader(ResourceApi(api), DRIVER, POOL)
-        reconciler = ClaimReconciler(self.ledger, claims, self, POOL)
+        reconciler = ClaimReconciler(self.ledger, claims, self, POOL, tuple)
         me: Any = self
         limits = PodLimits(self.ledger.records, claims, me, me)
         keeping = ApiFeatureProbe(

@@ -16,7 +16,6 @@ from dra_driver.cli.mps_usage import (
 )
 from dra_driver.cli.terminal import GIB, BarStyle, Terminal, bar_style, format_gib
 from dra_driver.cli.usage import GpuUsage, HeldDevice
-from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.profiles import GuardPolicy
 from dra_driver.model.records import ClaimMemoryLimit
 
@@ -209,11 +208,11 @@ def _amount(use: HeldDevice) -> str:
 def _use_text(use: HeldDevice, mps: Sequence[MpsNamespaceUsage]) -> tuple[str, ...]:
     """The other facts of a claim; empty: does not apply. *mps*: the namespaces of which it
     has the device."""
-    amount, name = use.amount, use.holding.device
-    part = not amount.whole and not use.holding.admin
+    amount, holding = use.amount, use.holding
+    part = not amount.whole and not holding.admin
     cores_shown = any(mps_use.namespace.percent == amount.cores for mps_use in mps)
     return (
-        name if name != gpu_name_of(name) and use.holding.partition is None else "",
+        holding.device if holding.device != holding.unit else "",
         _mps_text(mps),
         f"{amount.cores} % of the cores" if part and amount.cores and not cores_shown else "",
         f"{amount.shares} shares" if part and amount.shares != 1 else "",

@@ -33,7 +33,6 @@ from dra_driver.base.errors import NodeError
 from dra_driver.cli.mig_picture import gpu_mig_pictures, mig_picture
 from dra_driver.cli.mig_status import layout_lines, pending_layouts
 from dra_driver.cli.terminal import Terminal, format_gib, format_table
-from dra_driver.cli.usage import holdings_by_device
 from dra_driver.kubeletplugin.slices.reconcile import (
     Pool,
     SliceOwner,
@@ -55,7 +54,7 @@ from dra_driver.model.offer import (
     Shape,
 )
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu, holdings_by_gpu
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
@@ -391,13 +390,13 @@ def _driver_problem(node: GpuNode) -> str:
     return ""
 
 
-def _held(settings: DevicesSettings) -> HoldingsByDevice:
+def _held(settings: DevicesSettings) -> HoldingsByGpu:
     try:
         records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
     except NodeError as e:
         log.warning("every GPU counts as free: %s", e)
         return {}
-    return holdings_by_device(records.values())
+    return holdings_by_gpu(records.values())
 
 
 def _mig_state(settings: DevicesSettings) -> MigState:

@@ -16,7 +16,6 @@ import bisect
 import os
 import re
 import threading
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,8 +25,8 @@ from dra_driver.base.codec import Undecodable
 from dra_driver.base.errors import ClaimError, ClaimRecordLost
 from dra_driver.base.files import write_atomically
 from dra_driver.k8s.claims import ClaimUid
-from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
-from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
+from dra_driver.model.gpus import Gpu, GpuUuid, PartitionKey
+from dra_driver.model.records import ClaimRecord, Holding, HoldingsByGpu, holdings_by_gpu
 from dra_driver.model.steps import CreatePartition, SetMigMode
 from dra_driver.node.state.ledger_files import (
     ENDING_SUFFIX,
@@ -140,8 +139,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._index: dict[ClaimUid, ClaimRecord] = {}  # without the texts of CDI files
-        self._held: dict[DeviceName, tuple[Holding, ...]] = {}  # another one after each change
-        self._sorted: tuple[HoldingsByDevice, tuple[ClaimRecord, ...]] = (self._held, ())
+        self._held: dict[GpuUuid, tuple[Holding, ...]] = {}  # another one after each change
+        self._sorted: tuple[HoldingsByGpu, tuple[ClaimRecord, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, DamagedRecord] = {}
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
         self._cut_files = PartitionFiles(self._directory)
@@ -182,7 +181,7 @@ class Ledger:
         with self._lock:
             self._history.let_go(self._created())
             self._index, self._aside, self._leftovers = index, aside, leftovers
-            self._held = _holdings({**index, **leftovers})
+            self._held = holdings_by_gpu([*index.values(), *leftovers.values()])
             self._served = frozenset(uid for uid, record in index.items() if record.namespaces)
 
     def records(self) -> tuple[ClaimRecord, ...]:
@@ -219,8 +218,8 @@ class Ledger:
                 f"the record of claim {known.claim} at {self._path(uid)} is lost: {e}"
             ) from e
 
-    def held(self) -> HoldingsByDevice:
-        """Which claims hold which device. A snapshot that does not change."""
+    def held(self) -> HoldingsByGpu:
+        """What claims hold of each GPU. A snapshot that does not change."""
         with self._lock:
             return self._held
 
@@ -242,12 +241,7 @@ class Ledger:
         """The records of other claims that hold any part of *gpus*. Of those that cannot be read,
         the partitions that were created for them."""
         with self._lock:
-            uids = {
-                holding.claim.uid
-                for holdings in self._held.values()
-                for holding in holdings
-                if holding.gpu in gpus
-            }
+            uids = {holding.claim.uid for gpu in gpus for holding in self._held.get(gpu, ())}
             known = {**self._leftovers, **self._index}
             return tuple(known[other] for other in sorted(uids - {uid}))
 
@@ -266,11 +260,11 @@ class Ledger:
             before = self._held
             self._changed.wait_for(lambda: self._held is not before, timeout_seconds)
 
-    def narrow(self, uid: ClaimUid, devices: Iterable[DeviceName]) -> None:
-        """The API server says which devices the claim of an unreadable record holds."""
+    def narrow(self, uid: ClaimUid, gpus: Iterable[Gpu]) -> None:
+        """The claim of an unreadable record holds something of these GPUs, and of no others."""
         with self._lock:
             if (damaged := self._aside.get(uid)) is not None:
-                self._aside[uid] = replace(damaged, mentions=frozenset(devices), known=True)
+                self._aside[uid] = replace(damaged, gpus={gpu.uuid: gpu.name for gpu in gpus})
 
     def write(self, record: ClaimRecord) -> None:
         """Replace the record of a claim, atomically, after what it says of partitions. NodeError:
@@ -315,8 +309,7 @@ class Ledger:
         write_atomically(path, text)
 
     def _replace(self, uid: ClaimUid, record: ClaimRecord | None) -> None:
-        """Only the devices of the one claim are looked at: the cost must not grow with the
-        others."""
+        """Only the GPUs of the one claim are looked at: the cost must not grow with the others."""
         before = self._index.pop(uid, None) or self._leftovers.pop(uid, None)
         if before is not None:
             self._history.let_go(before.created_partitions)
@@ -326,14 +319,14 @@ class Ledger:
         if served != (uid in self._served):
             self._served ^= {uid}
         held = dict(self._held)
-        for device in _devices(before) | _devices(record):
-            holdings = [h for h in held.get(device, ()) if h.claim.uid != uid]
-            for mine in record.holdings if record else ():
-                if mine.device == device:
-                    bisect.insort(holdings, mine, key=lambda h: (h.claim, h.share or ""))
-            held[device] = tuple(holdings)
-            if not held[device]:
-                del held[device]
+        for gpu in before.gpus if before else ():
+            held[gpu] = tuple(holding for holding in held[gpu] if holding.claim.uid != uid)
+            if not held[gpu]:
+                del held[gpu]
+        for holding in record.holdings if record else ():
+            others = held.get(holding.gpu, ())
+            index = bisect.bisect(others, holding.claim, key=lambda other: other.claim)
+            held[holding.gpu] = (*others[:index], holding, *others[index:])
         self._held = held
         self._changed.notify_all()
 
@@ -341,15 +334,3 @@ class Ledger:
         if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z-]*", uid):
             raise ClaimError(f"claim UID {uid!r} is no UID: letters, digits and dashes only")
         return self._directory / f"{uid}{RECORD_SUFFIX}"
-
-
-def _devices(record: ClaimRecord | None) -> set[DeviceName]:
-    return {holding.device for holding in record.holdings} if record else set()
-
-
-def _holdings(index: dict[ClaimUid, ClaimRecord]) -> dict[DeviceName, tuple[Holding, ...]]:
-    held: dict[DeviceName, list[Holding]] = defaultdict(list)
-    for record in sorted(index.values(), key=lambda record: record.claim):
-        for holding in record.holdings:
-            held[holding.device].append(holding)
-    return {device: tuple(held[device]) for device in sorted(held)}

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_call
 from dra_driver.k8s.claims import ClaimUid
-from dra_driver.model.gpus import DeviceName
+from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreatePartition, Step
@@ -53,13 +53,11 @@ class DamagedRecord:
     uid: ClaimUid
     path: Path
     reason: str
-    mentions: frozenset[DeviceName]  # devices that its text names
-    known: bool = False  # they are what the API server says
+    gpus: Mapping[GpuUuid, DeviceName] | None
+    """Those that it may hold, each all of it, and what they are called. None: any of the node's."""
 
-    def may_hold(self, device: str) -> bool:
-        """A text that names no device could be of any; of a GPU it may hold all."""
-        boards = {gpu_name_of(name) for name in self.mentions}
-        return gpu_name_of(device) in boards or (not self.mentions and not self.known)
+    def may_hold(self, gpu: GpuUuid) -> bool:
+        return self.gpus is None or gpu in self.gpus
 
 
 def read_ledger_directory(
@@ -129,7 +127,7 @@ def _read_one(
         if uid != record.claim.uid:
             raise Undecodable(f"it is of claim UID {record.claim.uid}")
     except Undecodable as e:
-        aside[uid] = DamagedRecord(uid, path, str(e), frozenset(_device_names(text)))
+        aside[uid] = DamagedRecord(uid, path, str(e), _named_gpus(text))
     else:
         records[uid] = (
             mark_ending(record) if path.suffix == ENDING_SUFFIX else without_texts(record)
@@ -162,16 +160,17 @@ def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
     return replace(damaged, path=moved)
 
 
-def _device_names(text: bytes) -> Iterator[DeviceName]:
-    """The devices that a damaged record still names (``"device": "gpu-0"``); none where the list of
-    its holdings was cut short: what is missing may have named others."""
+def _named_gpus(text: bytes) -> Mapping[GpuUuid, DeviceName] | None:
+    """The GPUs that a damaged record still names (``"device":"gpu-0","gpu":"GPU-…"``). None: it
+    names none, or the list of its holdings ends early, and what is missing may have named others.
+    """
     record = text.decode(errors="replace")
     try:
         json.JSONDecoder().raw_decode(record.partition('"holdings":')[2].lstrip())
     except ValueError:
-        return
-    for name in re.findall(r'"device":\s*"([^"]+)"', record):
-        yield DeviceName(name)
+        return None
+    named = re.findall(r'"device":\s*"([^"]+)",\s*"gpu":\s*"([^"]+)"', record)
+    return {GpuUuid(gpu): gpu_name_of(device) for device, gpu in named} or None
 
 
 _UID = re.compile(r"[0-9A-Za-z]([\w.:-]*[0-9A-Za-z])?", re.ASCII)  # another file is not ours

@@ -33,8 +33,8 @@ from dra_driver.model.steps import (
 )
 from dra_driver.plan.prepare.sharing import DeviceGrant
 
-InstancesByDevice = Mapping[DeviceName, MigInstance]
-"""What the partitions of a claim are, by device."""
+CreatedInstances = Mapping[GpuUuid, MigInstance]
+"""What the partitions of a claim are, by ``Device.uuid``, which may be a placeholder."""
 
 
 def partition_steps(
@@ -165,47 +165,35 @@ def partition_instances(record: ClaimRecord) -> dict[CreatePartition, GpuUuid | 
     return {step: uuids.get((step.gpu, step.key)) for step in partitions_created_for([record])}
 
 
-def steps_with_instances(
-    steps: Iterable[Step], grants: Iterable[DeviceGrant], instances: InstancesByDevice
-) -> tuple[Step, ...]:
+def steps_with_instances(steps: Iterable[Step], instances: CreatedInstances) -> tuple[Step, ...]:
     """*steps*, told what the partitions are now that they are created."""
-    uuids = _known(grants, instances)
 
     def updated(step: Step) -> Step:
         if not isinstance(step, ServeMpsNamespace):
             return step
-        return replace(step, namespace=_over(step.namespace, uuids))
+        return replace(step, namespace=_over(step.namespace, instances))
 
     return tuple(map(updated, steps))
 
 
 def grants_with_instances(
-    grants: Sequence[DeviceGrant], instances: InstancesByDevice
+    grants: Sequence[DeviceGrant], instances: CreatedInstances
 ) -> tuple[DeviceGrant, ...]:
     """*grants*, each of a partition with what that is."""
-    uuids = _known(grants, instances)
     return tuple(
         replace(
             grant,
-            instance=instances.get(grant.device.name),
-            namespace=grant.namespace and _over(grant.namespace, uuids),
+            instance=instances.get(grant.device.uuid),
+            namespace=grant.namespace and _over(grant.namespace, instances),
         )
         for grant in grants
     )
 
 
-def _over(namespace: MpsNamespace, uuids: Mapping[GpuUuid, GpuUuid]) -> MpsNamespace:
+def _over(namespace: MpsNamespace, instances: CreatedInstances) -> MpsNamespace:
     """*namespace*, over the instances themselves."""
-    return replace(namespace, gpus=tuple(uuids.get(gpu, gpu) for gpu in namespace.gpus))
-
-
-def _known(grants: Iterable[DeviceGrant], instances: InstancesByDevice) -> dict[GpuUuid, GpuUuid]:
-    """What stands for an instance, and its UUID."""
-    return {
-        grant.device.uuid: instances[grant.device.name].uuid
-        for grant in grants
-        if grant.device.name in instances
-    }
+    gpus = (instances[gpu].uuid if gpu in instances else gpu for gpu in namespace.gpus)
+    return replace(namespace, gpus=tuple(gpus))
 
 
 def _mode(device: Device) -> Iterator[SetMigMode]:

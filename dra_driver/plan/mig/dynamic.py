@@ -19,7 +19,7 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.model.offer import ApiFeatures, CounterSet, Device, Replica, Shape, counter_set_name
 from dra_driver.model.profiles import MigRules, Profile, Rules
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.plan.mig.counters import CounterAmounts
 from dra_driver.plan.mig.partitions import (
     HeldShape,
@@ -158,19 +158,14 @@ def gpus_to_switch(
     inventory: Inventory,
     profile: Profile,
     features: ApiFeatures,
-    holdings_by_device: HoldingsByDevice,
+    held: HoldingsByGpu,
 ) -> tuple[GpuUuid, ...]:
     """The GPUs that are offered in partitions once their MIG mode is on, and that no claim holds.
 
     Those too of which the mode is pending: whoever set it did not have the reset that it takes.
     """
     rules, _ = rules_by_gpu(profile, inventory.gpus)
-    used = {
-        holding.gpu
-        for holdings in holdings_by_device.values()
-        for holding in holdings
-        if not holding.admin
-    }
+    used = {gpu for gpu, holdings in held.items() if not all(h.admin for h in holdings)}
     return tuple(
         gpu.uuid
         for gpu in inventory.gpus
@@ -182,11 +177,11 @@ def after_switch(
     inventory: Inventory,
     profile: Profile,
     features: ApiFeatures,
-    holdings_by_device: HoldingsByDevice,
+    held: HoldingsByGpu,
     stuck: Collection[GpuUuid] = (),
 ) -> Inventory:
     """*inventory* as it is when every such switch succeeded, but for GPUs that are *stuck*."""
-    to_switch = set(gpus_to_switch(inventory, profile, features, holdings_by_device)) - set(stuck)
+    to_switch = set(gpus_to_switch(inventory, profile, features, held)) - set(stuck)
     return replace(inventory, gpus=tuple(_switched(gpu, to_switch) for gpu in inventory.gpus))
 
 

@@ -29,7 +29,7 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.model.offer import Shape
 from dra_driver.model.profiles import MigRules
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.plan.mig.counters import (
     CounterAmounts,
     can_be_added,
@@ -168,11 +168,11 @@ def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[s
                 yield f"mig.{field}", pattern, f"{pattern!r} matches no profile of {description}"
 
 
-def created_partitions(holdings_by_device: HoldingsByDevice) -> CreatedPartitions:
+def created_partitions(held: HoldingsByGpu) -> CreatedPartitions:
     """What was, or is being, created for the claims that hold it."""
     return frozenset(
         (holding.gpu, holding.partition)
-        for holdings in holdings_by_device.values()
+        for holdings in held.values()
         for holding in holdings
         if holding.created_for_claims and holding.partition is not None
     )

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import cdi
 from dra_driver.k8s.claims import ClaimRef, Pod
 from dra_driver.k8s.pods import ContainerSpec, PodSpec
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord
 
@@ -289,21 +287,17 @@ def _requests(container: ContainerSpec, claim: str) -> frozenset[str]:
 
 
 def _given(record: ClaimRecord) -> Iterator[RequestedDevice]:
-    holdings = {(holding.device, holding.share): holding for holding in record.holdings}
     try:
         spec = cdi.from_text(record.spec or "")
     except cdi.CdiError:  # it is written anew when the claim is prepared
         return
     edits = {entry.name: entry.container_edits for entry in spec.devices}
-    for device in record.prepared or ():
+    for holding, device in zip(record.holdings, record.prepared or (), strict=False):
         names = [cdi.parse_name(id_).device for id_ in device.cdi_ids]
         env = [entry for name in names if name in edits for entry in edits[name].env]
-        holding = holdings.get((DeviceName(device.device), device.share))
-        if holding is None or not holding.admin:
+        if not holding.admin:
             mps = tuple(sorted(entry for entry in env if entry.startswith(_OURS)))
-            yield RequestedDevice(
-                device.requests, holding.unit if holding else gpu_name_of(device.device), mps
-            )
+            yield RequestedDevice(device.requests, holding.unit, mps)
 
 
 def _problems(given: Sequence[RequestedDevice], requests: frozenset[str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from dra_driver.model.offer import (
     Shape,
 )
 from dra_driver.model.profiles import Profile, Rules
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.plan.mig import dynamic
 from dra_driver.plan.mig.dynamic import GpuContext, MigOffer, PartitionDevices, partition_devices
 from dra_driver.plan.mig.partitions import (
@@ -79,7 +79,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     inventory: Inventory,
     profile: Profile,
     features: ApiFeatures,
-    held: HoldingsByDevice,
+    held: HoldingsByGpu,
     mps: bool = True,
     *,
     ours: CreatedPartitions = frozenset(),
@@ -134,7 +134,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     )
 
 
-def _by_gpu(held: HoldingsByDevice) -> dict[GpuUuid, dict[HeldShape, None]]:
+def _by_gpu(held: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
     """What is held by claims without admin access, each once."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
     for holding in (

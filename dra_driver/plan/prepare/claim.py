@@ -20,7 +20,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import CreateDeviceNodes, RemoveMpsNamespace, SetTimeSlice, Step
 from dra_driver.plan.memory.pod_limits import memory_limit_steps, restored_memory_limit_steps
 from dra_driver.plan.mig.claims import (
-    InstancesByDevice,
+    CreatedInstances,
     grants_with_instances,
     partition_steps,
     remove_steps,
@@ -77,11 +77,11 @@ class ClaimPlan:
             pod_claim_name=self.claim.pod_claim_name,
         )
 
-    def settled(self, instances: InstancesByDevice) -> "ClaimPlan":
+    def settled(self, instances: CreatedInstances) -> "ClaimPlan":
         """The same, told what its partitions are, now that they are there."""
         if not instances:
             return self
-        steps = steps_with_instances(self.steps, self.grants, instances)
+        steps = steps_with_instances(self.steps, instances)
         return replace(self, grants=grants_with_instances(self.grants, instances), steps=steps)
 
 
@@ -336,19 +336,18 @@ def refuse_conflicts(
     holdings: dict[GpuUuid, list[Holding]] = defaultdict(list)
     for holding in (h for record in others for h in record.holdings if not h.admin):
         holdings[holding.gpu].append(holding)
-    mine: dict[DeviceName, Amount] = defaultdict(lambda: NO_AMOUNT)
+    taken: dict[GpuUuid, Amount] = defaultdict(lambda: NO_AMOUNT)  # by this claim
     problems: list[_Conflict] = []
     taking = [grant for grant in grants if not grant.allocation.admin]
     _refuse_overlaps(claim, [grant.device for grant in taking])
     for grant in taking:
-        device = grant.device
-        on_gpu = holdings[device.gpu.uuid]
-        unit = device.unit
-        if lack := shortage(grant.amount, mine[unit], device.memory_bytes, device.shape):
-            what = f"{unit} twice" if mine[unit] != NO_AMOUNT else f"too much of {unit}"
+        device, before = grant.device, taken[grant.device.uuid]
+        if lack := shortage(grant.amount, before, device.memory_bytes, device.shape):
+            unit = device.unit
+            what = f"{unit} twice" if before != NO_AMOUNT else f"too much of {unit}"
             raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
-        mine[unit] += grant.amount
-        problems += _held(device, mine[unit], on_gpu, claim.ref.namespace)
+        taken[device.uuid] = amount = before + grant.amount
+        problems += _held(device, amount, holdings[device.gpu.uuid], claim.ref.namespace)
     problems += _clashes(grants, clashing_intervals(intervals, others), claim.ref.namespace)
     if problems:
         raise DeviceHeldByClaim(*(_refusal(claim, texts) for texts in zip(*problems, strict=True)))
@@ -387,7 +386,7 @@ def _held(
         yield f"{what} {all_of_them}", f"{what} {theirs}"
         return
     same = [h for h in on_gpu if h.partition == key]
-    twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in same)
+    twice = isinstance(device.shape, Replica) and any(h.is_of(device) for h in same)
     lack = shortage(amount, total_amount(same), device.memory_bytes, device.shape)
     if twice or lack:
         all_of_them, theirs = _holders(same, namespace)

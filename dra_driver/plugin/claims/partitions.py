@@ -16,7 +16,7 @@ from dra_driver.model.steps import (
     Step,
 )
 from dra_driver.plan.mig.claims import (
-    InstancesByDevice,
+    CreatedInstances,
     blocking_instances,
     partition_instances,
     whole_gpus,
@@ -132,7 +132,7 @@ class ClaimPartitions:
         for step in undo_steps(leftover, others) if leftover else ():
             self._node.restore(step)
 
-    def of(self, plan: ClaimPlan) -> InstancesByDevice:
+    def of(self, plan: ClaimPlan) -> CreatedInstances:
         """What the partitions of *plan* are now. MigInstanceNotFound: one is not there.
 
         Who looks on at one that no claim has sees nothing of it yet.
@@ -140,7 +140,7 @@ class ClaimPartitions:
         grants = [grant for grant in plan.grants if grant.device.partition is not None]
         instances = in_parallel(self._find, grants)
         pairs = zip(grants, instances, strict=True)
-        return {grant.device.name: instance for grant, instance in pairs if instance is not None}
+        return {grant.device.uuid: instance for grant, instance in pairs if instance is not None}
 
     def _find(self, grant: DeviceGrant) -> MigInstance | None:
         device = grant.device

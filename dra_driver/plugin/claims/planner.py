@@ -35,12 +35,12 @@ from dra_driver.plugin.claims.dependencies import PodSpecSource, PrepareDependen
 from dra_driver.plugin.claims.partitions import ClaimPartitions
 
 
-def refuse_unreadable(claim: Claim, set_aside: Iterable[DamagedRecord]) -> None:
-    """A damaged record may be of any device that it names, or of any at all if it names none."""
-    devices = {allocation.device for allocation in claim.allocations if not allocation.admin}
+def refuse_unreadable(record: ClaimRecord, set_aside: Iterable[DamagedRecord]) -> None:
+    """NodeError: the claim of a damaged record may hold a GPU that *record* is to hold."""
+    gpus = {holding.gpu for holding in record.holdings if not holding.admin}
     for aside in set_aside:
-        if aside.uid != claim.ref.uid and any(map(aside.may_hold, devices)):
-            held = f"claim {claim.ref} has to wait: its device may be held by"
+        if aside.uid != record.claim.uid and any(map(aside.may_hold, gpus)):
+            held = f"claim {record.claim} has to wait: its device may be held by"
             then = "it is settled as soon as the API server can be asked about that claim"
             raise NodeError(
                 f"{held} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
@@ -152,7 +152,6 @@ class Planner:
     ) -> ClaimPlan:
         """While nobody else acts on *gpus*. Errors as ``plan_claim`` says, NodeError where somebody
         else has changed a GPU, and GpusChanged where the claim turns out to be for others."""
-        refuse_unreadable(claim, self._ledger.set_aside())
         neighbours = self._ledger.neighbours(claim.ref.uid, gpus)
         leftover = self._ledger.leftover(claim.ref.uid)
         others = (*neighbours, *partitions_left_behind(leftover))
@@ -169,6 +168,7 @@ class Planner:
             if not plan.record.gpus <= set(gpus):
                 raise GpusChanged
             self._partitions.refuse_taken(plan, others)
+        refuse_unreadable(plan.record, self._ledger.set_aside())
         self._partitions.drop(leftover, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)
         current = dict(

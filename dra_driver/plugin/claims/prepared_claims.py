@@ -125,10 +125,9 @@ class PreparedClaims:
         """
         deadline = Deadline(self._timeouts.all)
         with self._lease(deadline.remaining), self._locks.gpus.hold([gpu.uuid], deadline.remaining):
-            holdings = (h for record in self._ledger.records() for h in record.holdings)
-            if any(holding.gpu == gpu.uuid and not holding.admin for holding in holdings):
+            if not all(holding.admin for holding in self._ledger.held().get(gpu.uuid, ())):
                 return False
-            if any(damaged.may_hold(gpu.name) for damaged in self._ledger.set_aside()):
+            if any(damaged.may_hold(gpu.uuid) for damaged in self._ledger.set_aside()):
                 return False
             act()
         return True

@@ -7,12 +7,13 @@ once a minute, has its chance.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from dra_driver.base.errors import ClaimError, DriverError
 from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
-from dra_driver.model.gpus import DeviceName
+from dra_driver.model.gpus import Gpu
+from dra_driver.model.offer import gpu_name_of
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plugin.claims.dependencies import ClaimPreparer
@@ -77,12 +78,19 @@ class ClaimReconciler:
     """Holds the ledger against the API server, a few claims at a look."""
 
     def __init__(
-        self, ledger: Ledger, claims: ClaimLookup, preparer: ClaimPreparer, pool: str
+        self,
+        ledger: Ledger,
+        claims: ClaimLookup,
+        preparer: ClaimPreparer,
+        pool: str,
+        gpus: Callable[[], Iterable[Gpu]],
     ) -> None:
+        """*gpus*: those of this node, by whose names the API server says what a claim holds."""
         self._ledger = ledger
         self._claims = claims
         self._preparer = preparer
         self._pool = pool
+        self._gpus = gpus
         self._missed: set[ClaimUid] = set()
         self._last: ClaimRef | None = None
 
@@ -140,14 +148,12 @@ class ClaimReconciler:
         except DriverError as e:
             log.warning("cannot settle an unreadable record yet", extra=_log_fields(aside, e))
             return _UNKNOWN
-        ours = (
-            [DeviceName(a.device) for a in claim.allocations if a.pool == self._pool]
-            if claim
-            else []
-        )
-        if claim is None or not ours:
+        allocations = claim.allocations if claim else ()
+        names = {gpu_name_of(each.device) for each in allocations if each.pool == self._pool}
+        if claim is None or not names:
             return None
-        self._ledger.narrow(aside.uid, ours)
+        # A GPU that cannot be seen now is given to nobody; the next look asks again.
+        self._ledger.narrow(aside.uid, [gpu for gpu in self._gpus() if gpu.name in names])
         return claim.ref
 
     def _settle(self, aside: DamagedRecord, ref: ClaimRef | _ClaimUnknown | None) -> bool:

@@ -76,7 +76,13 @@ def _start_repairs(
 ) -> None:
     """The loops begin once GPUs are published."""
     settings = parts.settings
-    reconciler = ClaimReconciler(parts.ledger, parts.claims, handler, settings.node_name)
+    reconciler = ClaimReconciler(
+        parts.ledger,
+        parts.claims,
+        handler,
+        settings.node_name,
+        lambda: parts.node.inventory().gpus,
+    )
     repair = ReconcileLoop(
         preparer, reconciler, parts.is_newest, parts.metrics.reconciled_claims.inc
     )

@@ -22,7 +22,7 @@ from dra_driver.model.mig_layouts import (
 )
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.dynamic import gpus_to_switch
 from dra_driver.plan.mig.manager.changes import LayoutError, plan_layout_change
@@ -138,7 +138,7 @@ class MigModeInputs:
     inventory: Inventory
     profile: Profile
     features: ApiFeatures
-    holdings: HoldingsByDevice
+    holdings: HoldingsByGpu
 
 
 class MigModeSwitcher:

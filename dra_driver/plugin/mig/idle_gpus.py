@@ -11,7 +11,7 @@ from dra_driver.base.errors import ApiServerError, NodeError, TimedOut
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.processes import GpuProcess
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.mig.gpu_holders import GpuHolder, name_holders
 from dra_driver.plugin.mig.repartition import PartitionEditor
 
@@ -56,7 +56,7 @@ class IdleGpus:
         self,
         node: MigNode,
         while_free: WhileUnclaimed,
-        holdings: Callable[[], HoldingsByDevice],
+        holdings: Callable[[], HoldingsByGpu],
         allocated: AllocatedDevices,
         patience: float = _READ_SECONDS,
     ) -> None:
@@ -179,14 +179,13 @@ def _devices_of(gpu: Gpu, devices: Collection[str]) -> list[str]:
     return sorted(device for device in devices if gpu_name_of(device) == gpu.name)
 
 
-def claims_holding(gpu: Gpu, holdings_by_device: HoldingsByDevice) -> str:
+def claims_holding(gpu: Gpu, held: HoldingsByGpu) -> str:
     """The claims that *gpu* waits for; empty: none. Admin access is no reason to wait."""
     claims = sorted(
         {
             f"{holding.claim} ({holding.device})"
-            for holdings in holdings_by_device.values()
-            for holding in holdings
-            if not holding.admin and holding.gpu == gpu.uuid
+            for holding in held.get(gpu.uuid, ())
+            if not holding.admin
         }
     )
     if not claims:

@@ -21,7 +21,7 @@ from dra_driver.model.mig_layouts import (
 )
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import (
     GpuNames,
@@ -55,7 +55,7 @@ class MigInputs:
     layouts: LayoutSource
     profile: Callable[[], Profile]
     features: Callable[[], ApiFeatures]
-    holdings: Callable[[], HoldingsByDevice]
+    holdings: Callable[[], HoldingsByGpu]
     allocated: AllocatedDevices
     enabled_by_claims: Callable[[], Collection[GpuUuid]]  # GPUs whose MIG mode claims turned on
     is_newest: Callable[[], bool]  # whether no newer process of this plugin runs
@@ -202,7 +202,7 @@ class MigReconciler:
         inventory: Inventory,
         profile: Profile,
         desired: DesiredLayouts,
-        holdings: HoldingsByDevice,
+        holdings: HoldingsByGpu,
     ) -> dict[GpuUuid, LayoutOutcome]:
         claimed = created_partitions(holdings)
         rules, _ = rules_by_gpu(profile, inventory.gpus)
@@ -232,7 +232,7 @@ class MigReconciler:
         self,
         inventory: Inventory,
         profile: Profile,
-        holdings: HoldingsByDevice,
+        holdings: HoldingsByGpu,
         desired: DesiredLayouts,
     ) -> dict[GpuUuid, str]:
         try:

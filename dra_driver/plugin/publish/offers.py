@@ -11,7 +11,7 @@ from dra_driver.base.errors import ApiServerError
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.model.profiles import Profile
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.plan.mig.partitions import CreatedPartitions
 from dra_driver.plan.offer.devices import build_offer
 
@@ -21,7 +21,7 @@ PROBE_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while 
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 1.0, 60.0  # between questions before any answer
 _ANSWER_SECONDS = 5.0  # that the first answer is waited for
 
-_Parts = tuple[Inventory, Profile, ApiFeatures, HoldingsByDevice, CreatedPartitions]
+_Parts = tuple[Inventory, Profile, ApiFeatures, HoldingsByGpu, CreatedPartitions]
 
 
 class InventoryNode(Protocol):
@@ -34,7 +34,7 @@ class InventoryNode(Protocol):
 class OfferLedger(Protocol):
     """What claims hold; ``dra_driver.node.state.ledger``."""
 
-    def held(self) -> HoldingsByDevice: ...
+    def held(self) -> HoldingsByGpu: ...
     def mark(self) -> int: ...
     def partitions_since(self, mark: int) -> CreatedPartitions: ...
 

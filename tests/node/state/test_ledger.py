@@ -74,12 +74,12 @@ def test_who_holds_what_follows_the_records(ledger):
     ledger.write(completed("b", "gpu-0", "gpu-1"))
     ledger.write(completed("a", "gpu-0"))
 
-    assert [h.claim.name for h in ledger.held()[DeviceName("gpu-0")]] == ["a", "b"]
+    assert [h.claim.name for h in ledger.held()[gpu_uuid()]] == ["a", "b"]
 
     ledger.forget(ClaimUid("uid-b"))
 
-    assert [h.claim.name for h in ledger.held()[DeviceName("gpu-0")]] == ["a"]
-    assert DeviceName("gpu-1") not in ledger.held()
+    assert [h.claim.name for h in ledger.held()[gpu_uuid()]] == ["a"]
+    assert gpu_uuid(1) not in ledger.held()
 
 
 def test_a_snapshot_of_what_is_held_does_not_change(ledger):
@@ -146,29 +146,33 @@ def test_an_unreadable_record_is_set_aside_with_its_reason(tmp_path, ledger, tex
 
 
 @pytest.mark.parametrize(
-    ("damage", "devices"),
+    ("damage", "gpus"),
     [
         pytest.param(
-            lambda text: text.replace(b'"version":1', b'"version":9'), {"gpu-2"}, id="whole"
+            lambda text: text.replace(b'"version":1', b'"version":9'),
+            {gpu_uuid(2): "gpu-2"},
+            id="whole",
         ),
-        pytest.param(lambda text: text[:-20], {"gpu-2"}, id="cut short behind its holdings"),
+        pytest.param(
+            lambda text: text[:-20], {gpu_uuid(2): "gpu-2"}, id="cut short behind its holdings"
+        ),
         pytest.param(
             lambda text: text[: text.index(b'"holdings":') + 30],
-            set(),
+            None,
             id="cut short within them: what is missing may name others",
         ),
     ],
 )
-def test_a_damaged_record_tells_which_devices_it_names(tmp_path, damage, devices):
+def test_a_damaged_record_tells_which_gpus_it_names(tmp_path, damage, gpus):
     text = damage(encode_record(started("claim", "gpu-2")))
     (tmp_path / BOOT).mkdir()
     (tmp_path / BOOT / "uid-claim.json").write_bytes(text)
 
     (aside,) = again(tmp_path).set_aside()
 
-    assert aside.mentions == devices
-    assert aside.may_hold("gpu-2")
-    assert aside.may_hold("gpu-3") is not bool(devices)
+    assert aside.gpus == gpus
+    assert aside.may_hold(gpu_uuid(2))
+    assert aside.may_hold(gpu_uuid(3)) is (gpus is None)
 
 
 @pytest.mark.parametrize("name", ["old copy.json", ".json", ".uid-claim.json"])
@@ -264,7 +268,7 @@ def test_a_peek_knows_what_is_held_and_changes_nothing(tmp_path, ledger):
     peeking = Ledger(tmp_path, BOOT)
     peeking.peek()
 
-    assert set(peeking.held()) == {"gpu-3"}
+    assert set(peeking.held()) == {gpu_uuid(3)}
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -317,7 +321,7 @@ def test_a_claim_that_is_being_taken_back_is_not_prepared_any_more(tmp_path, led
     for known in (ledger, again(tmp_path)):
         assert known.records() == (started(),)
         assert known.record(uid) == started()
-        assert list(known.held()) == ["gpu-0"]
+        assert list(known.held()) == [gpu_uuid()]
     ledger.forget(uid)
     assert again(tmp_path).records() == ()
     assert list((tmp_path / BOOT).iterdir()) == []
@@ -438,8 +442,8 @@ def test_the_newer_of_two_readable_records_counts(tmp_path, ledger):
     old = encode_record(completed("claim", "gpu-0"))
     (tmp_path / BOOT / "uid-claim.unreadable").write_bytes(old)
 
-    assert DeviceName("gpu-1") in again(tmp_path).held()
-    assert DeviceName("gpu-0") not in again(tmp_path).held()
+    assert gpu_uuid(1) in again(tmp_path).held()
+    assert gpu_uuid() not in again(tmp_path).held()
 
 
 def test_a_directory_that_is_not_there_has_no_records(tmp_path):

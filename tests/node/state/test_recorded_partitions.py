@@ -57,7 +57,7 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
     leftover = again.leftover(ref().uid)
     assert leftover == ClaimRecord(ref(), record.holdings, record.steps[1:])
     assert again.known(ref().uid) is None
-    assert again.held() == {record.holdings[0].device: record.holdings}
+    assert again.held() == {record.holdings[0].gpu: record.holdings}
     assert again.neighbours(ref("new").uid, {GPU}) == (leftover,)
     assert again.partitions_since(again.mark()) == {ONE}
 
@@ -106,7 +106,7 @@ def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, led
 
     assert again.leftover(ref().uid) is None
     assert files(tmp_path) == (["uid-claim.json"] if written else [])
-    assert set(again.held()) == ({"gpu-0"} if written else set())
+    assert set(again.held()) == ({gpu_uuid()} if written else set())
 
 
 def test_what_a_crash_left_of_a_claim_without_a_record_is_swept(tmp_path, ledger):

@@ -63,12 +63,12 @@ def prepared(*devices, name="other", others=(), at=None, **fields):
 
 
 def instances_of(plan):
-    partitions = {g.device.name: g.device.partition for g in plan.grants if g.device.partition}
+    partitions = {g.device.uuid: g.device.partition for g in plan.grants if g.device.partition}
     return {
-        name: MigInstance(
+        uuid: MigInstance(
             part.key, 3, 0, GpuUuid(f"MIG-{part.key.profile_id}-{part.placement.start}")
         )
-        for name, part in partitions.items()
+        for uuid, part in partitions.items()
     }
 
 

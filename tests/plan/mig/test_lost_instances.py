@@ -25,16 +25,21 @@ MINE = instance(ONE, 0)
 MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
 
 
+def completed(plan, *instances):
+    uuids = (grant.device.uuid for grant in plan.grants)
+    record = plan.settled(dict(zip(uuids, instances, strict=True))).record
+    return replace(record, prepared=(), spec="{}")
+
+
 def prepared(*configs):
     plan = plan_claim(claim(FIRST, configs=configs), mig_offer(), (), POOL)
-    return replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
+    return completed(plan, MINE)
 
 
 def prepared_both():
     second = DeviceName("gpu-0-mig-1g10gb-19-1")
     plan = plan_claim(claim(FIRST, second), mig_offer(), (), POOL)
-    settled = plan.settled({FIRST: MINE, second: instance(ONE, 1, gi=2)})
-    return replace(settled.record, prepared=(), spec="{}")
+    return completed(plan, MINE, instance(ONE, 1, gi=2))
 
 
 def board(*there):
@@ -91,7 +96,7 @@ def test_of_several_on_one_gpu_it_is_not_known_which_was_given_up():
 
 def test_of_a_board_that_claims_do_not_switch_nothing_tells_it():
     plan = plan_claim(claim(FIRST), mig_offer(mig_gpu(on=True, switches=False)), (), POOL)
-    record = replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
+    record = completed(plan, MINE)
 
     assert released_partitions(with_lost_instances(record, record.holdings)) == ()
 

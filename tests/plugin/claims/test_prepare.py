@@ -19,7 +19,7 @@ from dra_driver.base.errors import (
     Unreachable,
 )
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
-from dra_driver.model.gpus import DeviceName, Inventory
+from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
@@ -28,7 +28,7 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import OfferBuilder
-from tests.builders import POOL, allocation, claim, config, gpu, inventory, pod, ref
+from tests.builders import POOL, allocation, claim, config, gpu, gpu_uuid, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
 from tests.fakes.users import FakeUsers
@@ -354,7 +354,7 @@ def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world)
     stuck.start()
 
     world.prepare("gpu-1", name="quick")
-    while not world.ledger.held().get(DeviceName("gpu-0")):
+    while not world.ledger.held().get(gpu_uuid()):
         time.sleep(0.01)
     with pytest.raises((TimedOut, DeviceHeldByClaim)):
         world.prepare("gpu-0", name="late")
@@ -602,14 +602,14 @@ def test_a_gpu_that_is_held_keeps_being_held_when_it_is_no_longer_offered(world)
     world.node.now = Inventory((gpu(1),))
     world.node.refresh()
 
-    assert [h.claim.name for h in world.ledger.held()[DeviceName("gpu-0")]] == ["holder"]
+    assert [h.claim.name for h in world.ledger.held()[gpu_uuid()]] == ["holder"]
 
 
 def test_a_claim_that_was_allocated_anew_gets_what_it_is_allocated_now(world):
     world.prepare("gpu-0")
 
     assert world.prepare("gpu-1")[0].device == "gpu-1"
-    assert set(world.ledger.held()) == {"gpu-1"}
+    assert set(world.ledger.held()) == {gpu_uuid(1)}
     assert world.prepare("gpu-0", name="other")
 
 
@@ -781,7 +781,7 @@ def test_a_claim_that_is_allocated_anew_keeps_what_a_process_still_uses(world):
     with pytest.raises(ClaimInUse):
         world.prepare("gpu-1")
 
-    assert set(world.ledger.held()) == {"gpu-0"}
+    assert set(world.ledger.held()) == {gpu_uuid()}
 
 
 def test_what_was_begun_is_not_taken_back_from_a_process_that_uses_it(world):
@@ -792,7 +792,7 @@ def test_what_was_begun_is_not_taken_back_from_a_process_that_uses_it(world):
 
     world.restart()
 
-    assert set(world.ledger.held()) == {"gpu-0"}
+    assert set(world.ledger.held()) == {gpu_uuid()}
     world.users.alive.clear()
     world.restart()
     assert world.nothing_left

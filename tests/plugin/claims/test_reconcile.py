@@ -6,7 +6,7 @@ from dra_driver.base.errors import DeviceHeldByClaim, Unreachable
 from dra_driver.k8s.claims import Claim, ClaimUid
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
-from tests.builders import POOL, allocation, record, ref
+from tests.builders import POOL, allocation, gpu_uuid, inventory, record, ref
 
 
 class Api:
@@ -27,9 +27,6 @@ class Api:
 
     def is_deleted(self, claim):
         return claim not in self.existing | self.deallocated
-
-    def device_of(self, claim):
-        return (self.allocations.get(claim.uid) or allocation()).device
 
     def find_by_uid(self, uid):
         if self.down:
@@ -66,13 +63,17 @@ def ledger(tmp_path):
     return opened(tmp_path)
 
 
+def reconciler_of(ledger, api, preparer):
+    return ClaimReconciler(ledger, api, preparer, POOL, lambda: inventory().gpus)
+
+
 def names(ledger):
     return [record.claim.name for record in ledger.records()]
 
 
 def test_a_claim_that_exists_is_left_alone(ledger):
     ledger.write(record("a"))
-    reconciler = ClaimReconciler(ledger, Api(ref("a")), Preparer(ledger), POOL)
+    reconciler = reconciler_of(ledger, Api(ref("a")), Preparer(ledger))
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -81,7 +82,7 @@ def test_a_claim_that_exists_is_left_alone(ledger):
 def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
     ledger.write(record("a"))
     ledger.write(record("b"))
-    reconciler = ClaimReconciler(ledger, Api(ref("b")), Preparer(ledger), POOL)
+    reconciler = reconciler_of(ledger, Api(ref("b")), Preparer(ledger))
 
     assert reconciler.look() == 0
     assert names(ledger) == ["a", "b"]
@@ -92,7 +93,7 @@ def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
 def test_one_look_in_between_at_which_it_existed_starts_anew(ledger):
     ledger.write(record("a"))
     api = Api()
-    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = reconciler_of(ledger, api, Preparer(ledger))
     reconciler.look()
     api.existing.add(ref("a"))
     reconciler.look()
@@ -107,7 +108,7 @@ def test_an_api_server_that_does_not_answer_takes_nothing_back(ledger):
     ledger.write(record("a"))
     api = Api()
     api.down = True
-    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = reconciler_of(ledger, api, Preparer(ledger))
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -118,7 +119,7 @@ def test_many_claims_are_looked_at_a_few_at_a_time_and_all_in_turn(ledger):
     for name in everyone:
         ledger.write(record(name))
     api = Api(*(ref(name) for name in everyone))
-    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = reconciler_of(ledger, api, Preparer(ledger))
 
     reconciler.look()
     assert len(api.asked) < len(everyone)
@@ -138,7 +139,7 @@ def test_a_claim_with_an_unreadable_record_is_prepared_again(tmp_path):
     ledger = opened(tmp_path)
     preparer = Preparer(ledger)
 
-    assert ClaimReconciler(ledger, Api(ref("a")), preparer, POOL).look() == 1
+    assert reconciler_of(ledger, Api(ref("a")), preparer).look() == 1
     assert preparer.prepared == [ref("a")]
     assert ledger.set_aside() == ()
 
@@ -147,7 +148,7 @@ def test_an_unreadable_record_of_a_claim_that_is_gone_is_forgotten(tmp_path):
     set_aside(tmp_path, "a")
     ledger = opened(tmp_path)
 
-    assert ClaimReconciler(ledger, Api(), Preparer(ledger), POOL).look() == 1
+    assert reconciler_of(ledger, Api(), Preparer(ledger)).look() == 1
     assert ledger.set_aside() == ()
 
 
@@ -157,7 +158,7 @@ def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path
     api = Api()
     api.down = True
 
-    assert ClaimReconciler(ledger, api, Preparer(ledger), POOL).look() == 0
+    assert reconciler_of(ledger, api, Preparer(ledger)).look() == 0
     assert [aside.uid for aside in ledger.set_aside()] == [ClaimUid("uid-a")]
 
 
@@ -169,7 +170,7 @@ def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
         def take_back_if(self, claim, gone):
             raise DeviceHeldByClaim("busy")
 
-    reconciler = ClaimReconciler(ledger, Api(), Stuck(ledger), POOL)
+    reconciler = reconciler_of(ledger, Api(), Stuck(ledger))
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -185,7 +186,7 @@ def test_a_claim_allocated_anew_between_the_look_and_the_act_is_left_alone(ledge
             api.existing.add(claim)  # while the reconciler waited for its turn
             return super().take_back_if(claim, gone)
 
-    reconciler = ClaimReconciler(ledger, api, Slow(ledger), POOL)
+    reconciler = reconciler_of(ledger, api, Slow(ledger))
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -202,7 +203,7 @@ def test_nobody_is_asked_about_a_deleted_claim_while_others_wait_for_the_turn(le
             assert api.asked == before
             return super().take_back_if(claim, gone)
 
-    reconciler = ClaimReconciler(ledger, api, Waiting(ledger), POOL)
+    reconciler = reconciler_of(ledger, api, Waiting(ledger))
 
     assert [reconciler.look() for _ in range(2)] == [0, 1]
 
@@ -216,11 +217,12 @@ def test_two_records_that_say_nothing_do_not_stand_in_each_others_way(tmp_path):
 
     class Careful(Preparer):
         def prepare(self, claim):
+            gpu = gpu_uuid(1 if claim == ref("b") else 0)
             others = [aside for aside in ledger.set_aside() if aside.uid != claim.uid]
-            assert not any(aside.may_hold(api.device_of(claim)) for aside in others)
+            assert not any(aside.may_hold(gpu) for aside in others)
             return super().prepare(claim)
 
-    assert ClaimReconciler(ledger, api, Careful(ledger), POOL).look() == 2
+    assert reconciler_of(ledger, api, Careful(ledger)).look() == 2
     assert ledger.set_aside() == ()
 
 
@@ -230,7 +232,7 @@ def test_an_unreadable_record_of_a_claim_that_is_elsewhere_now_is_forgotten(tmp_
     api = Api(ref("a"))
     api.allocations[ClaimUid("uid-a")] = allocation(pool="another-node")
 
-    assert ClaimReconciler(ledger, api, Preparer(ledger), POOL).look() == 1
+    assert reconciler_of(ledger, api, Preparer(ledger)).look() == 1
     assert ledger.set_aside() == ()
 
 
@@ -242,7 +244,21 @@ def test_an_unreadable_record_whose_claim_cannot_be_prepared_holds_only_its_own_
         def prepare(self, claim):
             raise DeviceHeldByClaim("its GPU is gone")
 
-    assert ClaimReconciler(ledger, Api(ref("a")), Stuck(ledger), POOL).look() == 0
+    assert reconciler_of(ledger, Api(ref("a")), Stuck(ledger)).look() == 0
     (aside,) = ledger.set_aside()
-    assert aside.may_hold("gpu-0")
-    assert not aside.may_hold("gpu-1")
+    assert [aside.may_hold(gpu_uuid(minor)) for minor in (0, 1)] == [True, False]
+
+
+def test_an_unreadable_record_of_a_gpu_that_cannot_be_seen_holds_none_that_can(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = opened(tmp_path)
+    api = Api(ref("a"))
+    api.allocations[ClaimUid("uid-a")] = allocation("gpu-7")
+
+    class Stuck(Preparer):
+        def prepare(self, claim):
+            raise DeviceHeldByClaim("its GPU is gone")
+
+    assert reconciler_of(ledger, api, Stuck(ledger)).look() == 0
+    (aside,) = ledger.set_aside()
+    assert not any(aside.may_hold(gpu.uuid) for gpu in inventory().gpus)

@@ -17,7 +17,7 @@ from dra_driver.model.profiles import (
     ProfileEntry,
     Rules,
 )
-from dra_driver.model.records import HoldingsByDevice
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.layouts import built_in_layouts
 from dra_driver.plan.mig.manager.state import MigEvent
@@ -41,7 +41,7 @@ class Scene:
     label: str = ""
     profile: Profile = DEFAULT_PROFILE
     features: ApiFeatures = field(default_factory=ApiFeatures)
-    holdings: HoldingsByDevice = field(default_factory=dict)
+    holdings: HoldingsByGpu = field(default_factory=dict)
     layouts: dict[str, MigLayout] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
     is_newest: bool = True

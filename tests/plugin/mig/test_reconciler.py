@@ -249,7 +249,7 @@ def test_a_gpu_that_a_process_uses_waits_and_keeps_nobody_else_waiting(scene, bo
 
 
 def test_the_claims_that_it_waits_for_are_named(scene, board):
-    scene.holdings = {NAME: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
+    scene.holdings = {board.uuid: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
 
     outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
 
@@ -259,7 +259,7 @@ def test_the_claims_that_it_waits_for_are_named(scene, board):
 
 
 def test_who_only_looks_on_is_not_waited_for(scene, board):
-    scene.holdings = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
+    scene.holdings = {board.uuid: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
 
     assert scene.apply("all-1g.5gb").state is LayoutState.SUCCESS
 
@@ -407,7 +407,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
     claimed = part(AMPERE, "3g.20gb", 4)
     board.there[claimed] = True
     scene.holdings = {
-        NAME: (Holding(ref(), NAME, gpu=board.uuid, partition=claimed, created_for_claims=True),),
+        board.uuid: (Holding(ref(), NAME, board.uuid, partition=claimed, created_for_claims=True),)
     }
     scene.claims.holding = {board.uuid}
 

@@ -428,7 +428,9 @@ class Claims:
 
 
 def reconciler(world):
-    return ClaimReconciler(world.ledger, Claims(world), world.preparer, POOL)
+    return ClaimReconciler(
+        world.ledger, Claims(world), world.preparer, POOL, lambda: world.node.inventory().gpus
+    )
 
 
 def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
