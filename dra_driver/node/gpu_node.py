@@ -28,6 +28,7 @@ from dra_driver.model.steps import (
     Step,
     TimeSliceInterval,
 )
+from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.driver.device_nodes import DeviceNodes
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
@@ -55,6 +56,7 @@ class NodeParts:
     limits: NodeMemoryLimits
     modes: ComputeModes
     partitions: MigPartitions
+    containers: ContainerBundles
     mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
 
 
@@ -76,6 +78,7 @@ class GpuNode:
         self.root: Final = parts.root
         self.driver: Final = parts.driver
         self.mig: Final = parts.partitions
+        self.containers: Final = parts.containers
         self.limits: Final = parts.limits  # what the driver itself enforces of memory
         self.mps: Final = parts.mps  # None: this node serves nothing by MPS
 

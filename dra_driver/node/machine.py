@@ -79,6 +79,7 @@ def node_of(machine: MachineParts, config: NodeConfig, state: Path) -> Iterator[
         limits,
         ComputeModes(nvml),
         partitions,
+        containers,
         MpsAgentClient(Path(config.mps_socket)) if config.mps_socket else None,
     )
     try:

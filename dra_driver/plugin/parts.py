@@ -15,7 +15,6 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
 from dra_driver.kubeletplugin.serve.services import ClaimHandler
 from dra_driver.model.records import ClaimRecord
-from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.gpu_node import GpuNode
@@ -43,7 +42,6 @@ class PluginParts:
     metrics: Metrics
     events: EventRecorder
     in_use: InUseCheck
-    containers: ContainerBundles
     resources: ResourceApi = field(init=False)
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)
@@ -101,7 +99,7 @@ def open_parts(
     stack.callback(instances.leave)
     events = EventRecorder(api, settings.driver_name, settings.node_name)
     stack.callback(events.stop)
-    processes = open_pod_processes(settings.host_root, settings.runtime_dir)
+    processes = open_pod_processes(settings.host_root, node.containers)
     return PluginParts(
         settings=settings,
         api=api,
@@ -111,5 +109,4 @@ def open_parts(
         metrics=metrics,
         events=events,
         in_use=InUseCheck(processes, node.processes, ledger.neighbours),
-        containers=ContainerBundles(settings.host_root, settings.runtime_dir),
     )

@@ -82,7 +82,7 @@ class World:
         self.instances = {}  # by the key of a partition of GPU; an error is raised
         self.pods = FailingPods()
         self.pods.now = 7_000.0
-        self.bundles = Bundles()
+        self.containers = Bundles()
         self.sees = True
         self.newest = True
         self.refuses = {}  # by UID of a claim or name of a namespace: why it cannot be put right
@@ -104,7 +104,7 @@ class World:
 
     def parts(self) -> Any:
         """The plugin's parts: most of them are this node."""
-        others = {"pods": self.pods, "metrics": Metrics(), "containers": self.bundles}
+        others = {"pods": self.pods, "metrics": Metrics()}
         return SimpleNamespace(
             **dict.fromkeys(("node", "ledger", "prepared_claims", "events"), self),
             **others,
@@ -218,7 +218,7 @@ class World:
             self.pods.pods.setdefault(
                 ("default", pod.name), PodSpec("default", pod.name, pod.uid, ())
             )
-            self.bundles.give(pod, "main", record.claim)
+            self.containers.give(pod, "main", record.claim)
 
     def give_back(self, claim):
         self.listed = tuple(record for record in self.listed if record.claim != claim)

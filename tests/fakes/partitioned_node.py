@@ -12,7 +12,7 @@ import yaml
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.offer import ApiFeatures
-from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
 from dra_driver.node.cgroups.tree import Cgroups
 from dra_driver.node.driver.device_nodes import DeviceNodes
 from dra_driver.node.driver.pci import PciBus
@@ -181,4 +181,5 @@ class PartitionedNode:
                 patience=0.0,
                 allow=CapabilityAccess(nodes.make_capability).have,
             ),
+            ContainerBundles(host),
         )

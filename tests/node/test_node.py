@@ -64,7 +64,7 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
     with opened() as node:
         (gpu,) = node.refresh().gpus
         node.carry_out(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG))
-        note = tmp_path / f"time-slices/{gpu.uuid}.to-put-back"
+        note = tmp_path / f"time-slices/{gpu.uuid}.to-restore"
         note.write_text(f"1 {boot_id(Path('/'))}")
 
         inventory = node.refresh()
@@ -72,11 +72,11 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
         (unavailable,) = inventory.unavailable
         assert unavailable.what == f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
         assert unavailable.reason.startswith(
-            "its time-slice interval is still to be put back to Short"
+            "its time-slice interval is still to be restored to Short"
         )
-        note.with_name("GPU-other.to-put-back").mkdir()  # it cannot be told what is owed
+        note.with_name("GPU-other.to-restore").mkdir()  # it cannot be told what is owed
         assert node.refresh() == inventory
-        note.with_name("GPU-other.to-put-back").rmdir()
+        note.with_name("GPU-other.to-restore").rmdir()
 
         assert node.retry_setting_restores()
         assert node.refresh().gpus == (gpu,)

@@ -34,6 +34,7 @@ from dra_driver.k8s.claims import ClaimUid
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.driver.root import DriverRoot
@@ -295,7 +296,8 @@ def _claims_in_use(settings: DoctorSettings, node: GpuNode) -> ClusterCheck:
             record for record in records() if record.claim.uid != uid and record.gpus & set(gpus)
         ]
 
-    processes = open_pod_processes(settings.host_root, settings.runtime_dir)
+    containers = ContainerBundles(settings.host_root, settings.runtime_dir)
+    processes = open_pod_processes(settings.host_root, containers)
     in_use = InUseCheck(processes, node.processes, neighbours)
     return partial(cluster_checks.check_claims_in_use, records=records, in_use=in_use)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
@@ -25,6 +25,8 @@ from dra_driver.k8s.pods import Container
 from dra_driver.kubeletplugin.device_metadata import METADATA_CONTAINER_DIRECTORY, claim_uid_of_file
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Below the host's root. containerd keeps bundles in its state directory, which some distributions
 # have elsewhere; CRI-O keeps them with its storage.
@@ -71,6 +73,7 @@ class ContainerBundles:
         self._host_root = host_root
         own = f"{runtime_dir.strip('/')}/{_CONTAINERD}"
         self._bundles: Sequence[str] = (own, *_BUNDLES) if runtime_dir else _BUNDLES
+        self._directories = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
         self._warned = False
         self._known: dict[str, Container | NoContainer] = {}  # a bundle's content never changes
 
@@ -95,16 +98,12 @@ class ContainerBundles:
             log.warning("%s", NO_RUNTIME_STATE)
         return NoContainer.NOWHERE
 
-    def given(self, claim: ClaimUid) -> tuple[Container, ...]:
-        """The containers of ``all`` that were given *claim*."""
-        return tuple(container for container in self.all() if claim in container.claims)
-
     def all(self) -> tuple[Container, ...]:
         """The containers that have a bundle; some may have ended.
 
         NodeError: one of them cannot be read now.
         """
-        containers = (self._begun(id_) for id_ in self._ids())
+        containers = (self._started(id_) for id_ in self._ids())
         return tuple(container for container in containers if isinstance(container, Container))
 
     def first_process(self, id_: str) -> int | None:
@@ -121,17 +120,18 @@ class ContainerBundles:
         """The directories with bundles that exist, as the host calls them; none: the runtime is
         elsewhere. NodeError: they cannot be looked at now.
         """
-        directories = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
         return tuple(
-            f"/{directory}" for directory in directories if _is_there(self._host_root / directory)
+            f"/{directory}"
+            for directory in self._directories
+            if _look(os.stat, self._host_root / directory) is not None
         )
 
     def _ids(self) -> list[str]:
-        directories = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
-        return sorted({id_ for directory in directories for id_ in _listed(directory)})
+        listings = (_look(os.listdir, self._host_root / path) or () for path in self._directories)
+        return sorted({id_ for ids in listings for id_ in ids})
 
-    def _begun(self, id_: str) -> Container | NoContainer:
-        """GONE, too, where it is being made, and no process of it has begun."""
+    def _started(self, id_: str) -> Container | NoContainer:
+        """GONE, too, while it is being made and has no process yet."""
         try:
             return self.find(id_)
         except NodeError as error:
@@ -172,35 +172,25 @@ def _claims(mounts: Sequence[Mapping[str, str]]) -> Iterator[ClaimUid]:
 
 def _read(config: Path) -> bytes | None:
     """None: it is not there."""
-    try:
-        with config.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise _unreadable(config, f"{error.strerror}") from error
-    if len(text) > _MAX_BYTES:
+
+    def read(path: Path) -> bytes:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES + 1)
+
+    text = _look(read, config)
+    if text is not None and len(text) > _MAX_BYTES:
         raise _unreadable(config, f"it has more than {_MAX_BYTES} bytes")
     return text
 
 
-def _listed(directory: Path) -> list[str]:
+def _look(read: Callable[[Path], T], path: Path) -> T | None:
+    """What *read* answers of *path*; None: it is not there. NodeError: it cannot be read now."""
     try:
-        return os.listdir(directory)
+        return read(path)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return None
     except OSError as error:
-        raise _unreadable(directory, f"{error.strerror}") from error
-
-
-def _is_there(directory: Path) -> bool:
-    try:
-        os.stat(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise _unreadable(directory, f"{error.strerror}") from error
-    return True
+        raise _unreadable(path, f"{error.strerror}") from error
 
 
 def _unreadable(path: Path, why: str) -> NodeError:
@@ -211,8 +201,6 @@ def _unreadable(path: Path, why: str) -> NodeError:
 
 FindContainer = Callable[[str], Container | NoContainer]
 """The container with an id; NodeError: not known now. ``ContainerBundles.find``."""
-
-_NO_CLAIMS: Final[frozenset[ClaimUid]] = frozenset()
 
 
 class PodContainerCache:
@@ -236,10 +224,10 @@ class PodContainerCache:
         """The pods with containers of which nothing is known, at the last ``learn``."""
         return self._hidden
 
-    def given(self, container_id: str) -> frozenset[ClaimUid]:
+    def claims_of(self, container_id: str) -> frozenset[ClaimUid]:
         """The claims that the container was given, as far as known."""
         container = self._read.get(container_id)
-        return container.claims if container else _NO_CLAIMS
+        return container.claims if container else frozenset()
 
     def learn(self, list_containers: Callable[[], Mapping[PodUid, Collection[str]]]) -> bool:
         """Read the containers that are new; *list_containers* says which have cgroups. Containers
@@ -249,14 +237,11 @@ class PodContainerCache:
         *list_containers* everything known stays.
         """
         with self._lock:
-            before = frozenset(self._read)
+            gone = set(self._read)
         by_pod = list_containers()
-        ids = {id_ for containers in by_pod.values() for id_ in containers}
+        gone.difference_update(*by_pod.values())
         with self._lock:
-            gone = before - ids
-            self._read = {
-                id_: container for id_, container in self._read.items() if id_ not in gone
-            }
+            self._read = {id_: known for id_, known in self._read.items() if id_ not in gone}
             self._hidden = frozenset()
         read = [self.learn_new(pod, containers) for pod, containers in sorted(by_pod.items())]
         self._changed()
@@ -280,28 +265,21 @@ class PodContainerCache:
     def _learn(self, pod: PodUid, id_: str) -> bool:
         """False: nothing is known of it."""
         container = self._find(id_)
-        if container is NoContainer.GONE or container is NoContainer.NOWHERE:
+        if container in (NoContainer.GONE, NoContainer.NOWHERE):
             return container is NoContainer.GONE
-        # The cgroup is what says for sure which pod it is in.
-        remembered = (
-            replace(container, pod=Pod(container.pod.name, pod))
-            if isinstance(container, Container)
-            else None
-        )
+        known = None
+        if isinstance(container, Container):  # its cgroup says for sure which pod it is in
+            known = replace(container, pod=Pod(container.pod.name, pod))
         with self._lock:
-            self._read[id_] = remembered
+            self._read[id_] = known
         return True
 
     def _changed(self) -> None:
         with self._lock:
-            given = [
-                container
-                for container in self._read.values()
-                if container is not None and container.claims
-            ]
-            claimed = tuple(sorted(given, key=lambda container: container.id))
-            if claimed != self._known:
-                self._known = claimed
+            with_claims = [known for known in self._read.values() if known and known.claims]
+            known = tuple(sorted(with_claims, key=lambda container: container.id))
+            if known != self._known:
+                self._known = known
 
     def _warn(self, error: str) -> None:
         if error != self._error:

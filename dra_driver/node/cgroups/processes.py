@@ -130,9 +130,8 @@ _MAX_PROCESSES: Final = 4096  # processes of one container, and cgroups below it
 _NOTHING_LISTED: Final = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 
 
-def open_pod_processes(host_root: Path, runtime_dir: str) -> "PodProcesses":
-    """*runtime_dir*: the container runtime's state directory, if not at a usual place."""
-    containers = ContainerBundles(host_root, runtime_dir)
+def open_pod_processes(host_root: Path, containers: ContainerBundles) -> "PodProcesses":
+    """Those of the host whose root this process sees at *host_root*."""
     return PodProcesses(Cgroups(cgroup_root(host_root)), containers, ContainerProcesses())
 
 
@@ -149,31 +148,27 @@ class PodProcesses:
     def pods_given(self, claim: ClaimRef) -> frozenset[Pod]:
         """The pods with a container that was given *claim*, by the bundles of containers.
 
-        Only pods of the claim's namespace: whatever a container of another one mounts is not
-        believed. All pods, where only the UID of the claim is known.
+        Containers of other namespaces do not count, whatever they mount, unless only the UID of
+        the claim is known.
         """
         with disk_call(f"look for containers that were given claim {claim.uid}"):
-            containers = self._containers.given(claim.uid)
-        namespaces = (
-            {claim.namespace}
-            if claim.namespace
-            else {container.namespace for container in containers}
-        )
-        return frozenset(
-            container.pod for container in containers if container.namespace in namespaces
-        )
+            return frozenset(
+                container.pod
+                for container in self._containers.all()
+                if claim.uid in container.claims and claim.namespace in ("", container.namespace)
+            )
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
         """The cgroups of *pods* with processes. Where there is no cgroup, no process lives."""
         sorted_pods = sorted(set(pods))
         with disk_call(f"look for processes in {self._cgroups.root}"):
             directories = self._cgroups.pods([pod.uid for pod in sorted_pods])
-            groups = (
-                self._in_pod_cgroup(pod, directories[pod.uid])
+            in_pod_cgroups = [
+                processes
                 for pod in sorted_pods
                 if pod.uid in directories
-            )
-            in_pod_cgroups = tuple(processes for group in groups for processes in group)
+                for processes in self._in_pod_cgroup(pod, directories[pod.uid])
+            ]
             return (*in_pod_cgroups, *self._outside_pod_cgroups(sorted_pods, directories))
 
     def lives(self, pid: int) -> bool:

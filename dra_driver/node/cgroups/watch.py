@@ -4,6 +4,7 @@ The kubelet makes the cgroup of a pod before anything else of it, and the kernel
 Watching costs nothing while nothing happens.
 """
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -15,8 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
-from dra_driver.node.cgroups.tree import Cgroups, container_id_of, pod_uid_of
+from dra_driver.node.cgroups.tree import (
+    Cgroups,
+    container_id_of,
+    pod_uid_of,
+    subdirectories,
+)
 
 log = logging.getLogger(__name__)
 
@@ -112,15 +119,16 @@ class DirectoryWatcher:
     def _handle(self, watch: int, mask: int, name: str) -> None:
         if mask & _OVERFLOW:  # some events are lost: whatever is there may be new
             for directory in self.watched():
-                for name_there in _directories(directory):
-                    self._call(directory, name_there)
+                with contextlib.suppress(NodeError):
+                    for path in subdirectories(directory):
+                        self._call(directory, path.name)
             return
         with self._lock:
-            place = self._directories.get(watch)
-            if place is not None and mask & _IGNORED:
-                del self._directories[watch], self._watches[place]
-        if place is not None and mask & _APPEARED and mask & _DIRECTORY:
-            self._call(place, name)
+            parent = self._directories.get(watch)
+            if parent is not None and mask & _IGNORED:
+                del self._directories[watch], self._watches[parent]
+        if parent is not None and mask & _APPEARED and mask & _DIRECTORY:
+            self._call(parent, name)
 
     def _log_once(self, message: str, directory: Path | None = None) -> None:
         if (number := ctypes.get_errno()) not in self._failed:  # of each kind
@@ -145,17 +153,6 @@ def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
         offset += length
 
 
-def _directories(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
-
-
-OnNewPod = Callable[[], None]
-
-
 class NewPodWatcher:
     """Watches where the cgroups of pods appear, while they are to be reported."""
 
@@ -163,9 +160,9 @@ class NewPodWatcher:
         self._cgroups = cgroups
         self._new = DirectoryWatcher(self._appeared)
         self._lock = threading.Lock()  # of one change at a time
-        self._on_new_pod: OnNewPod | None = None
+        self._on_new_pod: Callable[[], None] | None = None
 
-    def report(self, on_new_pod: OnNewPod | None) -> bool:
+    def report(self, on_new_pod: Callable[[], None] | None) -> bool:
         """Call *on_new_pod* for every pod that comes from now on; None: no longer.
 
         Calling it again changes nothing, but for directories that are new. False: pods, or some of
@@ -221,7 +218,7 @@ class PodCgroupWatcher:
         pods = self._cgroups.all_pods()
         for pod, directory in pods.items():
             self.watch(directory, pod)
-        self._keep(levels)
+        self._unwatch_others(levels)
         return pods
 
     def watch(self, directory: Path, pod: PodUid) -> None:
@@ -241,11 +238,11 @@ class PodCgroupWatcher:
     def stop(self) -> None:
         self._new.stop()
 
-    def _keep(self, levels: tuple[Path, ...]) -> None:
+    def _unwatch_others(self, levels: tuple[Path, ...]) -> None:
         with self._lock:
             self._pods = {path: pod for path, pod in self._pods.items() if os.path.isdir(path)}
-            kept = {*self._pods, *levels}
-        for directory in self._new.watched() - kept:
+            parents = {*self._pods, *levels}
+        for directory in self._new.watched() - parents:
             self._new.unwatch(directory)
 
     def _watch(self, directory: Path) -> None:

@@ -18,10 +18,8 @@ log = logging.getLogger(__name__)
 CONTROL_DEVICE: Final = "nvidiactl"
 UVM_DEVICE: Final = "nvidia-uvm"
 REQUIRED_DEVICES: Final = (CONTROL_DEVICE, UVM_DEVICE)
-OPTIONAL_DEVICES: Final = (
-    "nvidia-modeset",
-    "nvidia-uvm-tools",
-)  # for Vulkan and EGL; for profilers
+# For Vulkan and EGL; for profilers.
+OPTIONAL_DEVICES: Final = ("nvidia-modeset", "nvidia-uvm-tools")
 
 _CONTROL_MINOR: Final = 255  # of /dev/nvidiactl: NV_CONTROL_DEVICE_MINOR
 _TIMEOUT_SECONDS: Final = 10.0  # loading a kernel module takes a second or two
@@ -124,9 +122,6 @@ class DeviceNodes:
         number = self._number(self._driver.here(host_path))
         return DeviceFile(host_path, f"/dev/{name}", *number) if number else None
 
-    def _missing(self, root: str, names: list[str]) -> list[str]:
-        return [name for name in names if self._look(root, name) is None]
-
     def _make(self, root: str, missing: list[str]) -> None:
         failure: NodeError | None = None
         try:
@@ -136,7 +131,7 @@ class DeviceNodes:
             raise
         except NodeError as e:
             failure = e  # what counts is whether the files are there
-        still_missing = self._missing(root, missing)
+        still_missing = [name for name in missing if self._look(root, name) is None]
         if still_missing:
             places = ", ".join(f"{root.rstrip('/')}/dev/{name}" for name in still_missing)
             raise NodeError(

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS: Final = 10.0  # of which a node with eight GPUs may need two or three
 _NAMES: Final = {str(interval).casefold(): interval for interval in TimeSliceInterval}
-_RESTORE_SUFFIX: Final = ".to-put-back"  # of the name of a file, behind the UUID of its GPU
+_RESTORE_SUFFIX: Final = ".to-restore"  # of the name of a file, behind the UUID of its GPU
 _POLICY: Final = "timeslice"
 _UNSUPPORTED_MESSAGES: Final = ("not supported", "not available")
 _GPU_GONE_MESSAGES: Final = ("no devices were found", "gpu is lost")
@@ -57,7 +57,7 @@ class TimeSlices:
 
     def read(self, gpu: GpuUuid) -> TimeSliceInterval | None:
         """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer. NodeError:
-        it is not the one that the GPU is to have."""
+        the one before is still to be restored."""
         self._refuse_unrestored(gpu)
         try:
             text = self._ask(gpu, "-l")
@@ -68,7 +68,7 @@ class TimeSlices:
             return None
         interval = parse_time_slice(text)
         if interval is None:
-            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "said": text.strip()})
+            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "output": text.strip()})
         return interval
 
     def set(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
@@ -90,9 +90,8 @@ class TimeSlices:
                     f"the time-slice interval of {gpu} cannot be set to {interval}: {e}; it takes "
                     "root, and a GPU that nvidia-smi -L lists"
                 ) from e
-            if (
-                interval is not TimeSliceInterval.DEFAULT
-            ):  # which it has, since it cannot have another
+            # It has the default interval, since it can have no other.
+            if interval is not TimeSliceInterval.DEFAULT:
                 raise ClaimError(
                     f"{gpu} has no time-slice interval to set ({e}): leave out "
                     "sharing.timeSlicingConfig, or write the interval Default there, or select "
@@ -110,31 +109,31 @@ class TimeSlices:
             self._set(gpu, interval)
         except TimedOut as e:
             fields = {"gpu": gpu, "interval": str(interval), "error": str(e)}
-            log.warning("an interval is put back later", extra=fields)
+            log.warning("an interval is restored later", extra=fields)
             self._write_restore_file(gpu, interval)
             return
         except (ClaimError, NodeError) as e:
-            if isinstance(e, NodeError) and not (
-                _says(e, _GPU_GONE_MESSAGES) or self._not_loaded()
+            # The kernel module keeps the intervals: without it, there is nothing to restore.
+            if (
+                isinstance(e, NodeError)
+                and not _says(e, _GPU_GONE_MESSAGES)
+                and self._driver.loaded_version() is not None
             ):
                 raise
             log.warning("no interval to restore", extra={"gpu": gpu, "error": str(e)})
-        with disk_errors(f"note that the interval of {gpu} was put back"):
+        with disk_errors(f"note that the interval of {gpu} was restored"):
             if (path := self._restore_file(gpu)).exists():
                 path.unlink()
 
     def unrestored(self) -> Mapping[GpuUuid, TimeSliceInterval]:
         """The intervals that are still to be restored. NodeError: they cannot be read."""
-        with disk_errors(f"read what is to be put back from {self._directory}"):
+        with disk_errors(f"read which intervals are to be restored from {self._directory}"):
             try:
                 names = sorted(os.listdir(self._directory))
             except FileNotFoundError:
                 return {}
-            gpus = [
-                GpuUuid(name.removesuffix(_RESTORE_SUFFIX))
-                for name in names
-                if name.endswith(_RESTORE_SUFFIX)
-            ]
+            files = [name for name in names if name.endswith(_RESTORE_SUFFIX)]
+            gpus = [GpuUuid(name.removesuffix(_RESTORE_SUFFIX)) for name in files]
             intervals = {gpu: self._read_restore_file(gpu) for gpu in gpus}
             return {gpu: interval for gpu, interval in intervals.items() if interval is not None}
 
@@ -145,7 +144,7 @@ class TimeSlices:
             try:
                 self._retry_restore(gpu)
             except NodeError as e:
-                log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
+                log.info("an interval is not restored yet", extra={"gpu": gpu, "error": str(e)})
         return self.unrestored().keys() != before.keys()
 
     def _retry_restore(self, gpu: GpuUuid) -> None:
@@ -154,17 +153,17 @@ class TimeSlices:
             self.restore(gpu, interval)
 
     def _refuse_unrestored(self, gpu: GpuUuid) -> None:
-        with disk_errors(f"read whether the interval of {gpu} is to be put back"):
+        with disk_errors(f"read whether the interval of {gpu} is to be restored"):
             interval = self._read_restore_file(gpu)
         if interval is not None:
             raise NodeError(
-                f"the time-slice interval of {gpu} is still to be put back to what it was before "
-                "an earlier claim, since nvidia-smi does not end; select another GPU, or reboot "
-                "the node"
+                f"the time-slice interval of {gpu}, which an earlier claim had changed, is still "
+                "to be restored, since nvidia-smi does not end; select another GPU, or reboot the "
+                "node"
             )
 
     def _write_restore_file(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
-        with disk_errors(f"write down that the interval of {gpu} is to be put back"):
+        with disk_errors(f"write down that the interval of {gpu} is to be restored"):
             write_atomically(self._restore_file(gpu), f"{interval.value} {self._boot}".encode())
 
     def _read_restore_file(self, gpu: GpuUuid) -> TimeSliceInterval | None:
@@ -178,25 +177,21 @@ class TimeSlices:
     def _restore_file(self, gpu: GpuUuid) -> Path:
         return self._directory / f"{gpu}{_RESTORE_SUFFIX}"
 
-    def _lock_of(self, gpu: GpuUuid) -> Path:
+    def _lock_file(self, gpu: GpuUuid) -> Path:
         return self._directory / f"{gpu}.lock"
 
     def _is_in_use(self, gpu: GpuUuid) -> bool:
-        with disk_errors(f"lock {self._lock_of(gpu)}"):
-            file = try_lock(self._lock_of(gpu))
+        with disk_errors(f"lock {self._lock_file(gpu)}"):
+            file = try_lock(self._lock_file(gpu))
         if file is not None:
             os.close(file)
         return file is None
-
-    def _not_loaded(self) -> bool:
-        """What was set is forgotten with the kernel module."""
-        return self._driver.loaded_version() is None
 
     def _ask(self, gpu: GpuUuid, option: str) -> str:
         command = self._driver.command("nvidia-smi", "compute-policy", option, "-i", gpu)
         with disk_errors(f"make {self._directory}"):
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        return self._run(replace(command, lock=str(self._lock_of(gpu))), _TIMEOUT_SECONDS)
+        return self._run(replace(command, lock=str(self._lock_file(gpu))), _TIMEOUT_SECONDS)
 
 
 def parse_time_slice(text: str) -> TimeSliceInterval | None:
@@ -255,12 +250,9 @@ def _interval(field: str) -> TimeSliceInterval | None:
     intervals = [_NAMES[word] for word in words if word in _NAMES]
     if intervals:
         return intervals[0]
-    numbers = [int(word) for word in words if word.isdigit()]
-    return (
-        TimeSliceInterval(numbers[0])
-        if len(words) == 1 and numbers and numbers[0] in range(4)
-        else None
-    )
+    if len(words) == 1 and words[0].isdigit() and int(words[0]) in range(4):
+        return TimeSliceInterval(int(words[0]))
+    return None
 
 
 def _says(error: Exception, words: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -47,15 +47,9 @@ MakeDeviceFiles = Callable[[tuple[int, ...]], object]
 # NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
 # long.
 _NVLINKS_TTL_SECONDS: Final = 60.0
-MIG_HIDDEN: Final = "no partitions of a GPU in MIG mode: what is cut of it is told to root alone"
+MIG_HIDDEN: Final = "partitions of a GPU in MIG mode are not known: NVML lists them for root alone"
 # Making device nodes starts a program; where it failed it is not tried at every look.
 _RETRY_SECONDS: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceNodeAttempt:
-    error: str  # empty: there is a node now, wherever nodes are kept
-    again_at: float
 
 
 class GpuDiscovery:
@@ -70,15 +64,14 @@ class GpuDiscovery:
         self._pci = pci
         self._nodes = _MissingDeviceNodes(devices, make_nodes)
         self._session: int | None = None
-        self._bound: frozenset[str] | None = (
-            None  # what the nvidia driver had when NVML was started
-        )
+        # What the nvidia driver had when NVML was started.
+        self._bound: frozenset[str] | None = None
         self._known: dict[int, GpuReading] = {}  # by NVML index, of this session
         self._failed: dict[int, str] = {}  # those that could not be read at the last look
         self._links: Mapping[str, NvLinks] = {}  # by bus id
         self._reached: Mapping[str, frozenset[str]] = {}
         self._links_until = 0.0
-        self._last: Inventory | None = None  # what NVML, as a whole in time, told at the last look
+        self._last: Inventory | None = None  # of the last look, if NVML as a whole was in time
 
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
@@ -172,7 +165,7 @@ class GpuDiscovery:
     def _refresh_links(self, readings: Mapping[int, GpuReading]) -> dict[int, str]:
         """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
 
-        What a GPU told before stays while it does not answer, so that its fault is not seen on its
+        What was read of a GPU stays while it does not answer, so that its fault is not seen on its
         neighbours; links that cannot be read are no reason not to offer it.
         """
         new = any(reading.static.pci_bus_id not in self._links for reading in readings.values())
@@ -244,9 +237,7 @@ class GpuDiscovery:
         }
         nameless = sorted(refused.keys() - names.keys())
         ours = [gpu for gpu in unlisted if gpu.driver == "nvidia"]
-        if nameless and len(nameless) == len(
-            ours
-        ):  # NVML counts in the order of bus ids, so these are they
+        if nameless and len(nameless) == len(ours):  # NVML, too, counts in the order of bus ids
             names |= {
                 index: describe_pci_gpu(gpu.bus_id)
                 for index, gpu in zip(nameless, ours, strict=True)
@@ -267,9 +258,8 @@ class _MissingDeviceNodes:
     def __init__(self, directory: Path, make: MakeDeviceFiles) -> None:
         self._directory = directory
         self._make = make
-        self._tried: dict[
-            int, _DeviceNodeAttempt
-        ] = {}  # by minor number, while the node is missing
+        # By minor number, while the node is missing: the last error, and when to try again.
+        self._tried: dict[int, tuple[str, float]] = {}
 
     def missing(self, minors: Mapping[int, int]) -> dict[int, str]:
         """For each key of *minors* without a node, why there is none."""
@@ -277,9 +267,9 @@ class _MissingDeviceNodes:
         self._tried = {minor: attempt for minor, attempt in self._tried.items() if minor in lacking}
         now = time.monotonic()
         for minor in lacking:
-            if minor not in self._tried or now >= self._tried[minor].again_at:
-                self._tried[minor] = _DeviceNodeAttempt(self._error(minor), now + _RETRY_SECONDS)
-        errors = {minor: attempt.error for minor, attempt in self._tried.items() if attempt.error}
+            if minor not in self._tried or now >= self._tried[minor][1]:
+                self._tried[minor] = self._error(minor), now + _RETRY_SECONDS
+        errors = {minor: error for minor, (error, _) in self._tried.items() if error}
         return {
             key: f"it has no device node, and none could be made: {errors[minor]}"
             for key, minor in minors.items()
@@ -314,7 +304,7 @@ def _is_current(reading: GpuReading, state: DynamicState) -> bool:
 
 def _mig(reading: GpuReading) -> MigInfo | None:
     dynamic, static = reading.dynamic, reading.static
-    # Without profiles it cannot be cut; but while the mode is on it cannot be used whole either.
+    # Without profiles it has no partitions; while the mode is on it cannot be used whole either.
     if dynamic.mig_on is None or not (dynamic.mig_on or static.mig_profiles):
         return None
     return MigInfo(

@@ -67,7 +67,7 @@ def without_unrestored_time_slices(
     unavailable = [
         UnavailableGpu(
             describe_pci_gpu(gpu.pci_bus_id, gpu.uuid),
-            f"its time-slice interval is still to be put back to {unrestored[gpu.uuid]} after a "
+            f"its time-slice interval is still to be restored to {unrestored[gpu.uuid]} after a "
             "claim, since nvidia-smi did not end in time; that is tried again. If it stays so, "
             "look for Xid and NVRM in the kernel log, drain and reboot the node",
         )

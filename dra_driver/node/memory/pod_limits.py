@@ -267,7 +267,7 @@ class PodMemoryLimits:
         pod_claims = _claims(share)
         if len(pod_claims) == 1:
             return pod_claims
-        return (self._containers.given(container) & pod_claims) or pod_claims
+        return (self._containers.claims_of(container) & pod_claims) or pod_claims
 
 
 def _claims(share: PodMemoryShare) -> frozenset[ClaimUid]:

@@ -3,16 +3,15 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.cgroups.procfs import device_number_of, printable, read_proc_file
-from dra_driver.node.nvml.api import NvmlFunctions, none_if_refused
+from dra_driver.node.nvml.api import NvmlFunctions
 from dra_driver.node.nvml.client import Nvml
-from dra_driver.node.nvml.processes import LIST_REFUSED, PROCESS_LISTS
+from dra_driver.node.nvml.processes import COMPUTE_LIST, OTHER_LISTS, list_processes_if_allowed
 
 _NVIDIA: Final = 195  # the major number of nvidiaN (Linux, devices.txt)
 _MOST_NAMED: Final = 8  # in a message
@@ -128,11 +127,10 @@ def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = 
 
 def _pids_of(gi: int | None) -> Any:
     def call(functions: NvmlFunctions, handle: Any) -> tuple[int, set[int]]:
-        lists = [list_of(functions) for list_of in PROCESS_LISTS]
         processes = [
             process
-            for list_processes in lists
-            for process in none_if_refused(partial(list_processes, handle), *LIST_REFUSED) or []
+            for function in (COMPUTE_LIST, *OTHER_LISTS)
+            for process in list_processes_if_allowed(functions, function, handle)
         ]
         pids = {
             int(process.pid) for process in processes if gi is None or process.gpuInstanceId == gi

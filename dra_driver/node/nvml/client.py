@@ -22,48 +22,29 @@ from dra_driver.node.nvml.api import RESTART_NEEDED, MigReader, NvmlFunctions, n
 from dra_driver.node.nvml.threads import GpuBeingChanged, NvmlThreads, PendingCall, SubmitToGpu
 from dra_driver.node.nvml.values import DynamicState, NvLinks, NvmlSystem, StaticInfo
 
-
-class NvmlSession:
-    """Where NVML lists GPUs and their MIG instances, as far as they were looked at.
-
-    Only for whoever holds NVML's gate.
-    """
-
-    def __init__(self, mig: MigReader) -> None:
-        self.mig = mig
-        self._indices: dict[GpuUuid, int] = {}
-
-    def index(self, uuid: GpuUuid) -> int | None:
-        """Where NVML lists this GPU, or the GPU of this instance."""
-        return self._indices.get(uuid)
-
-    def update(self, index: int, state: DynamicState) -> None:
-        """The GPU at *index*, and its instances, are what *state* says."""
-        others = {uuid: other for uuid, other in self._indices.items() if other != index}
-        instances = {instance.uuid: index for instance in state.instances}
-        self._indices = others | {state.uuid: index} | instances
-
-
-def describe_gpu(gpu: GpuUuid) -> str:
-    """How a GPU, or an instance of one, is called in messages."""
-    return gpu if is_mig_uuid(gpu) else f"GPU {gpu}"
-
-
-def not_listed_error(gpu: GpuUuid, action: str) -> NodeError:
-    """What is raised where NVML does not list it."""
-    error = MigInstanceNotFound if is_mig_uuid(gpu) else NodeError
-    return error(f"{describe_gpu(gpu)}, {action}: NVML does not list it")
-
-
 log = logging.getLogger(__name__)
 
 
-class ReadGrace:
-    """The GPUs of one NVML session that were late, by index, at the last scan and at this one."""
+class NvmlSession:
+    """What is known since NVML was started: the driver, where NVML lists GPUs and MIG instances,
+    and which GPUs were late, by index, at the last scan and at this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, mig: MigReader) -> None:
+        self.mig = mig
+        self.system: NvmlSystem | None = None
+        self._indices: dict[GpuUuid, int] = {}
         self._late_before: set[int] = set()
         self._late_now: set[int] = set()
+
+    def index(self, uuid: GpuUuid) -> int | None:
+        """Where NVML lists this GPU, or the GPU of this instance. NVML's gate is held."""
+        return self._indices.get(uuid)
+
+    def update(self, index: int, state: DynamicState) -> None:
+        """The GPU at *index*, and its instances, are what *state* says. NVML's gate is held."""
+        others = {uuid: place for uuid, place in self._indices.items() if place != index}
+        instances = {instance.uuid: index for instance in state.instances}
+        self._indices = others | {state.uuid: index} | instances
 
     def begin_read(self) -> None:
         """Another scan begins. A GPU that was in time at the last one is no longer late."""
@@ -87,9 +68,6 @@ class ReadGrace:
 
 
 T = TypeVar("T")
-
-StaticInfoByIndex = Mapping[int, StaticInfo | NodeError]
-NvLinksByIndex = Mapping[int, NvLinks | NodeError]
 
 _REMEDIES: Final[Mapping[int, str]] = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel driver; nvidia-smi has to work",
@@ -130,8 +108,8 @@ def nvml_errors(action: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        mend = _REMEDIES.get(error.value)
-        raise NodeError(f"{action}: NVML says {error}" + (f"; {mend}" if mend else "")) from error
+        remedy = f"; {_REMEDIES[error.value]}" if error.value in _REMEDIES else ""
+        raise NodeError(f"{action}: NVML says {error}{remedy}") from error
     except pynvml.NVMLLibraryMismatchError as error:
         raise NodeError(
             f"{action}: {error}; {_REMEDIES[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]}"
@@ -162,11 +140,7 @@ class Nvml:
         self._session_number = 0
         self._stale = False
         self._threads = NvmlThreads(deadline_seconds)
-        self._session, self._read_grace = (
-            NvmlSession(self._start_mig()),
-            ReadGrace(),
-        )  # of this session
-        self._system: NvmlSystem | None = None  # of this session
+        self._session = NvmlSession(start_mig())
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
     def system(self) -> NvmlSystem:
@@ -174,7 +148,7 @@ class Nvml:
         with self._gate:
             if self._functions is None or (self._stale and self._threads.idle):
                 self._start()
-            known_system = self._system
+            known_system = self._session.system
             pending = self._threads.read_system("reading the driver", self._read_system)
         try:
             if known_system and not pending.wait(self._threads.give_up()):
@@ -213,7 +187,7 @@ class Nvml:
         for the first time."""
         session = self._session
         if known:
-            self._read_grace.begin_read()
+            session.begin_read()
         states = dict(
             self._read_gpus(
                 dict.fromkeys(indices, readers.read_dynamic_state), "reading its state", known
@@ -225,7 +199,7 @@ class Nvml:
             for index, state in states.items()
             if isinstance(state, DynamicState) and state.mig_on
         }
-        states |= self._read_gpus(partitioned, "reading what is cut of it", known, len(partitioned))
+        states |= self._read_gpus(partitioned, "reading its partitions", known, len(partitioned))
         with self._gate:
             if session is self._session:  # else these may be the indices of other GPUs by now
                 for index, state in states.items():
@@ -233,12 +207,16 @@ class Nvml:
                         session.update(index, state)
         return states
 
-    def static_infos(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
+    def static_infos(
+        self, indices: Iterable[int], known: Container[int] = ()
+    ) -> Mapping[int, StaticInfo | NodeError]:
         """Like :meth:`dynamic_states`, what stays the same."""
         read = partial(readers.read_static_info, self._session.mig)
         return self._read_gpus(dict.fromkeys(indices, read), "reading its properties", known)
 
-    def links(self, indices: Iterable[int], known: Container[int] = ()) -> NvLinksByIndex:
+    def links(
+        self, indices: Iterable[int], known: Container[int] = ()
+    ) -> Mapping[int, NvLinks | NodeError]:
         """Like :meth:`dynamic_states`, the active NVLinks."""
         return self._read_gpus(
             dict.fromkeys(indices, readers.read_nvlinks), "reading its NVLinks", known
@@ -262,7 +240,8 @@ class Nvml:
             self.dynamic_states(range(self.system().gpus))
             pending = self._submit_by_uuid(gpu, action, call, seconds)
         if pending is None:
-            raise not_listed_error(gpu, action)
+            error_type = MigInstanceNotFound if is_mig_uuid(gpu) else NodeError
+            raise error_type(f"{_described(gpu)}, {action}: NVML does not list it")
         try:
             return pending.result()
         except NodeError as error:
@@ -286,7 +265,7 @@ class Nvml:
                 return None
             threads = self._threads
             submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
-            return self._submit(index, f"{describe_gpu(gpu)}, {action}", by_uuid, submit)
+            return self._submit(index, f"{_described(gpu)}, {action}", by_uuid, submit)
 
     def _read_gpus(
         self,
@@ -305,7 +284,7 @@ class Nvml:
                         raise GpuBeingChanged(f"GPU {index}, {action}: it is being changed")
                     pending[index] = self._submit(index, action, read, submit)
                 except NodeError as error:
-                    answers[index] = self._read_grace.excuse(index, error, known)
+                    answers[index] = self._session.excuse(index, error, known)
         give_up = self._threads.give_up()
         for index, answer in pending.items():
             try:
@@ -314,7 +293,7 @@ class Nvml:
                 answers[index] = answer.result()
             except NodeError as error:
                 self._note_error(error)
-                answers[index] = self._read_grace.excuse(index, error, known)
+                answers[index] = self._session.excuse(index, error, known)
         return dict(sorted(answers.items()))
 
     def _submit(
@@ -344,15 +323,15 @@ class Nvml:
         self._functions = self._threads.run_system("starting NVML", call)
         self._session_number += 1
         self._stale = False
-        self._session, self._read_grace = NvmlSession(self._start_mig()), ReadGrace()
-        self._system = None
+        self._session = NvmlSession(self._start_mig())
         log.info("NVML started", extra={"session": self._session_number})
 
     def _read_system(self) -> NvmlSystem:
         if (functions := self._functions) is None:
             raise NodeError("reading the driver: NVML is not running")
         with nvml_errors("reading the driver"):
-            self._system = system = readers.read_system(functions, self._session_number)
+            system = readers.read_system(functions, self._session_number)
+        self._session.system = system
         return system
 
     def _note_error(self, error: NodeError) -> None:
@@ -366,3 +345,8 @@ class Nvml:
                 functions.nvmlShutdown()
         except pynvml.NVMLError as error:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
+
+
+def _described(gpu: GpuUuid) -> str:
+    """How a GPU, or an instance of one, is called in messages."""
+    return gpu if is_mig_uuid(gpu) else f"GPU {gpu}"

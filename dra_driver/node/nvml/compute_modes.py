@@ -48,7 +48,7 @@ class ComputeModes:
 
         mode = self._nvml.on_gpu(gpu, "reading its compute mode", call)
         if mode not in [mode.value for mode in ComputeMode]:
-            log.info("a GPU does not say its compute mode", extra={"gpu": gpu, "said": mode})
+            log.info("a GPU does not say its compute mode", extra={"gpu": gpu, "answer": mode})
             return None
         return ComputeMode(mode)
 

@@ -3,7 +3,7 @@
 NVML libraries of any age can list them.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from dra_driver.model.gpus import GpuUuid, is_mig_uuid
@@ -18,52 +18,29 @@ from dra_driver.node.nvml.api import (
 )
 from dra_driver.node.nvml.client import Nvml
 
-ListProcesses = Callable[[Any], list[Any]]
-"""What it lists of a handle."""
-
-LIST_REFUSED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
-"""Not every board, driver or user can list every kind of process."""
-
-
-def compute_processes(functions: NvmlFunctions) -> ListProcesses:
-    """Processes that compute, but for those of MPS."""
-    return _newest_version(
-        functions.nvmlDeviceGetComputeRunningProcesses,
-        lambda handle: functions.nvmlDeviceGetComputeRunningProcesses_v2(handle),
-    )
+COMPUTE_LIST: Final = "nvmlDeviceGetComputeRunningProcesses"  # but for those of MPS
+OTHER_LISTS: Final = (
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
 
 
-def graphics_processes(functions: NvmlFunctions) -> ListProcesses:
-    """Processes that draw."""
-    return _newest_version(
-        functions.nvmlDeviceGetGraphicsRunningProcesses,
-        lambda handle: functions.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
-    )
+def list_processes(functions: NvmlFunctions, function: str, handle: Any) -> list[Any]:
+    """What this function of NVML lists."""
+    processes: list[Any]
+    try:
+        processes = getattr(functions, function)(handle)
+    except Exception as error:  # pynvml asks for version 3, which came with driver 510
+        if nvml_error_code(error) != FUNCTION_NOT_FOUND:
+            raise
+        processes = getattr(functions, f"{function}_v2")(handle)
+    return processes
 
 
-def mps_compute_processes(functions: NvmlFunctions) -> ListProcesses:
-    """Processes that compute by MPS."""
-    return _newest_version(
-        functions.nvmlDeviceGetMPSComputeRunningProcesses,
-        lambda handle: functions.nvmlDeviceGetMPSComputeRunningProcesses_v2(handle),
-    )
-
-
-PROCESS_LISTS: Final = (compute_processes, graphics_processes, mps_compute_processes)
-
-
-def _newest_version(newest: ListProcesses, before: ListProcesses) -> ListProcesses:
-    """pynvml asks for the third version, which libraries before driver 510 do not have."""
-
-    def ask(handle: Any) -> list[Any]:
-        try:
-            return newest(handle)
-        except Exception as error:
-            if nvml_error_code(error) != FUNCTION_NOT_FOUND:
-                raise
-            return before(handle)
-
-    return ask
+def list_processes_if_allowed(functions: NvmlFunctions, function: str, handle: Any) -> list[Any]:
+    """Likewise; none where this board, driver or user cannot list them."""
+    read = partial(list_processes, functions, function, handle)
+    return none_if_refused(read, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND) or []
 
 
 _NO_INSTANCE: Final = 0xFFFFFFFF  # of a process that computes on the GPU itself
@@ -80,30 +57,20 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
     """
 
     def call(functions: NvmlFunctions, handle: Any) -> list[Any]:
-        listed = [
-            *compute_processes(functions)(handle),
-            *_none_if_unlisted(graphics_processes(functions), handle),
-            *_none_if_unlisted(mps_compute_processes(functions), handle),
-        ]
-        return (
-            listed
-            if is_mig_uuid(gpu)
-            else [process for process in listed if not _of_instance(process)]
-        )
+        processes = list_processes(functions, COMPUTE_LIST, handle)
+        for function in OTHER_LISTS:
+            processes = processes + list_processes_if_allowed(functions, function, handle)
+        if is_mig_uuid(gpu):
+            return processes
+        return [process for process in processes if not _of_instance(process)]
 
     used: dict[int, int | None] = {}
     for process in nvml.on_gpu(gpu, "listing its processes", call):
-        sizes = [
-            size for size in (used.get(process.pid), process.usedGpuMemory) if size is not None
-        ]
-        used[process.pid] = max(sizes, default=None)
+        sizes = (used.get(process.pid), process.usedGpuMemory)
+        used[process.pid] = max((size for size in sizes if size is not None), default=None)
     return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
 
 
 def _of_instance(process: Any) -> bool:
     """A driver that knows no MIG says nothing of instances."""
     return getattr(process, "gpuInstanceId", _NO_INSTANCE) != _NO_INSTANCE
-
-
-def _none_if_unlisted(processes: ListProcesses, handle: Any) -> list[Any]:
-    return none_if_refused(lambda: processes(handle), *LIST_REFUSED) or []

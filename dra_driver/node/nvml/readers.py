@@ -49,7 +49,7 @@ def guest_restriction(functions: NvmlFunctions, handle: Any) -> GuestRestriction
     driver that cannot tell is taken to run on the machine itself; a change may then fail.
 
     A GPU that is passed through and needs a reset for its mode is not even asked for it: it says
-    that it did as it was told, and computes no more until the machine is rebooted (seen on A100
+    that it changed the mode, and computes no more until the machine is rebooted (seen on A100
     of clouds). In the guest of a vGPU, NVML supports neither the mode nor GPU instances.
     """
     try:
@@ -83,7 +83,7 @@ def read_system(nvml: NvmlFunctions, session: int) -> NvmlSystem:
 
 
 def read_dynamic_state(nvml: NvmlFunctions, handle: Any) -> DynamicState:
-    """What can change, but for what is cut."""
+    """What can change, but for the MIG instances."""
     uuid = GpuUuid(nvml.nvmlDeviceGetUUID(handle))
     mode = read_mig_mode(nvml, handle)
     return DynamicState(uuid) if mode is None else DynamicState(uuid, *mode)
@@ -161,7 +161,7 @@ def _mig_profiles(
 def _mig_problem(
     nvml: NvmlFunctions, handle: Any, mig: MigReader, mode: tuple[bool, bool] | None
 ) -> str:
-    """Why it is not known how the GPU can be cut; empty: it is known, or the board has no MIG."""
+    """Why the profiles are not known; empty: they are, or the board has no MIG."""
     if mode is not None:
         return mig.profiles_problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
     try:

@@ -25,21 +25,6 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0  # at most, so that every wait ends
 
 
 @dataclass(frozen=True, slots=True)
-class _QueuedCall:
-    action: str
-    call: Callable[[], Any]
-    deadline: Deadline
-    future: Future[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningCall:
-    action: str
-    deadline: Deadline
-    since: str  # as people read it
-
-
-@dataclass(frozen=True, slots=True)
 class PendingCall(Generic[T]):
     """An answer that may not have come yet."""
 
@@ -75,8 +60,9 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
-        self._running: _RunningCall | None = None
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], PendingCall[Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._running: tuple[PendingCall[Any], str] | None = None  # and since when it does
         self._unfinished = 0  # guarded by _lock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -95,13 +81,11 @@ class CallThread:
     ) -> PendingCall[T]:
         """Have *call* run, within *deadline_seconds* of *clock*. TimedOut: an earlier call is
         overdue."""
-        running = self._running
-        if running is not None and running.deadline.expired:
+        if (running := self._running) is not None and running[0].deadline.expired:
+            earlier, since = running
             raise TimedOut(
-                f"{action}: an earlier call ({running.action}) has not returned since "
-                f"{running.since}"
+                f"{action}: an earlier call ({earlier.action}) has not returned since {since}"
             )
-        future: Future[T] = Future()
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
@@ -109,31 +93,32 @@ class CallThread:
                 self._thread.start()
         longest = Deadline(deadline_seconds + _LONGEST_PAUSE_SECONDS)
         deadline = Deadline(deadline_seconds, within=longest, clock=clock)
-        self._jobs.put(_QueuedCall(action, call, deadline, future))
-        return PendingCall(action, future, deadline)
+        pending: PendingCall[T] = PendingCall(action, Future(), deadline)
+        self._calls.put((call, pending))
+        return pending
 
     def stop(self) -> None:
         """End the thread once what was submitted is done. It does not wait for that."""
-        self._jobs.put(None)
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if job.future.set_running_or_notify_cancel():
-                self._carry_out(job)
+        while (queued := self._calls.get()) is not None:
+            call, pending = queued
+            if pending.future.set_running_or_notify_cancel():
+                self._carry_out(call, pending)
             else:
                 self._finished()
 
-    def _carry_out(self, job: _QueuedCall) -> None:
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._running = _RunningCall(job.action, job.deadline, since)
+    def _carry_out(self, call: Callable[[], T], pending: PendingCall[T]) -> None:
+        self._running = pending, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         try:
-            answer = job.call()
+            answer = call()
         except Exception as error:  # noqa: BLE001 - raised again where the answer is waited for
             self._finished()
-            job.future.set_exception(error)
+            pending.future.set_exception(error)
         else:
             self._finished()
-            job.future.set_result(answer)
+            pending.future.set_result(answer)
 
     def _finished(self) -> None:
         self._running = None

@@ -136,7 +136,7 @@ class DynamicState:
     mig_pending: bool = False  # what the mode will be after the next reset
     instances: tuple[MigInstance, ...] = ()
     unusable: tuple[UnusableGpuInstance, ...] = ()
-    mig_hidden: bool = False  # what is cut is told to root alone, and this is not
+    mig_hidden: bool = False  # NVML lists instances for root alone, and this is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ class StaticInfo:
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_on: bool | None = None  # in which mode it was all of that
     mig_fixed: GuestRestriction = GuestRestriction.NOTHING
-    mig_problem: str = ""  # why it is not known how it can be cut
+    mig_problem: str = ""  # why its profiles are not known
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What NVML told about one GPU, all of it."""
+    """All that NVML says of one GPU."""
 
     dynamic: DynamicState
     static: StaticInfo

@@ -29,7 +29,7 @@ _INTERVALS: Final = MemoryIntervals()
 
 def start(parts: PluginParts, stack: ExitStack, intervals: MemoryIntervals = _INTERVALS) -> None:
     """*stack* ends the loops. What a driver limits stays limited."""
-    containers, limits = parts.containers, parts.node.limits
+    containers, limits = parts.node.containers, parts.node.limits
     parts.metrics.watch_memory_limits(lambda: limits.status().backend is not None)
     kubelet_pods = KubeletPods(
         parts.ledger.records,

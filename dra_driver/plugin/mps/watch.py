@@ -123,7 +123,7 @@ class MpsWatch:
     ) -> None:
         host = host or MpsHost()
         tasks = BackgroundTasks(host.clock, host.start)
-        owners = ProcessOwners(parts.node.processes, host.processes, parts.containers.find)
+        owners = ProcessOwners(parts.node.processes, host.processes, parts.node.containers.find)
         self._parts = parts
         self._agent = agent
         self._metrics = metrics

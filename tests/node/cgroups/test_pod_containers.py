@@ -43,8 +43,8 @@ def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
     assert world.learn(a=["one", "side", "sandbox"])
 
     assert world.known() == {"one": "a"}
-    assert world.containers.given("one") == {CLAIM}
-    assert world.containers.given("side") == world.containers.given("nobody") == frozenset()
+    assert world.containers.claims_of("one") == {CLAIM}
+    assert world.containers.claims_of("side") == world.containers.claims_of("nobody") == frozenset()
 
 
 def test_it_is_the_same_object_until_something_changes():

@@ -251,9 +251,9 @@ def test_no_claim_gets_an_interval_on_a_gpu_that_is_owed_one(tmp_path):
     smi.answer = "GPU 0: Timeslice: Long"
     before = len(smi.runs)
 
-    with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
+    with pytest.raises(NodeError, match=f"interval of {GPU}, .* is still to be restored"):
         slices.set(GPU, TimeSliceInterval.LONG)
-    with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
+    with pytest.raises(NodeError, match=f"interval of {GPU}, .* is still to be restored"):
         slices.read(GPU)
     assert len(smi.runs) == before
     assert slices.read(GpuUuid("GPU-b")) is TimeSliceInterval.LONG
@@ -333,7 +333,7 @@ def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path
 
 def test_what_is_owed_and_cannot_be_written_down_keeps_the_claim(tmp_path):
     (tmp_path / "kept").mkdir()
-    (tmp_path / f"kept/.{GPU}.to-put-back.tmp").mkdir()
+    (tmp_path / f"kept/.{GPU}.to-restore.tmp").mkdir()
 
     with pytest.raises(NodeError, match="cannot write down that the interval of GPU-a"):
         late(tmp_path).restore(GPU, TimeSliceInterval.LONG)

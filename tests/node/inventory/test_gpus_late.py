@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.node.nvml.client import ReadGrace
+from dra_driver.node.mig.geometry import GeometryCache
+from dra_driver.node.nvml.client import NvmlSession
 from dra_driver.node.nvml.threads import GpuBeingChanged
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
@@ -194,7 +195,7 @@ def is_excused(late, error=LATE, known=(0,)):
 
 
 def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
-    late = ReadGrace()
+    late = NvmlSession(GeometryCache())
     late.begin_read()
     assert is_excused(late)
     assert is_excused(late)  # by another question of the same look
@@ -208,7 +209,7 @@ def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
 
 
 def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
-    late = ReadGrace()
+    late = NvmlSession(GeometryCache())
     late.begin_read()
     assert is_excused(late)
     late.begin_read()
@@ -220,7 +221,7 @@ def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
 
 @pytest.mark.parametrize(("error", "known"), [(LATE, (1,)), (NodeError("it is lost"), (0,))])
 def test_a_new_gpu_and_another_error_are_not_excused(error, known):
-    late = ReadGrace()
+    late = NvmlSession(GeometryCache())
     late.begin_read()
     assert late.excuse(0, error, known) is error
     late.begin_read()

@@ -30,6 +30,7 @@ class World:
         self.limits = NodeMemoryLimits(
             self.node.nvml, self.node.cgroups, lambda id_: NoContainer.GONE
         )
+        self.containers = ContainerBundles(self.node.tree.root)
         self.processes = lambda gpu: ()
         self.ledger = Ledger(directory / "claims", "boot")
         self.ledger.reload()
@@ -66,12 +67,7 @@ def world(tmp_path):
 
 
 def begin(world, stack):
-    parts = plugin_parts(
-        world,
-        ledger=world.ledger,
-        metrics=Metrics(),
-        containers=ContainerBundles(world.node.tree.root),
-    )
+    parts = plugin_parts(world, ledger=world.ledger, metrics=Metrics())
     start(parts, stack, MemoryIntervals(3600.0, 3600.0))  # what happens at once was woken
     return parts.claim_changed
 

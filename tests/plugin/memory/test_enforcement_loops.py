@@ -55,6 +55,8 @@ class Plugin:
     def limits(self):
         return self
 
+    containers = limits
+
     def is_newest(self):
         self._note("asked whether it is the newest")
         return self.newest

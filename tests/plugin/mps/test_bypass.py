@@ -82,8 +82,8 @@ def test_who_has_the_gpu_without_mps_or_is_no_pod_of_ours_is_left_alone(world):
 def test_where_containers_of_a_pod_use_different_claims_each_is_judged_by_its_own(world):
     world.claim(A, WEB)
     world.other_claim(C, WEB)
-    world.bundles.give(WEB, "mine", A)
-    world.bundles.give(WEB, "other", C)
+    world.containers.give(WEB, "mine", A)
+    world.containers.give(WEB, "other", C)
     world.process(1, WEB, container="mine")
     world.process(2, WEB, container="other")
     for _ in range(3):
