@@ -35,7 +35,7 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
-from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigReconciler
 from dra_driver.plugin.mig.start import mig_enabled_by_claims
 from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.profiles import EffectiveProfile, ProfileCatalog
@@ -151,10 +151,11 @@ class PartitionedNode:
             allocated=lambda: (),
             enabled_by_claims=lambda: mig_enabled_by_claims(self.ledger.records()),
             is_newest=lambda: True,
+            while_free=self._preparer.prepared_claims.while_free,
+            lease=at_once,
         )
         callbacks = MigCallbacks(lambda state: None, governed.set_governed, lambda: None)
-        locks = MigLocks(self._preparer.prepared_claims.while_free, at_once)
-        return MigReconciler(node, inputs, locks, self._state_file, callbacks)
+        return MigReconciler(node, inputs, self._state_file, callbacks)
 
     def _parts(self, functions: Mortal) -> NodeParts:
         host = self._host

@@ -71,7 +71,6 @@ from dra_driver.plugin.mig.apply import MigModeInputs
 from dra_driver.plugin.mig.desired_layouts import (
     DesiredLayouts,
     LayoutCatalog,
-    LayoutSource,
     desired_layouts,
 )
 from dra_driver.plugin.mig.idle_gpus import claims_holding
@@ -228,7 +227,7 @@ class MigPreview:
     gpus_by_layout: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # as they were before
 
 
-def preview_mig(inputs: MigModeInputs, layouts: LayoutSource, mig_state: MigState) -> MigPreview:
+def preview_mig(inputs: MigModeInputs, layouts: LayoutCatalog, mig_state: MigState) -> MigPreview:
     """*inputs*: as it is now. Problems of boards and layouts in *mig_state* stay: they are from the
     plugin that tried it. The label of the Node is as that plugin read it, too."""
     inventory, profile, held = inputs.inventory, inputs.profile, inputs.holdings

@@ -4,11 +4,10 @@
 ``reconciler``       one look after another: what is desired, what is done, what is reported
 ``desired_layouts``  what each GPU should look like: by the label of the Node, else by the profile
 ``apply``            one GPU gets its layout, or its MIG mode, or stays as it is
-``repartition``      the changes, so that no crash leaves one half done (``node.state.mig_state``)
+``repartition``      the changes of one GPU; after a crash they go on (``node.state.mig_state``)
 ``idle_gpus``        nothing is done to a GPU that a claim holds or a process uses
 ``state_label``      the label of the Node that says how far the layouts are; events say the rest
 ``lost_instances``   claims whose MIG instance somebody removed
 
-What is decided without asking anybody is in ``plan.mig.manager``, which does what NVIDIA's MIG
-manager does.
+The pure decisions are in ``plan.mig.manager``, which does what NVIDIA's MIG manager does.
 """

@@ -1,7 +1,7 @@
 """Brings each GPU to its layout, and to the MIG mode that its profile needs, while nothing uses it.
 
-Boards that need a reset are switched to MIG mode as long as their profile creates partitions for
-claims. Those that need none change their mode with the first claim and the last; what a claim could
+Boards that need a reset are in MIG mode as long as their profile creates partitions for claims.
+Boards that need none change their mode with the first claim and the last; a mode that a claim could
 not switch back is switched back here.
 """
 
@@ -33,70 +33,59 @@ from dra_driver.plugin.mig.repartition import GpuRepartitioner
 
 log = logging.getLogger(__name__)
 
-PartitionKeys = Collection[PartitionKey]
 
-
+@dataclass(frozen=True)
 class LayoutApplier:
     """For many threads, each GPU one thread's at a time."""
 
-    def __init__(
-        self,
-        idle: IdleGpus,
-        repartitioner: GpuRepartitioner,
-        state_file: MigStateFile,
-        failures: FailedAttempts,
-        begin: Callable[[], None],
-    ) -> None:
-        """*begin* is called before anything is changed that did not fail the last time."""
-        self._begin = begin
-        self._idle = idle
-        self._repartitioner = repartitioner
-        self._state_file = state_file
-        self._failures = failures
+    idle: IdleGpus
+    repartitioner: GpuRepartitioner
+    state_file: MigStateFile
+    failures: FailedAttempts
+    begin: Callable[[], None]  # called before a change that did not fail the last time
 
-    def apply(self, gpu: Gpu, desired: DesiredLayout, claimed: PartitionKeys) -> LayoutOutcome:
+    def apply(
+        self, gpu: Gpu, desired: DesiredLayout, claimed: Collection[PartitionKey]
+    ) -> LayoutOutcome:
         """Have *gpu* look as *desired*, or stay as it is. *claimed*: the partitions that were
         created for claims when *gpu* was read."""
-        state = self._state_file.read()
+        state = self.state_file.read()
         change = plan_layout_change(gpu, desired, _managed_keys(gpu, state), claimed)
         if _is_applied(gpu, change, state):
-            self._failures.succeeded(gpu.uuid)
+            self.failures.succeeded(gpu.uuid)
             return LayoutOutcome(desired.layout, LayoutState.SUCCESS)
         if isinstance(change, LayoutError) and change.always and gpu.uuid not in state.before:
             return LayoutOutcome(desired.layout, LayoutState.FAILED, change.reason)
         inputs = _retry_key(gpu, desired)
-        if reason := self._failures.reason_to_wait(gpu.uuid, inputs):
+        if reason := self.failures.reason_to_wait(gpu.uuid, inputs):
             return LayoutOutcome(desired.layout, LayoutState.FAILED, reason)
         try:
-            waits_for = self._idle.change(gpu, lambda now: self._apply(now, desired))
+            waits_for = self.idle.change(gpu, lambda now: self._apply(now, desired))
         except NodeError as e:
-            self._failures.failed(gpu.uuid, inputs, str(e))
+            self.failures.failed(gpu.uuid, inputs, str(e))
             return LayoutOutcome(desired.layout, LayoutState.FAILED, str(e))
         return _outcome(desired, change, waits_for)
 
     def abandon(self, gpu: Gpu) -> str:
-        """Put back what was begun for a layout that is not wanted any more; the answer is why that
-        could not be done, or what it waits for."""
+        """Undo a change that was begun for a layout that is no longer desired; the answer is why
+        that failed, or what it waits for."""
         try:
-            return self._idle.change(gpu, self._repartitioner.put_back)
+            return self.idle.change(gpu, self.repartitioner.restore)
         except NodeError as e:
             return str(e)
 
     def _apply(self, gpu: Gpu, desired: DesiredLayout) -> None:
         """*gpu* is as it is now, and nothing on it is for claims."""
-        state = self._state_file.read()
+        state = self.state_file.read()
         change = plan_layout_change(gpu, desired, _managed_keys(gpu, state))
         if isinstance(change, LayoutError):
-            self._repartitioner.put_back(gpu)
+            self.repartitioner.restore(gpu)
             raise NodeError(change.reason)
-        last = state.outcomes.get(gpu.uuid)
-        failed_before = last is not None and (last.layout, last.state) == (
-            desired.layout,
-            LayoutState.FAILED,
-        )
+        last = state.outcomes.get(gpu.uuid, LayoutOutcome("", LayoutState.PENDING))
+        failed_before = (last.layout, last.state) == (desired.layout, LayoutState.FAILED)
         if not change.is_nothing and not failed_before:
-            self._begin()
-        self._repartitioner.change(gpu, change)
+            self.begin()
+        self.repartitioner.change(gpu, change)
         if not change.is_nothing:
             facts = {"device": gpu.name, "gpu": gpu.uuid, "layout": desired.layout}
             log.info("a GPU was partitioned as its layout says", extra=facts)
@@ -141,24 +130,18 @@ class MigModeInputs:
     holdings: HoldingsByGpu
 
 
+@dataclass(frozen=True)
 class MigModeSwitcher:
     """For one thread."""
 
-    def __init__(
-        self,
-        idle: IdleGpus,
-        repartitioner: GpuRepartitioner,
-        state_file: MigStateFile,
-        failures: FailedAttempts,
-    ) -> None:
-        self._idle = idle
-        self._repartitioner = repartitioner
-        self._state_file = state_file
-        self._failures = failures
+    idle: IdleGpus
+    repartitioner: GpuRepartitioner
+    state_file: MigStateFile
+    failures: FailedAttempts
 
     def switch(self, inputs: MigModeInputs, governed: Collection[GpuUuid]) -> dict[GpuUuid, str]:
-        """Switch what has to be switched, and tell why the rest was not. Layouts decide about the
-        *governed* GPUs."""
+        """Switch the boards that are in the wrong mode; the answer is why some were not. Layouts
+        decide about the *governed* GPUs."""
         switch_on = gpus_to_switch(
             inputs.inventory, inputs.profile, inputs.features, inputs.holdings
         )
@@ -172,7 +155,7 @@ class MigModeSwitcher:
         """The GPUs that this driver switched on, and whose profile creates no partitions for claims
         any more."""
         rules, _ = rules_by_gpu(inputs.profile, inputs.inventory.gpus)
-        state = self._state_file.read()
+        state = self.state_file.read()
         switched_by_us = {*state.switched, *state.left_on}
         counters = inputs.features.counters
         return {
@@ -188,27 +171,27 @@ class MigModeSwitcher:
         """Why it was not switched; empty: it was."""
         mode = "on" if on else "off"
         inputs = (on, profile.entries)
-        if reason := self._failures.reason_to_wait(gpu.uuid, inputs):
+        if reason := self.failures.reason_to_wait(gpu.uuid, inputs):
             return reason
         try:
-            waits_for = self._idle.change(gpu, self._switch_on if on else self._switch_off)
+            waits_for = self.idle.change(gpu, self._switch_on if on else self._switch_off)
         except NodeError as e:
             reason = f"MIG mode of {gpu.name} could not be turned {mode}: {e}"
-            self._failures.failed(gpu.uuid, inputs, reason)
+            self.failures.failed(gpu.uuid, inputs, reason)
             return reason
         if waits_for:
             return f"MIG mode of {gpu.name} is not turned {mode} yet: {waits_for}"
-        self._failures.succeeded(gpu.uuid)
+        self.failures.succeeded(gpu.uuid)
         return ""
 
     def _switch_on(self, gpu: Gpu) -> None:
-        """Recorded first: what is switched on is to be switched off one day. What a call did that
-        did not return in time is seen at the next look."""
+        """It is recorded first that the board is to be switched off one day. The next look sees
+        what a call did that did not return in time."""
         if gpu.mig is None or gpu.mig.on:
             return
         self._record(gpu, True)
         try:
-            self._repartitioner.switch(gpu, True)
+            self.repartitioner.switch(gpu, True)
         except TimedOut:
             raise
         except NodeError:
@@ -220,7 +203,7 @@ class MigModeSwitcher:
         if gpu.mig is None or gpu.mig.keys:
             return
         if gpu.mig.on or gpu.mig.pending:
-            self._repartitioner.switch(gpu, False)
+            self.repartitioner.switch(gpu, False)
             log.info("a GPU left MIG mode", extra={"device": gpu.name, "gpu": gpu.uuid})
         self._record(gpu, False)
 
@@ -230,4 +213,4 @@ class MigModeSwitcher:
             left_on = tuple(uuid for uuid in state.left_on if uuid != gpu.uuid)
             return replace(state, switched=tuple(sorted(uuids)), left_on=left_on)
 
-        self._state_file.change(edit)
+        self.state_file.change(edit)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
@@ -36,8 +35,6 @@ log = logging.getLogger(__name__)
 _NAME_CHARACTER = r"[\w.+-]"
 
 _LayoutOrProblems = MigLayout | tuple[str, ...]  # a layout, or all that is wrong with it
-
-
 _LayoutsByName = Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]]  # each with its file
 
 
@@ -127,12 +124,6 @@ def _mentions(text: str, name: str) -> bool:
     return bool(re.search(f"(?<!{_NAME_CHARACTER}){re.escape(name)}(?!{_NAME_CHARACTER})", text))
 
 
-class LayoutSource(Protocol):
-    """Where layouts come from; ``LayoutCatalog`` is one."""
-
-    def named(self, name: str, gpus: tuple[Gpu, ...]) -> MigLayout: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DesiredLayouts:
     """*unknown*: GPUs of which it cannot be told."""
@@ -149,7 +140,7 @@ class DesiredLayouts:
 
 
 def desired_layouts(
-    label: str, profile: Profile, layouts: LayoutSource, inventory: Inventory
+    label: str, profile: Profile, layouts: LayoutCatalog, inventory: Inventory
 ) -> DesiredLayouts:
     """*label*: the name of the layout of the whole node; empty: none. What the profile leaves alone
     is left alone. Where no GPU can be seen yet, no layout is judged by that."""

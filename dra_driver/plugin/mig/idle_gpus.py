@@ -3,17 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ApiServerError, NodeError, TimedOut
-from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
+from dra_driver.model.gpus import Gpu
 from dra_driver.model.offer import gpu_name_of
-from dra_driver.model.processes import GpuProcess
 from dra_driver.model.records import HoldingsByGpu
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.mig.gpu_holders import GpuHolder, name_holders
-from dra_driver.plugin.mig.repartition import PartitionEditor
 
 WhileUnclaimed = Callable[[Gpu, Callable[[], None]], bool]
 """Has something done to a GPU while no claim can come to it;
@@ -30,31 +27,12 @@ _MOMENT_SECONDS = 2.0  # how old the answer may be by which a GPU is changed
 _UNREADABLE = "it cannot be looked at now, since a GPU is being changed or does not answer"
 
 
-class MigNode(Protocol):
-    """This machine; ``dra_driver.node.gpu_node.GpuNode`` is one."""
-
-    @property
-    def mig(self) -> PartitionEditor: ...
-    def inventory(self) -> Inventory: ...
-    def refresh(self) -> Inventory: ...
-    def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]: ...
-    def command(self, pid: int) -> str: ...  # empty: it is not seen from here
-
-
-@dataclass(frozen=True, slots=True)
-class _AllocatedAnswer:
-    """Which devices are allocated, and when that was asked."""
-
-    devices: Collection[str] = ()
-    at: float = float("-inf")
-
-
 class IdleGpus:
     """Keeps claims away from a GPU that no claim has and no process uses. For many threads."""
 
     def __init__(
         self,
-        node: MigNode,
+        node: GpuNode,
         while_free: WhileUnclaimed,
         holdings: Callable[[], HoldingsByGpu],
         allocated: AllocatedDevices,
@@ -67,20 +45,21 @@ class IdleGpus:
         self._holdings = holdings
         self._read_allocated = allocated
         self._allocated_first: Collection[str] | None = None  # first answer of this look
-        self._allocated_last = _AllocatedAnswer()
+        self._allocated_last: Collection[str] = ()
+        self._allocated_at = float("-inf")  # when that was asked
         self._lock = threading.Lock()
         self.acted = False  # whether anything was done during this look
 
     def start_look(self) -> None:
-        """A new look begins: what was asked for the last one is old."""
+        """A new look begins: the answers of the last one are old."""
         self._allocated_first = None
         self.acted = False
 
     def change(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
         """Have *act* done to *gpu*, which is read again before.
 
-        The answer is what has to end first; empty: it was done. Nobody else waits meanwhile.
-        NodeError: it cannot be read, or what *act* raises.
+        The answer is what the GPU waits for; empty: it was done. NodeError: the GPU cannot be read,
+        or what *act* raises.
         """
         waits_for = (
             claims_holding(gpu, self._holdings())
@@ -102,7 +81,7 @@ class IdleGpus:
             waits_for = self._processes(now) or self._allocation(now)
             if not waits_for:
                 self.acted = True
-                self._allocated_last = _AllocatedAnswer()
+                self._allocated_at = float("-inf")
                 act(now)
 
         try:
@@ -137,13 +116,13 @@ class IdleGpus:
         """This lists all claims of the cluster, so the answer of a moment ago will do where no GPU
         was changed since."""
         with self._lock:
-            is_new = time.monotonic() - self._allocated_last.at < _MOMENT_SECONDS
-            return self._allocated_last.devices if is_new else self._ask()
+            is_new = time.monotonic() - self._allocated_at < _MOMENT_SECONDS
+            return self._allocated_last if is_new else self._ask()
 
     def _ask(self) -> Collection[str]:
-        at = time.monotonic()  # before: what is allocated during the answer may be missing in it
-        self._allocated_last = _AllocatedAnswer(self._read_allocated(), at)
-        return self._allocated_last.devices
+        began = time.monotonic()  # what is allocated during the answer may be missing in it
+        self._allocated_last, self._allocated_at = self._read_allocated(), began
+        return self._allocated_last
 
     def _processes_at_last_look(self, gpu: Gpu) -> str:
         """An instance that is gone since the last look has no processes."""
@@ -157,7 +136,7 @@ class IdleGpus:
         deadline = Deadline(self._patience)
         while True:
             inventory = self._node.refresh()
-            now = next((other for other in inventory.gpus if other.uuid == gpu.uuid), None)
+            now = next((current for current in inventory.gpus if current.uuid == gpu.uuid), None)
             if now is None:
                 raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
             if gpu.uuid not in inventory.stale:

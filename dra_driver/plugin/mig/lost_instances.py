@@ -1,8 +1,9 @@
 """Finds claims whose MIG instance is not there any more, and tells their pods.
 
-The looks at the GPUs raise the suspicion; then the GPU itself is asked, at a moment when nobody
-acts on the claim, since a claim that is being given back has no instance either. From then on the
-record says that it is gone: what somebody else creates in its place can have the same UUID.
+An instance that the last look at the GPUs did not see is a suspect. Then the GPU itself is asked,
+at a moment when nobody acts on the claim, since a claim that is being given back has no instance
+either. From then on the record says that the instance is gone: an instance that somebody else
+creates in its place can have the same UUID.
 """
 
 import logging
@@ -26,9 +27,7 @@ from dra_driver.plugin.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-
-_LostInstance = tuple[ClaimUid, GpuUuid]
-"""What a claim has lost, by its UUID."""
+_LostInstance = tuple[ClaimUid, GpuUuid]  # a claim, and the UUID of the instance that it lost
 _NotifiedPods = set[PodUid]
 
 
@@ -54,7 +53,7 @@ class LostInstances:
         self._lost: dict[_LostInstance, _NotifiedPods] = {}
 
     def look(self) -> None:
-        """One look and what follows from it. Without claims on partitions it looks at nothing."""
+        """Find lost instances, and tell the pods that were not told yet."""
         if (records := self._records()) is not self._last_records:
             self._last_records = records
             self._with_partitions = tuple(
@@ -66,24 +65,20 @@ class LostInstances:
         lost: dict[_LostInstance, _NotifiedPods] = {}
         for record in self._with_partitions:
             for holding in self._confirmed(record, lost_instances(record, gpus)):
-                notified = lost.setdefault(
-                    _key(record, holding), self._notified_before(record, holding)
-                )
+                key = _key(record, holding)
+                if key not in self._lost:
+                    facts = {"claim": str(record.claim), "device": holding.device}
+                    log.error(
+                        "the MIG instance of a claim is gone", extra=facts | {"uuid": holding.uuid}
+                    )
+                notified = lost.setdefault(key, self._lost.get(key, set()))
                 self._notify_pods(record, holding, notified)
         self._lost = lost
         self._metrics.mig_instances_lost(len(lost))
 
-    def _notified_before(self, record: ClaimRecord, holding: Holding) -> _NotifiedPods:
-        notified = self._lost.get(_key(record, holding))
-        if notified is None:
-            facts = {"claim": str(record.claim), "device": holding.device, "uuid": holding.uuid}
-            log.error("the MIG instance of a claim is gone", extra=facts)
-            return set()
-        return notified
-
     def _confirmed(self, record: ClaimRecord, suspects: Iterable[Holding]) -> Iterator[Holding]:
-        """What was found to be gone once is so until a look finds it. Where half an instance is
-        left, it is asked again, since nobody knows yet what becomes of it."""
+        """An instance that was gone once stays gone until a look sees it. Where half of it still
+        exists, the GPU is asked again."""
         unconfirmed = []
         for suspect in suspects:
             if _key(record, suspect) in self._lost and not suspect.created_for_claims:
@@ -118,12 +113,11 @@ class LostInstances:
         return current is None or current.uuid != holding.instance.uuid
 
     def _is_completely_gone(self, holding: Holding) -> bool:
-        """Of one that is gone: no half of it is left, which would have to be removed."""
+        """Of one that is gone: no half of it exists, which would have to be removed."""
         if holding.instance is None:
             return False
-        keys = self._node.partitions(holding.gpu)
-        current = instance_at(self._node, holding.gpu, holding.instance.key)
-        return current is not None or holding.instance.key not in keys
+        key, keys = holding.instance.key, self._node.partitions(holding.gpu)
+        return key not in keys or instance_at(self._node, holding.gpu, key) is not None
 
     def _notify_pods(self, record: ClaimRecord, holding: Holding, notified: _NotifiedPods) -> None:
         about = f"{holding.unit} {record.claim}"

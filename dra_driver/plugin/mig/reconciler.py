@@ -22,9 +22,9 @@ from dra_driver.model.mig_layouts import (
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import HoldingsByGpu
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import (
-    GpuNames,
     MigEvent,
     failure_event,
     mig_events,
@@ -33,8 +33,8 @@ from dra_driver.plan.mig.manager.state import (
 from dra_driver.plan.mig.partitions import created_partitions
 from dra_driver.plan.profiles.rules import rules_by_gpu
 from dra_driver.plugin.mig.apply import LayoutApplier, MigModeInputs, MigModeSwitcher
-from dra_driver.plugin.mig.desired_layouts import DesiredLayouts, LayoutSource, desired_layouts
-from dra_driver.plugin.mig.idle_gpus import AllocatedDevices, IdleGpus, MigNode, WhileUnclaimed
+from dra_driver.plugin.mig.desired_layouts import DesiredLayouts, LayoutCatalog, desired_layouts
+from dra_driver.plugin.mig.idle_gpus import AllocatedDevices, IdleGpus, WhileUnclaimed
 from dra_driver.plugin.mig.repartition import GpuRepartitioner
 
 log = logging.getLogger(__name__)
@@ -47,26 +47,21 @@ _LEASE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MigInputs:
-    """What decides how GPUs should be partitioned, and who uses them. Most may raise a
-    SettingsError or an ApiServerError: it is not known now."""
+    """What decides how GPUs should be partitioned, who uses them, and what keeps others away. Most
+    may raise a SettingsError or an ApiServerError: it is not known now."""
 
     label: Callable[[], str]  # the name of the layout of the whole node; empty: none
     is_labelled: Callable[[], bool]  # whether the Node has a label that tells the state
-    layouts: LayoutSource
+    layouts: LayoutCatalog
     profile: Callable[[], Profile]
     features: Callable[[], ApiFeatures]
     holdings: Callable[[], HoldingsByGpu]
     allocated: AllocatedDevices
     enabled_by_claims: Callable[[], Collection[GpuUuid]]  # GPUs whose MIG mode claims turned on
     is_newest: Callable[[], bool]  # whether no newer process of this plugin runs
-
-
-@dataclass(frozen=True, slots=True)
-class MigLocks:
-    """What keeps others away."""
-
-    while_free: WhileUnclaimed  # claims, from GPUs that none has
-    lease: Callable[[float], AbstractContextManager[None]]  # other processes; for so many seconds
+    while_free: WhileUnclaimed
+    # keeps other processes from the state file; it is waited for so many seconds
+    lease: Callable[[float], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +79,16 @@ class MigReconciler:
 
     def __init__(
         self,
-        node: MigNode,
+        node: GpuNode,
         inputs: MigInputs,
-        locks: MigLocks,
         state_file: MigStateFile,
         callbacks: MigCallbacks,
     ) -> None:
         self._node = node
         self._inputs = inputs
-        self._lease = locks.lease
         self._state_file = state_file
         self._callbacks = callbacks
-        self._idle = IdleGpus(node, locks.while_free, inputs.holdings, inputs.allocated)
+        self._idle = IdleGpus(node, inputs.while_free, inputs.holdings, inputs.allocated)
         repartitioner = GpuRepartitioner(node.mig, state_file)
         failed_layouts = FailedAttempts(_FIRST_SECONDS, _LAYOUT_AGAIN_SECONDS)
         failed_modes = FailedAttempts(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
@@ -113,7 +106,7 @@ class MigReconciler:
         return self._waiting
 
     def look(self) -> None:
-        """One look: do what can be done. What cannot be told now waits for the next one."""
+        """Do what can be done now; the rest waits for the next look."""
         if not self._inputs.is_newest():
             return
         self._idle.start_look()
@@ -131,7 +124,7 @@ class MigReconciler:
         last_seen, label = self._node.inventory(), None
         try:
             profile, label = self._inputs.profile(), self._inputs.label()
-            # First of all, since what follows takes long, or fails.
+            # Claims are kept away from governed GPUs first: the rest takes long, or fails.
             self._desired(label, profile, last_seen)
         finally:
             inventory = self._record_seen(last_seen, label)
@@ -140,19 +133,18 @@ class MigReconciler:
         outcomes = self._apply(inventory, profile, desired, holdings)
         problems = self._abandon(inventory, desired)
         mode_problems = self._switch_modes(inventory, profile, holdings, desired) | problems
-        names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
-        self._report(desired, outcomes, mode_problems, names)
+        self._report(desired, outcomes, mode_problems, inventory)
 
     def _desired(self, label: str, profile: Profile, inventory: Inventory) -> DesiredLayouts:
-        """What is desired. No partitions are created for claims on a GPU that may be governed by a
-        layout, also where it cannot be told what the layout says."""
+        """The desired layouts. On a GPU that a layout may govern no partitions are created for
+        claims, even while it is not known what the layout says."""
         desired = desired_layouts(label, profile, self._inputs.layouts, inventory)
         self._is_layout_desired = desired.any
         self._callbacks.governed(inventory.gpus, desired.governed)
         return desired
 
     def _failed(self, error: DriverError) -> None:
-        """An API server that is away says nothing about GPUs; anything else is a failure."""
+        """An outage of the API server says nothing about GPUs; any other error is a failure."""
         is_new = str(error) != self._error
         self._error = str(error)
         if is_new:
@@ -174,12 +166,12 @@ class MigReconciler:
             return False
 
     def _record_seen(self, inventory: Inventory, label: str | None) -> Inventory:
-        """Remove from the state file what is gone, and record the *label*, unless that is not
-        known. The answer is a newer inventory where something was changed, since *inventory* may be
-        older than what another process just did.
+        """Remove instances that are gone from the state file, and record the *label*, unless that
+        is None: not known. Where the file has to change, the answer is a newer inventory, since
+        *inventory* may be older than what another process just did.
 
-        An instance that somebody created between two looks, equal to ours and in its place, is
-        taken for ours: it has the same UUID.
+        An instance that somebody created between two looks, equal to ours and in its place, counts
+        as ours: it has the same UUID.
         """
         enabled_by_claims = frozenset(self._inputs.enabled_by_claims())
 
@@ -192,7 +184,7 @@ class MigReconciler:
                 return inventory
         except NodeError:
             pass  # a damaged file is set aside when it is changed
-        with self._lease(_LEASE_SECONDS):
+        with self._inputs.lease(_LEASE_SECONDS):
             inventory = self._node.refresh()
             self._state_file.change(edit)
         return inventory
@@ -218,7 +210,7 @@ class MigReconciler:
         return {gpu.uuid: outcome for gpu, outcome in zip(gpus, outcomes, strict=True)}
 
     def _abandon(self, inventory: Inventory, desired: DesiredLayouts) -> dict[GpuUuid, str]:
-        """Put back what a crash cut short and no layout wants any more."""
+        """Undo changes that a crash interrupted and that no layout desires any more."""
         begun = set(self._state_file.read().before) - desired.governed
         gpus = [gpu for gpu in inventory.gpus if gpu.uuid in begun]
         problems = in_parallel(self._layouts.abandon, gpus)
@@ -250,7 +242,7 @@ class MigReconciler:
         desired: DesiredLayouts,
         outcomes: Mapping[GpuUuid, LayoutOutcome],
         mode_problems: Mapping[GpuUuid, str],
-        names: GpuNames,
+        inventory: Inventory,
     ) -> None:
         before = self._state_file.read()
         labelled = desired.any or (before.labelled and self._inputs.is_labelled())
@@ -270,9 +262,10 @@ class MigReconciler:
         self._waiting = pending or bool(mode_problems)
         if after != before:
             _log_changes(before, after)
-            with self._lease(_LEASE_SECONDS):
+            with self._inputs.lease(_LEASE_SECONDS):
                 self._state_file.change(edit)
-            # After the file: what it could not take is reported once more.
+            names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
+            # After the file: a change that it could not take is reported once more.
             for event in mig_events(before, after, names):
                 self._callbacks.event(event)
         self._callbacks.state(after)

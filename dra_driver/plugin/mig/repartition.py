@@ -7,11 +7,11 @@ the change: the next attempt goes on, or restores that.
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from dra_driver.base.errors import NodeError, PlacementTaken
-from dra_driver.model.gpus import Gpu, GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.gpus import Gpu, GpuUuid, PartitionKey
 from dra_driver.model.mig_layouts import LayoutBefore, LayoutChange, LayoutInstance, MigState
+from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import layout_instance, partition_keys, still_present
 
@@ -22,27 +22,10 @@ _NO_WAIT = 0.0
 _SHORT_WAIT = 2.0  # a monitoring agent that reads for a moment is no reason to undo the change
 
 
-class PartitionEditor(Protocol):
-    """Changes MIG modes and partitions; ``dra_driver.node.mig.partitions``."""
-
-    def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
-    def reset_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
-    def create(
-        self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
-    ) -> MigInstance: ...
-    def remove(
-        self,
-        gpu: GpuUuid,
-        key: PartitionKey,
-        uuid: GpuUuid | None = None,
-        patience: float | None = None,
-    ) -> None: ...
-
-
 class GpuRepartitioner:
     """Only for a GPU that nothing uses and no claim can come to. For many threads."""
 
-    def __init__(self, mig: PartitionEditor, state_file: MigStateFile) -> None:
+    def __init__(self, mig: MigPartitions, state_file: MigStateFile) -> None:
         self._mig = mig
         self._state_file = state_file
 
@@ -69,15 +52,13 @@ class GpuRepartitioner:
         except NodeError as e:
             raise NodeError(f"{e}; {self._undo(gpu, lost)}") from e
         present = [layout_instance(instance) for instance in gpu.mig.instances] if gpu.mig else []
-        kept = [instance for instance in present if instance.key in change.keep]
-        self._end(gpu, [*kept, *created])
+        to_keep = [instance for instance in present if instance.key in change.keep]
+        self._end(gpu, [*to_keep, *created])
 
-    def put_back(self, gpu: Gpu) -> None:
-        """Make of *gpu*, which is as it is now, what it was before the change that is under way, if
-        one is."""
+    def restore(self, gpu: Gpu) -> None:
+        """Undo the change of *gpu* that is under way, if one is."""
         state = self._state_file.read()
-        before = state.before.get(gpu.uuid)
-        if before is not None:
+        if (before := state.before.get(gpu.uuid)) is not None:
             self._restore(gpu, still_present(gpu, state.instances.get(gpu.uuid, ())), before)
 
     def _begin(self, gpu: Gpu) -> tuple[LayoutInstance, ...]:
@@ -87,7 +68,7 @@ class GpuRepartitioner:
             present = still_present(gpu, state.instances.get(gpu.uuid, ()))
             keys = tuple(sorted(partition_keys(present)))
             now = LayoutBefore(bool(gpu.mig and gpu.mig.on), keys)
-            # Of a change that a crash cut short, the first one counts.
+            # After a crash in the middle of a change, the state before that change counts.
             begun = replace(state, before={gpu.uuid: now, **state.before})
             return _with_instances(begun, gpu, present)
 
@@ -103,7 +84,7 @@ class GpuRepartitioner:
         except NodeError as e:
             facts = {"device": gpu.name, "gpu": gpu.uuid, "error": str(e)}
             log.warning("a GPU is neither as its layout says nor as before", extra=facts)
-            return f"what was there before could not be put back: {e}; it will be tried again"
+            return f"what was there before could not be restored: {e}; it will be tried again"
         return "the GPU is as it was before" + (f", but for {_names(missing)}" if missing else "")
 
     def _restore(
@@ -131,9 +112,7 @@ class GpuRepartitioner:
 
     def _end(self, gpu: Gpu, instances: Iterable[LayoutInstance]) -> None:
         def edit(state: MigState) -> MigState:
-            before = {
-                uuid: gpu_before for uuid, gpu_before in state.before.items() if uuid != gpu.uuid
-            }
+            before = {uuid: value for uuid, value in state.before.items() if uuid != gpu.uuid}
             return _with_instances(replace(state, before=before), gpu, instances)
 
         self._state_file.change(edit)
@@ -162,8 +141,8 @@ class GpuRepartitioner:
         """Add the instance to *created*; its place to *lost*, where somebody else came first.
 
         It is in the state file before it exists, so a crash leaves at most one instance whose UUID
-        is not recorded. Whatever lies in that place then is taken for ours, also what somebody else
-        created there in that very moment.
+        is not recorded. Whatever lies in that place then counts as ours, even if somebody else
+        created it in that very moment.
         """
         recorded = [*created, LayoutInstance(key)]
         self._record(gpu, partition_keys(recorded), recorded)
@@ -196,10 +175,9 @@ def _divided_by_others(gpu: Gpu) -> set[PartitionKey]:
 
 
 def _with_instances(state: MigState, gpu: Gpu, instances: Iterable[LayoutInstance]) -> MigState:
-    by_gpu = {uuid: others for uuid, others in state.instances.items() if uuid != gpu.uuid}
-    if ordered := tuple(sorted(instances, key=lambda instance: instance.key)):
-        by_gpu[gpu.uuid] = ordered
-    return replace(state, instances=by_gpu)
+    ordered = tuple(sorted(instances, key=lambda instance: instance.key))
+    by_gpu = {**state.instances, gpu.uuid: ordered}
+    return replace(state, instances={uuid: value for uuid, value in by_gpu.items() if value})
 
 
 def _names(keys: Iterable[PartitionKey]) -> str:

@@ -20,7 +20,7 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import MigEvent
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.lost_instances import LostInstances
-from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigReconciler
 from dra_driver.plugin.mig.state_label import MigStateLabel
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.profiles import is_layout_expected
@@ -61,7 +61,7 @@ class MigLoop:
         self._loop = Loop("mig", self._look, seconds)
 
     def start(self, wait_seconds: float) -> None:
-        """Begin; back when it has looked for the first time, or after so long."""
+        """Begin, and wait until the first look has ended; at most so long."""
         self._loop.start()
         self._looked.wait(wait_seconds)
 
@@ -69,11 +69,11 @@ class MigLoop:
         self._loop.stop()
 
     def soon(self) -> None:
-        """Something that decides about partitions has changed."""
+        """Look now: something that decides about partitions has changed."""
         self._loop.soon()
 
     def claim_changed(self, record: ClaimRecord | None = None) -> None:
-        """A claim was given back, maybe: a GPU that waited for that is changed now."""
+        """A claim may have been given back: look now if a GPU waits for that."""
         if self._reconciler.waiting:
             self._claim_changed_at = time.monotonic()
             self._loop.soon()
@@ -122,12 +122,13 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLoop:
         allocated=parts.claims.allocated,
         enabled_by_claims=lambda: mig_enabled_by_claims(parts.ledger.records()),
         is_newest=parts.is_newest,
+        while_free=parts.prepared_claims.while_free,
+        lease=parts.lease.held,
     )
     callbacks = MigCallbacks(
         report, governed.set_governed, parts.scan_soon, partial(post_event, parts.events, labels)
     )
-    locks = MigLocks(parts.prepared_claims.while_free, parts.lease.held)
-    reconciler = MigReconciler(parts.node, inputs, locks, state_file, callbacks)
+    reconciler = MigReconciler(parts.node, inputs, state_file, callbacks)
     loop = MigLoop(reconciler, settings.look_interval)
     stack.callback(loop.stop)
     labels.start(state_label.look_soon, 0.0)
@@ -158,7 +159,7 @@ def post_event(events: EventRecorder, labels: NodeLabels, event: MigEvent) -> No
 
 
 def on_value_change(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:
-    """Does *act* where *read* answers something else than the last time, or is answered again."""
+    """Does *act* when *read* answers differently than the last time, or is answered again."""
     last: str | None = None
 
     def look() -> None:

@@ -21,10 +21,11 @@ PublishedSince = Callable[[float], bool]
 
 
 class MigStateLabel:
-    """Writes the label where it is another one, on a thread of its own: an API server that is away
-    keeps nobody waiting, and is asked again.
+    """Writes the label when it changes, on a thread of its own, so that nobody waits for the API
+    server. A failed write is tried again.
 
-    Who waits for success creates pods next: it is told once the slices are as the layout has it.
+    Whoever waits for success creates pods next, so success is written once the slices show the
+    layout.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class MigStateLabel:
             self._loop.soon()
 
     def look_soon(self) -> None:
-        """The labels are others now: ours may be gone with a Node that registered again."""
+        """The labels changed: ours may be gone with a Node that registered again."""
         self._loop.soon()
 
     def write(self) -> float | None:
-        """Write it now, if it is not there. Seconds: it is for later, and not yet true."""
+        """Write the label now, if it is not there. Seconds: when to write it, since it is not true
+        yet."""
         if not self._is_known:
             return None
         state, since = self._state, self._known_since

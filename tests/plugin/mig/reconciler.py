@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dra_driver.base.errors import SettingsError, TimedOut
 from dra_driver.model.gpus import GpuUuid
@@ -21,7 +22,7 @@ from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.layouts import built_in_layouts
 from dra_driver.plan.mig.manager.state import MigEvent
-from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigReconciler
 from dra_driver.plugin.mig.start import last_layout_label
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.fakes.boards import Boards, Claims
@@ -63,16 +64,20 @@ class Scene:
     def start(self) -> "Scene":
         """As a new process."""
         self.state_file = self.kept(self.directory / "mig.json", self.boot)
+        boards: Any = self.boards
+        layouts: Any = self
         inputs = MigInputs(
             lambda: self.say(self.label),
             lambda: self.labelled,
-            self,
+            layouts,
             lambda: self.say(self.profile),
             lambda: self.say(self.features),
             lambda: self.holdings,
             lambda: self.say(self.allocated),
             lambda: self.enabled_by_claims,
             lambda: self.is_newest,
+            self.claims.while_free,
+            self.lease,
         )
         self.governed = EffectiveProfile(lambda: self.profile)
         last = last_layout_label(self.state_file)
@@ -80,8 +85,7 @@ class Scene:
         callbacks = MigCallbacks(
             self.tell, self.governed.set_governed, self.changed, self.events.append
         )
-        locks = MigLocks(self.claims.while_free, self.lease)
-        self.reconciler = MigReconciler(self.boards, inputs, locks, self.state_file, callbacks)
+        self.reconciler = MigReconciler(boards, inputs, self.state_file, callbacks)
         return self
 
     @contextmanager
@@ -94,10 +98,10 @@ class Scene:
     def changed(self) -> None:
         self.changes += 1
 
-    def say(self, what):
-        if isinstance(what, Exception):
-            raise what
-        return what
+    def say(self, answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def named(self, name, gpus):
         known = {**built_in_layouts(gpus), **self.layouts}

@@ -1,6 +1,8 @@
 """Whether a claim was allocated a GPU is asked when something is done to it, not long before; and
 what it is like is looked at then."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.base.errors import Unreachable
@@ -79,7 +81,8 @@ def test_what_was_answered_before_is_a_reason_to_wait(scene, boards):
 
 
 def test_all_claims_are_listed_once_for_a_change_and_not_while_claims_wait_for_the_gpu():
-    boards, story = Boards(Board(AMPERE, on=True)), []
+    boards: Any = Boards(Board(AMPERE, on=True))
+    story = []
 
     def allocated():
         story.append("listed")
@@ -115,7 +118,7 @@ class Away(Boards):
 @pytest.mark.parametrize(("looks", "is_done"), [(0, True), (1, True), (1000, False)])
 def test_nothing_is_done_to_a_gpu_by_what_it_was_before(looks, is_done):
     board = Board(AMPERE, on=True)
-    boards = Away(board)
+    boards: Any = Away(board)
     gpu = boards.refresh().gpus[0]
     board.there[part(AMPERE, "1g.5gb", 0)] = True  # and nobody can see it yet
     boards.looks, done = looks, []

@@ -212,7 +212,7 @@ def test_what_could_not_be_put_back_beside_it_is_put_back_later(tmp_path):
 
     scene.boards.step = step
     state = scene.look()
-    assert "could not be put back: NVML says no" in state.outcomes[board.uuid].reason
+    assert "could not be restored: NVML says no" in state.outcomes[board.uuid].reason
     assert set(board.there) == {THREES[0]}
     assert THREES[0] not in state.keys[board.uuid]
     scene.boards.step = lambda what: None
@@ -249,7 +249,7 @@ def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_pa
     board.there[THREES[0]] = False
     board.divided = {THREES[0]}
 
-    GpuRepartitioner(scene.boards, scene.state_file).put_back(board.gpu)
+    GpuRepartitioner(scene.boards, scene.state_file).restore(board.gpu)
 
     assert board.there == {THREES[0]: False, THREES[1]: True}
     state = scene.state_file.read()
@@ -271,12 +271,12 @@ def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tm
     work = GpuRepartitioner(scene.boards, scene.state_file)
 
     with pytest.raises(NodeError, match="in use"):
-        work.put_back(board.gpu)
+        work.restore(board.gpu)
 
     assert (board.on, board.there) == (True, {THREES[0]: False})
     assert scene.state_file.read().before
     del board.there[THREES[0]]
-    work.put_back(board.gpu)
+    work.restore(board.gpu)
     assert (board.on, scene.state_file.read()) == (False, MigState())
 
 

@@ -550,7 +550,7 @@ def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(
     state = scene.apply("all-1g.5gb")
 
     reason = state.outcomes[board.uuid].reason
-    assert "what was there before could not be put back" in reason
+    assert "what was there before could not be restored" in reason
     assert state.before[board.uuid].keys == THREES
     scene.boards.step = lambda what: None
     scene.label = ""
