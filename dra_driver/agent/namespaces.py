@@ -4,17 +4,16 @@ The next claim gets the spare, so that its pod waits as little as possible. A sp
 before it is created, except the one that a daemon is started with. To hand it out takes one write,
 after its limits are set and before the answer; an agent that is killed in between leaves a spare of
 unknown limits. A namespace that has to be created first is recorded twice: before that, and once it
-can be used. A tenant that is root can change its server: ``DriftRepair`` says what changed, and
-limits how often that is repaired.
+can be used. A tenant that is root can change what its server grants: that is repaired, but not
+without end.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from dra_driver.agent.dependencies import DaemonManager
 from dra_driver.agent.server_health import ServerHealth
 from dra_driver.agent.state import (
     NamespaceState,
@@ -26,113 +25,36 @@ from dra_driver.agent.state import (
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import MpsClient, MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
+from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.plan.mps.servers import compare_namespaces, describe_limits
 
-_MAX_REPAIRS: Final = (
-    3  # times that one agent mends a namespace: it may misread what the daemon says
-)
+log = logging.getLogger(__name__)
+
+_MAX_REPAIRS: Final = 3  # of one namespace by one agent, which may misread what the daemon says
 _ANY_SPARE: Final = MpsNamespaceName("")
-_TRIES: Final = 3  # to change limits before the next client is there
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDrift:
-    """Found in one server."""
-
-    unmanaged: tuple[MpsNamespaceName, ...] = ()  # namespaces that are not recorded
-    spare_changed: bool = False
-    namespaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
-    missing: frozenset[MpsNamespaceName] = frozenset()  # those of them that are gone altogether
-
-
-class DriftRepair:
-    """Of one server."""
-
-    def __init__(self) -> None:
-        self._times: Counter[MpsNamespaceName] = Counter()
-
-    def drift(
-        self, state: ServerState, spare: MpsNamespace | None, look: DaemonStatus
-    ) -> ServerDrift:
-        """*spare*: with the limits that it has to have; None: they are not known."""
-        kept = {
-            entry.in_daemon.name: entry for entry in state.namespaces if entry.served is not None
-        }
-        differences = compare_namespaces(
-            [entry.in_daemon for entry in kept.values()], look.namespaces
-        )
-        spare_name = state.spare.name if state.spare else None
-        spare_changed = spare_name is not None and spare_name not in look.namespaces
-        if spare is not None and not spare_changed:
-            changed = compare_namespaces([spare], {spare.name: look.namespaces[spare.name]}).loose
-            spare_changed = bool(changed) and self._again(_ANY_SPARE)
-        why = {namespace.name: "it was removed" for namespace in differences.missing}
-        for namespace, actual_limits in differences.loose:
-            limits = describe_limits(namespace.limits)
-            why[namespace.name] = (
-                f"its limits were changed: {describe_limits(actual_limits)} instead of {limits}"
-            )
-        return ServerDrift(
-            tuple(name for name in differences.unwanted if name != spare_name),
-            spare_changed,
-            tuple((kept[name], reason) for name, reason in why.items() if self._again(name)),
-            frozenset(namespace.name for namespace in differences.missing),
-        )
-
-    def _again(self, name: MpsNamespaceName) -> bool:
-        self._times[name] += 1
-        return self._times[name] <= _MAX_REPAIRS
-
-
-def clients_in(clients: Collection[MpsClient], namespace: MpsNamespaceName) -> list[int]:
-    """The clients of a namespace, as the daemon calls it."""
-    return [client.pid for client in clients if client.namespace == namespace]
-
+_LIMIT_ATTEMPTS: Final = 3  # to set limits before the next client connects
 
 TerminateClients = Callable[[Collection[int]], bool]
 """Ends clients. False: they end with the server, which is started again."""
 
-
-def restore_limits(
-    daemons: DaemonManager,
-    daemon: ControlDaemon,
-    namespace: MpsNamespace,
-    pids: Collection[int],
-    end: TerminateClients,
-) -> None:
-    """Its clients are ended first: with some in there it is refused. Its directory stays what it
-    is, since containers have it mounted."""
-    for tries_left in reversed(range(_TRIES)):
-        if not end(pids):
-            return
-        try:
-            return daemons.limit(daemon, namespace)
-        except NodeError as e:
-            if isinstance(e, TimedOut) or not tries_left:
-                raise
-        pids = clients_in(daemons.check(daemon).clients, namespace.name)
-
-
-log = logging.getLogger(__name__)
-
 Record = Callable[[str, tuple[MpsNamespaceName, ...], int], None]
-"""Writes down that something happened: why, to which namespaces, how many clients were lost."""
+"""Records an incident: why, which namespaces, how many clients were lost."""
 
 
 class ServerNamespaces:
-    """Of a server that runs, where nothing else is said. NodeError: something could not be done;
+    """The server has to run, where nothing else is said. NodeError: something could not be done;
     what is written then is for ``remove_unusable``."""
 
     def __init__(
-        self, state_file: ServerStateFile, daemons: DaemonManager, health: ServerHealth
+        self, state_file: ServerStateFile, daemons: MpsDaemons, health: ServerHealth
     ) -> None:
         self._file = state_file
         self._daemons = daemons
         self._health = health
-        self._repair = DriftRepair()
-        self._ready: MpsNamespace | None = None  # the spare, if its limits were set here
+        self._repairs: Counter[MpsNamespaceName] = Counter()
+        self._ready: MpsNamespace | None = None  # the spare, if this agent set its limits
         self._last: MpsNamespace | None = None  # that was served
-        self._failed = False  # the last try to make a spare
+        self._failed = False  # the last attempt to create a spare
 
     @property
     def _state(self) -> ServerState:
@@ -155,13 +77,13 @@ class ServerNamespaces:
         unusable = self._state.unusable
         with self._health.counting_timeouts():
             for name in unusable:
-                self._daemons.remove(self._daemon, name)
+                self._daemons.remove_namespace(self._daemon, name)
         if unusable:
             self._file.write_or_retry(self._state.without_unusable())
 
-    def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
-        """What its daemon is started with, as that knows it: what is written, and a spare."""
-        self._last = first or self._last
+    def to_start(self) -> tuple[MpsNamespace, ...]:
+        """The namespaces that its daemon is started with: those that are written, and a spare."""
+        self._last = self._last or self._state.namespaces[-1].namespace
         namespaces = tuple(entry.in_daemon for entry in self._state.namespaces)
         self._ready = None
         if self._daemon.protocol > 2:
@@ -170,11 +92,11 @@ class ServerNamespaces:
         return namespaces
 
     def started(self, directories: Mapping[MpsNamespaceName, str]) -> ServerState:
-        """What is served now; to be written."""
+        """The state to be written: what the daemon serves since it was started."""
         ready = self._ready
         self._failed = False
         namespaces = [
-            self._served(entry, directories[entry.in_daemon.name])
+            self._served_in(entry, directories[entry.in_daemon.name])
             for entry in self._state.namespaces
         ]
         return replace(
@@ -200,34 +122,86 @@ class ServerNamespaces:
         namespace = self._like_the_last(None)
         self._file.write(replace(self._state, spare=SpareNamespace(namespace.name)))
         with self._health.counting_timeouts():
-            directory = self._daemons.add(self._daemon, namespace)
+            directory = self._daemons.add_namespace(self._daemon, namespace)
         self._file.write(replace(self._state, spare=SpareNamespace(namespace.name, directory)))
         self._ready, self._failed = namespace, False
 
-    def repair(self, look: DaemonStatus, record: Record, end: TerminateClients) -> None:
-        """A tenant that is root can change what its server grants."""
-        drift = self._repair.drift(self._state, self._ready, look)
-        for name in drift.unmanaged:
-            self._daemons.remove(self._daemon, name)
-        if drift.spare_changed and self._state.spare:
-            self._spoil(self._state.spare)
+    def repair(self, status: DaemonStatus, record: Record, terminate: TerminateClients) -> None:
+        """A tenant that is root can change what its server grants: grant again what is written."""
+        served = {
+            entry.in_daemon.name: entry
+            for entry in self._state.namespaces
+            if entry.served is not None
+        }
+        changes = compare_namespaces(
+            [entry.in_daemon for entry in served.values()], status.namespaces
+        )
+        spare = self._state.spare
+        for name in changes.unwanted:
+            if spare is None or name != spare.name:
+                self._daemons.remove_namespace(self._daemon, name)
+        if spare is not None and self._is_changed(spare, status):
+            self._spoil(spare)
             self.remove_unusable()
-        for kept, reason in drift.namespaces:
-            namespace, in_daemon = kept.namespace.name, kept.in_daemon
-            log.error(
-                "somebody changed an MPS namespace", extra={"namespace": namespace, "why": reason}
+        for namespace in changes.missing:
+            entry = served[namespace.name]
+            if self._begin_repair(entry, "it was removed", status.clients, record) is not None:
+                self._add(entry)
+        for namespace, limits in changes.loose:
+            entry = served[namespace.name]
+            reason = (
+                f"its limits were changed: {describe_limits(limits)} instead of "
+                f"{describe_limits(namespace.limits)}"
             )
-            clients = clients_in(look.clients, in_daemon.name)
-            record(reason, (namespace,), len(clients))
-            if in_daemon.name in drift.missing:
-                self._add(kept)
-            else:
-                restore_limits(self._daemons, self._daemon, in_daemon, clients, end)
+            pids = self._begin_repair(entry, reason, status.clients, record)
+            if pids is not None:
+                self._restore_limits(namespace, pids, terminate)
 
-    def _add(self, kept: NamespaceState) -> None:
+    def _is_changed(self, spare: SpareNamespace, status: DaemonStatus) -> bool:
+        if spare.name not in status.namespaces:
+            return True
+        if self._ready is None:  # which limits it should have is not known
+            return False
+        limits = {spare.name: status.namespaces[spare.name]}
+        return bool(compare_namespaces([self._ready], limits).loose) and self._may_repair(
+            _ANY_SPARE
+        )
+
+    def _may_repair(self, name: MpsNamespaceName) -> bool:
+        self._repairs[name] += 1
+        return self._repairs[name] <= _MAX_REPAIRS
+
+    def _begin_repair(
+        self, entry: NamespaceState, reason: str, clients: Collection[MpsClient], record: Record
+    ) -> list[int] | None:
+        """Record it. The clients that are in the namespace; None: it was repaired too often."""
+        if not self._may_repair(entry.in_daemon.name):
+            return None
+        name = entry.namespace.name
+        log.error("somebody changed an MPS namespace", extra={"namespace": name, "why": reason})
+        pids = _clients_in(clients, entry.in_daemon.name)
+        record(reason, (name,), len(pids))
+        return pids
+
+    def _restore_limits(
+        self, namespace: MpsNamespace, pids: Collection[int], terminate: TerminateClients
+    ) -> None:
+        """Its clients are ended first, since limits of a namespace with clients cannot be set. Its
+        directory stays what it is, since containers have it mounted."""
+        for attempts_left in reversed(range(_LIMIT_ATTEMPTS)):
+            if not terminate(pids):
+                return
+            try:
+                return self._daemons.limit_namespace(self._daemon, namespace)
+            except NodeError as e:
+                if isinstance(e, TimedOut) or not attempts_left:
+                    raise
+            pids = _clients_in(self._daemons.check(self._daemon).clients, namespace.name)
+
+    def _add(self, entry: NamespaceState) -> None:
         with self._health.counting_timeouts():
-            directory = self._daemons.add(self._daemon, kept.in_daemon)
-        self._file.write(self._state.with_namespace(self._served(kept, directory)))
+            directory = self._daemons.add_namespace(self._daemon, entry.in_daemon)
+        self._file.write(self._state.with_namespace(self._served_in(entry, directory)))
 
     def _give_spare(self, namespace: MpsNamespace) -> bool:
         """Serve *namespace* with what is ready, at the price of one run of the program at most."""
@@ -237,11 +211,11 @@ class ServerNamespaces:
         if not _can_become(ready, namespace):
             return False
         self._ready = None
-        kept = self._served(NamespaceState(namespace, daemon_name=spare.name), spare.directory)
+        entry = self._served_in(NamespaceState(namespace, daemon_name=spare.name), spare.directory)
         if ready is None or not _same_limits(ready, namespace):
             try:
                 with self._health.counting_timeouts():
-                    self._daemons.limit(self._daemon, kept.in_daemon)
+                    self._daemons.limit_namespace(self._daemon, entry.in_daemon)
             except NodeError as e:
                 self._spoil(spare)
                 if isinstance(e, TimedOut):
@@ -249,7 +223,7 @@ class ServerNamespaces:
                 log.warning("a spare MPS namespace is of no use", extra={"error": str(e)})
                 self.remove_unusable()
                 return False
-        self._file.write(replace(self._state.with_namespace(kept), spare=None))
+        self._file.write(replace(self._state.with_namespace(entry), spare=None))
         return True
 
     def _spoil(self, spare: SpareNamespace) -> None:
@@ -261,12 +235,16 @@ class ServerNamespaces:
         last = self._last or self._state.served[-1].namespace
         return replace(last, name=spare.name if spare else new_namespace_name())
 
-    def _served(self, kept: NamespaceState, directory: str) -> NamespaceState:
+    def _served_in(self, entry: NamespaceState, directory: str) -> NamespaceState:
         daemon = self._daemon
         shm = daemon.shm if daemon.protocol == 2 else ""
-        return replace(
-            kept, served=ServedNamespace(kept.namespace, daemon.protocol, directory, shm)
-        )
+        served = ServedNamespace(entry.namespace, daemon.protocol, directory, shm)
+        return replace(entry, served=served)
+
+
+def _clients_in(clients: Collection[MpsClient], namespace: MpsNamespaceName) -> list[int]:
+    """The clients of a namespace, as the daemon calls it."""
+    return [client.pid for client in clients if client.namespace == namespace]
 
 
 def _can_become(ready: MpsNamespace | None, namespace: MpsNamespace) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from dra_driver.agent.dependencies import AgentDependencies
 from dra_driver.agent.service import AgentService, lock_directory
-from dra_driver.agent.state import IncidentLog, ServerStateFiles
+from dra_driver.agent.state import ServerStateFiles
 from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.files import hanging_disk_calls, removed_directory
@@ -54,7 +54,7 @@ def _start(
     cgroup = DaemonCgroup(cgroup_root(settings.host_root))
     daemons = MpsDaemons(driver.root, driver.run, driver.placed, cgroup)
     files = ServerStateFiles(directory / "state")
-    dependencies = AgentDependencies(daemons, files, IncidentLog(files), str(directory))
+    dependencies = AgentDependencies(daemons, files, str(directory))
     supervisor = MpsSupervisor(dependencies, run_concurrently)
     supervisor.recover()
     loop = Loop("mps-health", supervisor.maintain, settings.health_interval)
@@ -68,12 +68,12 @@ def _start(
 
 
 def run_concurrently(
-    things: Iterable[Callable[[], None]], seconds: float = _CONCURRENT_SECONDS
+    calls: Iterable[Callable[[], None]], seconds: float = _CONCURRENT_SECONDS
 ) -> None:
-    """Do several things, and wait for all, for so long: what hangs goes on, and holds up nothing
-    else."""
+    """Make several calls, and wait for all, for so long: one that hangs goes on, and holds up
+    nothing else."""
     deadline = Deadline(seconds)
-    threads = [threading.Thread(target=thing, name="mps-server", daemon=True) for thing in things]
+    threads = [threading.Thread(target=call, name="mps-server", daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -16,7 +16,6 @@ from dra_driver.agent.namespaces import ServerNamespaces
 from dra_driver.agent.server_health import STATUS_SECONDS, ServerHealth
 from dra_driver.agent.state import NamespaceState, ServerState, ServerStateFile, new_daemon_token
 from dra_driver.base.errors import DriverError, MpsClientStuck, MpsStateUnknown, NodeError, TimedOut
-from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
     MpsNamespace,
     MpsNamespaceName,
@@ -25,7 +24,7 @@ from dra_driver.model.mps import (
     MpsServerRestart,
     ServedNamespace,
 )
-from dra_driver.node.mps.daemon import DaemonStatus
+from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
 from dra_driver.plan.mps import servers
 
 log = logging.getLogger(__name__)
@@ -46,50 +45,30 @@ class ManagedServer:
         self.gone = False  # ended, and nothing is written of it any more
 
     @property
-    def _state(self) -> ServerState:
+    def state(self) -> ServerState:
         return self._file.state
 
     @property
+    def daemon(self) -> ControlDaemon:
+        return self.state.daemon
+
+    @property
     def name(self) -> MpsServerName:
-        return self._state.daemon.name
-
-    @property
-    def gpus(self) -> tuple[GpuUuid, ...]:
-        return self._state.daemon.gpus
-
-    @property
-    def protocol(self) -> int:
-        return self._state.daemon.protocol
+        return self.daemon.name
 
     @property
     def is_well(self) -> bool:
-        return not self._state.restart_reason and not self._health.problem
+        return not self.state.restart_reason and not self._health.problem
 
     @property
     def lacks_spare(self) -> bool:
         return self.is_well and self._namespaces.lacks_spare
 
-    @property
-    def token(self) -> str:
-        return self._state.daemon.token
-
-    @property
-    def is_detached(self) -> bool:
-        """False: its daemon ends with this container."""
-        return self._daemons.is_detached(self._state.daemon)
-
-    def adopt(self) -> None:
-        """Take over a daemon that another agent started: move it out of this container."""
-        self._daemons.detach(self._state.daemon)
-
-    def find(self, name: MpsNamespaceName) -> NamespaceState | None:
-        return self._state.find(name)
-
     def serves(self, name: MpsNamespaceName) -> bool:
-        return any(served.namespace.name == name for served in self._state.served)
+        return any(served.namespace.name == name for served in self.state.served)
 
     def status(self) -> MpsServer:
-        state, trouble = self._state, self._health.problem
+        state, trouble = self.state, self._health.problem
         reason = "; ".join(dict.fromkeys(filter(None, (state.restart_reason, trouble))))
         return MpsServer(
             self.name,
@@ -104,45 +83,43 @@ class ManagedServer:
         )
 
     def seconds_to_wait(self) -> float | None:
-        """Until it wants to be tended before its time; None: it does not."""
+        """Until its next ``maintain``, if that is sooner than usual; None: it is not."""
         if self.is_well:
             return None
         return max(1.0, self._health.retry_at - self._dependencies.clock.passed())
 
-    # What is asked of it
-
     def start(self, namespace: MpsNamespace) -> ServedNamespace:
         """The first namespace of a server that was not there. If it fails, everything is undone."""
-        self._file.write(self._state.with_namespace(NamespaceState(namespace)))
+        self._file.write(self.state.with_namespace(NamespaceState(namespace)))
         try:
-            self._start(namespace)
+            self._start()
         except Exception:
-            self._undo(self._end)
+            self._undo(self._stop)
             raise
-        return self._served(namespace.name)
+        return self._answer(namespace.name)
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
         """A namespace in a server that runs. If it fails, everything is undone."""
-        if (known := self._state.find(namespace.name)) and known.served:
-            return known.served
+        if (entry := self.state.find(namespace.name)) and entry.served:
+            return entry.served
         self._make_room(namespace)
         try:
             self._namespaces.put(namespace)
         except Exception:
             self._undo(self._namespaces.remove_unusable)
             raise
-        return self._served(namespace.name)
+        return self._answer(namespace.name)
 
     def release(self, name: MpsNamespaceName) -> None:
-        if (known := self._state.find(name)) is None:
+        if (entry := self.state.find(name)) is None:
             return
-        self._file.write_or_retry(self._state.with_namespace(replace(known, served=None)))
-        if not self._state.served:
-            self._end()
+        self._file.write_or_retry(self.state.with_namespace(replace(entry, served=None)))
+        if not self.state.served:
+            self._stop()
         elif self._is_up():
             self._namespaces.remove_unusable()
         else:
-            self._file.write_or_retry(self._state.without_unusable())  # it is started again without
+            self._file.write_or_retry(self.state.without_unusable())  # it is started again without
 
     def terminate(self, pids: Collection[int]) -> bool:
         """End clients. False: one cannot be ended, so the server is restarted, and they end with
@@ -151,7 +128,7 @@ class ManagedServer:
             return False
         try:
             with self._health.counting_timeouts():
-                self._daemons.terminate(self._state.daemon, pids)
+                self._daemons.terminate(self.daemon, pids)
         except MpsClientStuck as e:
             self.check(0)  # how many are lost
             log.warning("clients do not end", extra={"server": self.name, "error": str(e)})
@@ -159,8 +136,6 @@ class ManagedServer:
             self._require_restart("a client could not be ended")
             return False
         return True
-
-    # What it needs
 
     def make_spare(self) -> None:
         """Have something ready for the next namespace, if nothing is."""
@@ -173,7 +148,7 @@ class ManagedServer:
             raise
 
     def maintain(self) -> None:
-        """Mend what is wrong, now and then looking for it."""
+        """Check it now and then, and repair what is wrong."""
         self._file.retry_write()
         self._trim()
         if not self._health.is_due:
@@ -185,19 +160,19 @@ class ManagedServer:
             raise
 
     def _maintain(self) -> None:
-        look = self.check() if self._state.served and self._is_up() else None
-        if self._health.failed and not self._state.restart_reason:
+        status = self.check() if self.state.served and self._is_up() else None
+        if self._health.failed and not self.state.restart_reason:
             self._require_restart(self._health.problem)
-        self.complete()
-        if look is not None and look.ready and self._state.daemon.protocol > 2:
-            self._namespaces.repair(look, self._record, self.terminate)
+        self.finish_interrupted()
+        if status is not None and status.ready and self.daemon.protocol > 2:
+            self._namespaces.repair(status, self._record, self.terminate)
             self.make_spare()
 
-    def complete(self) -> None:
-        """As ``maintain``, for somebody who waits for it: at once, and without a look."""
+    def finish_interrupted(self) -> None:
+        """Do what the state says and was not done yet: stop, restart, or remove namespaces."""
         try:
-            if not self._state.served:
-                self._end()
+            if not self.state.served:
+                self._stop()
             elif not self._is_up():
                 self._restart()
             else:
@@ -207,12 +182,12 @@ class ManagedServer:
             raise
 
     def check(self, older_than: float = STATUS_SECONDS) -> DaemonStatus | None:
-        """See how it is; None: the last look is not that old, or it does not say."""
-        if self._state.restart_reason or not self._health.needs_check(older_than):
+        """Its status; None: the last one is not that old, or it does not answer."""
+        if self.state.restart_reason or not self._health.needs_check(older_than):
             return None
         asked_at = self._dependencies.clock.passed()
         try:
-            look = self._daemons.check(self._state.daemon)
+            status = self._daemons.check(self.daemon)
         except TimedOut as e:
             self._health.did_not_answer(f"it does not answer: {e}", asked_at)
             return None
@@ -222,56 +197,52 @@ class ManagedServer:
         except NodeError as e:
             self._health.answered_wrong(f"it answers with an error: {e}")
             return None
-        self._health.answered(replace(look, clients=self._state.with_claim_names(look.clients)))
-        return look
+        clients = self.state.with_claim_names(status.clients)
+        self._health.answered(replace(status, clients=clients))
+        return status
 
     def _is_up(self) -> bool:
-        if not self._state.restart_reason and not self._daemons.is_running(self._state.daemon):
+        if not self.state.restart_reason and not self._daemons.is_running(self.daemon):
             self._require_restart("its daemon was gone")
-        return not self._state.restart_reason
+        return not self.state.restart_reason
 
     def _require_restart(self, reason: str) -> None:
-        """From here on it is going to be started again, whoever does it."""
-        namespaces = tuple(served.namespace.name for served in self._state.served)
+        """Record that it has to be started again, by this agent or the next."""
+        namespaces = tuple(served.namespace.name for served in self.state.served)
         self._record(reason, namespaces, len(self._health.clients))
-        self._file.write_or_retry(replace(self._state, restart_reason=reason))
+        self._file.write_or_retry(replace(self.state, restart_reason=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
     def _record(self, reason: str, namespaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
         now = self._dependencies.clock.since_epoch()
-        self._dependencies.incidents.record(
+        self._dependencies.files.record(
             MpsServerRestart(0, self.name, now, reason, namespaces, lost)
         )
 
     def _restart(self, more: MpsNamespace | None = None) -> None:
-        """End what is left of it and start it with what was served, in the same directory:
-        containers have it mounted.
+        """Kill its daemon and start another with what was served, in the same directory, which
+        containers have mounted. *more*: what it is about to serve.
 
-        Only protocol 3 serves several tenants: where there is no more of that, they have to come to
-        servers of their own.
+        Only protocol 3 serves several tenants: with an older driver, each gets a server of its own
+        once it is asked for again.
         """
-        old = self._state.daemon
+        old = self.daemon
         # Containers have what their protocol needs; a driver that is older by now has no other.
         protocol = min(old.protocol, self._daemons.protocol())  # without a driver nothing is ended
-        self._daemons.end(old)
+        self._daemons.kill(old)
         if protocol < old.protocol:
-            self._file.write(self._state.without_tenants())
-            if not self._state.served:
-                return self._end()
-        namespaces = tuple(served.namespace for served in self._state.served)
-        most = servers.default_limits((*namespaces, more) if more else namespaces)
-        daemon = replace(
-            old,
-            token=new_daemon_token(),
-            default_limits=most,
-            protocol=protocol,
-        )
-        self._file.write(replace(self._state.without_unusable(), daemon=daemon))
+            self._file.write(self.state.without_tenants())
+            if not self.state.served:
+                return self._stop()
+        namespaces = tuple(served.namespace for served in self.state.served)
+        limits = servers.default_limits((*namespaces, more) if more else namespaces)
+        daemon = replace(old, token=new_daemon_token(), default_limits=limits, protocol=protocol)
+        self._file.write(replace(self.state.without_unusable(), daemon=daemon))
         self._start()
 
-    def _start(self, first: MpsNamespace | None = None) -> None:
-        namespaces = self._namespaces.to_start(first)
-        directories = self._daemons.start(self._state.daemon, namespaces)
+    def _start(self) -> None:
+        namespaces = self._namespaces.to_start()
+        directories = self._daemons.start(self.daemon, namespaces)
         state = self._namespaces.started(directories)
         restarts = state.restarts + (1 if state.restart_reason else 0)
         self._file.write(replace(state, restart_reason="", restarts=restarts))
@@ -281,17 +252,17 @@ class ManagedServer:
         now = self._dependencies.clock.passed()
         if now - self._trimmed_at >= _TRIM_SECONDS:
             self._trimmed_at = now
-            self._daemons.trim_logs(self._state.daemon)
+            self._daemons.trim_logs(self.daemon)
 
-    def _end(self) -> None:
-        self._daemons.stop(self._state.daemon)
+    def _stop(self) -> None:
+        self._daemons.stop_and_remove(self.daemon)
         self._file.close()
         self.gone = True
 
     def _make_room(self, namespace: MpsNamespace) -> None:
         """Protocol 2: the environment cannot give a client more than the server's defaults."""
-        most, needed = self._state.daemon.default_limits, servers.least_limits(namespace)
-        if self._state.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
+        most, needed = self.daemon.default_limits, servers.least_limits(namespace)
+        if self.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
             return
         self.check(0)
         if self._health.clients or self._health.problem:
@@ -306,12 +277,12 @@ class ManagedServer:
         self._require_restart("it has to give more than it was started with")
         self._restart(namespace)
 
-    def _served(self, name: MpsNamespaceName) -> ServedNamespace:
-        return next(served for served in self._state.served if served.namespace.name == name)
+    def _answer(self, name: MpsNamespaceName) -> ServedNamespace:
+        return next(served for served in self.state.served if served.namespace.name == name)
 
-    def _undo(self, how: Callable[[], None]) -> None:
+    def _undo(self, act: Callable[[], None]) -> None:
         try:
-            how()
+            act()
         except DriverError as e:
             self._health.back_off(str(e))
             log.warning("it will be undone later", extra={"server": self.name, "error": str(e)})

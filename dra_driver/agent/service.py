@@ -11,7 +11,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
@@ -59,13 +58,9 @@ def _check(namespace: MpsNamespace) -> None:
         wrong.append("a MIG instance has a server of its own")
     if namespace.memory_bytes and len(namespace.memory_bytes) != len(namespace.gpus):
         wrong.append(f"{len(namespace.memory_bytes)} memory limits for {len(namespace.gpus)} GPUs")
-    sizes = [size for size in namespace.memory_bytes if size is not None]
-    for limits in (
-        MpsLimits(namespace.percent),
-        *(MpsLimits(memory_bytes=size) for size in sizes),
-    ):
+    own_limits = [MpsLimits(memory_bytes=size) for size in namespace.memory_bytes]
+    for limits in (MpsLimits(namespace.percent), *own_limits, namespace.default_limits):
         wrong += _wrong(limits)
-    wrong += _wrong(namespace.default_limits)
     if wrong:
         raise ClaimError(
             f"claim {namespace.claim} cannot have this MPS namespace: {'; '.join(wrong)}"
@@ -89,7 +84,7 @@ REQUEST_THREAD: Final = "mps-request"
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{8}")
 _LOCK: Final = "agent.lock"
 _LOCK_SECONDS: Final = 3.0  # an agent that is being ended needs a moment
-READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
+_READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
 _MOST_AT_ONCE: Final = 32  # more wait in the queue of the socket
 _STOP_SECONDS: Final = 2.0  # for what is under way; what is cut short, the next agent finds
 
@@ -189,7 +184,12 @@ class AgentService:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                line = read_line(connection)
+                line = agent_protocol.read_line(
+                    connection,
+                    Deadline(_READ_SECONDS),
+                    agent_protocol.MAX_REQUEST_BYTES,
+                    "a request",
+                )
                 if line:
                     answer = self._answer(line)
                     connection.settimeout(_WRITE_SECONDS)
@@ -233,20 +233,3 @@ class AgentService:
             case _:
                 assert_never(request)
         return RequestDone()
-
-
-def read_line(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> bytes:
-    """What was asked; empty: nothing. The time is for all of it. NodeError: it is too much."""
-    deadline = Deadline(READ_SECONDS, clock=clock)
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        if (seconds := deadline.remaining) <= 0:
-            raise TimeoutError("it did not say what it wants")
-        connection.settimeout(seconds)
-        chunk = connection.recv(65536)
-        if not chunk:
-            return b""
-        received += chunk
-        if len(received) > agent_protocol.MAX_REQUEST_BYTES:
-            raise NodeError(f"a request is longer than {agent_protocol.MAX_REQUEST_BYTES} bytes")
-    return bytes(received)

@@ -36,7 +36,7 @@ from dra_driver.plan.mps.servers import default_limits
 log = logging.getLogger(__name__)
 
 _INCIDENTS: Final = "incidents"
-_KEPT_INCIDENTS: Final = 32
+_MAX_INCIDENTS: Final = 32
 _ASIDE: Final = ".unreadable"
 _NUMBER: Final = re.compile(rb'"number": ?([0-9]{1,15})\b')
 
@@ -173,21 +173,24 @@ _INCIDENT_LOGS: Final = Codec[_IncidentDocument](_IncidentDocument)
 
 
 class ServerStateFiles:
-    """The directory of the files. One agent at a time uses it."""
+    """The directory of the files. One agent at a time uses it; ``load`` comes first."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.set_aside: dict[MpsServerName, str] = {}  # of which nothing could be read, and why
+        self._lock = threading.Lock()
+        self.set_aside: dict[MpsServerName, str] = {}  # servers with an unreadable file, and why
+        self.incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
 
     def load(self) -> tuple[ServerState, ...]:
-        """Every server. What is damaged is ``set_aside``: the others go on. NodeError: a file
-        cannot be read now, which says nothing of what is in it."""
+        """Every server, and the incidents. A damaged file is ``set_aside``: the other servers go
+        on. NodeError: a file cannot be read now, which says nothing of what is in it."""
         with disk_errors(f"read {self._directory}"):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._directory.glob(".*.tmp"):
-                path.unlink(missing_ok=True)  # a write that a crash cut short
+                path.unlink(missing_ok=True)  # a write that a crash interrupted
             paths = sorted(self._directory.glob("*.json"))
-        states = (self._state(path) for path in paths if path.stem != _INCIDENTS)
+        self.incidents = self._load_incidents()
+        states = (self._load_state(path) for path in paths if path.stem != _INCIDENTS)
         return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
@@ -197,11 +200,21 @@ class ServerStateFiles:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
             (self._directory / f"{name}.json").unlink(missing_ok=True)
 
-    def incidents(self) -> tuple[MpsServerRestart, ...]:
-        """If they cannot be read, one that has their last number, as far as that is found: numbers
-        go on."""
+    def record(self, incident: MpsServerRestart) -> None:
+        """Record an incident, with the next number: numbers go on over restarts of the agent."""
+        with self._lock:
+            number = self.incidents[-1].number + 1 if self.incidents else 1
+            incidents = (*self.incidents, replace(incident, number=number))[-_MAX_INCIDENTS:]
+            _unless_full(lambda: self.write_incidents(incidents))
+            self.incidents = incidents
+
+    def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
+        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents)))
+
+    def _load_incidents(self) -> tuple[MpsServerRestart, ...]:
+        """If they are damaged, one incident that has their last number, as far as it is found."""
         path = self._directory / f"{_INCIDENTS}.json"
-        if (text := _bytes(path)) is None:
+        if (text := _read(path)) is None:
             return ()
         try:
             return _decoded(_INCIDENT_LOGS, text, path).incidents
@@ -209,15 +222,12 @@ class ServerStateFiles:
             numbers = [int(number) for number in _NUMBER.findall(text)]
             self._put_aside(path, str(e))
             reason = f"what was written of earlier incidents is lost: {e}"
-            known = (MpsServerRestart(max(numbers, default=0) + 1, MpsServerName(""), 0.0, reason),)
-            _unless_full(lambda: self.write_incidents(known))
-            return known
+            lost = (MpsServerRestart(max(numbers, default=0) + 1, MpsServerName(""), 0.0, reason),)
+            _unless_full(lambda: self.write_incidents(lost))
+            return lost
 
-    def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
-        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents)))
-
-    def _state(self, path: Path) -> ServerState | None:
-        if (text := _bytes(path)) is None:
+    def _load_state(self, path: Path) -> ServerState | None:
+        if (text := _read(path)) is None:
             return None
         try:
             return _decoded(_STATES, text, path)
@@ -275,7 +285,7 @@ def _decoded(codec: Codec[T], text: bytes, path: Path) -> T:
         raise NodeError(f"what is written in {path} cannot be read: {e}") from e
 
 
-def _bytes(path: Path) -> bytes | None:
+def _read(path: Path) -> bytes | None:
     """None: it is not there."""
     with disk_errors(f"read {path}"):
         try:
@@ -292,27 +302,3 @@ def _unless_full(write: Callable[[], None]) -> bool:
         log.warning("it goes on without being written down", extra={"error": str(e)})
         return False
     return True
-
-
-class IncidentLog:
-    """What happened to servers: the last ones, with numbers that go on over restarts of the agent.
-
-    Thread safe.
-    """
-
-    def __init__(self, files: ServerStateFiles) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self._known = files.incidents()
-
-    def record(self, incident: MpsServerRestart) -> None:
-        """Write it down, with the next number."""
-        with self._lock:
-            number = self._known[-1].number + 1 if self._known else 1
-            known = (*self._known, replace(incident, number=number))[-_KEPT_INCIDENTS:]
-            _unless_full(lambda: self._files.write_incidents(known))
-            self._known = known
-
-    def known(self) -> tuple[MpsServerRestart, ...]:
-        """Oldest first."""
-        return self._known

@@ -3,9 +3,9 @@
 A change of a server holds that server's lock; servers do not wait for each other, and no wait is
 longer than its caller's timeout.
 
-``OrphanedServers`` removes directories of servers of which nothing is recorded, with the processes
-that live in them: they are there when a state file was lost or cannot be read.
-``UnmanagedDaemonWatch`` looks for MPS daemons that somebody else started, and leaves them alone.
+An *orphan* is the directory of a server of which nothing is recorded, since its state file was lost
+or cannot be read: it is removed with the processes that live in it. MPS daemons that somebody else
+started are *unmanaged*: they are reported and left alone.
 """
 
 import logging
@@ -42,89 +42,20 @@ log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"s[0-9a-f]{12}")
 
 
-class OrphanedServers:
-    """Whoever removes one holds the lock of that server."""
-
-    def __init__(self, dependencies: AgentDependencies) -> None:
-        self._dependencies = dependencies
-        self._names: frozenset[MpsServerName] = frozenset()
-
-    @property
-    def names(self) -> tuple[MpsServerName, ...]:
-        """Those that are still there."""
-        return tuple(sorted(self._names))
-
-    def find(self, known: Collection[MpsServerName]) -> None:
-        """Look for them. *known*: of these something is written."""
-        directory = Path(self._dependencies.directory)
-        with disk_errors(f"look for what was left in {directory}"):
-            directories = [entry.name for entry in directory.iterdir() if entry.is_dir()]
-        names = (MpsServerName(name) for name in directories if _NAME.fullmatch(name))
-        self._names = frozenset(names) - frozenset(known)
-
-    def remove(self, name: MpsServerName) -> None:
-        """One of them, if it is one. NodeError: it cannot be done."""
-        if name not in self._names:
-            return
-        log.warning("removing what nobody wrote of", extra={"server": name})
-        directory = f"{self._dependencies.directory}/{name}"
-        self._dependencies.daemons.remove_orphan(
-            ControlDaemon(name, (), 2, directory, new_daemon_token())
-        )
-        self._names -= {name}
-
-    def try_to_remove(self, name: MpsServerName) -> None:
-        """As ``remove``; if it fails, it is done later."""
-        try:
-            self.remove(name)
-        except DriverError as e:
-            extra = {"server": name, "error": str(e)}
-            log.warning("what an MPS server left cannot be removed, will try again", extra=extra)
-
-
-_UNMANAGED_SECONDS: Final = 60.0  # between two looks
-
-
-class UnmanagedDaemonWatch:
-    """*tokens*: what marks our own, as of now."""
-
-    def __init__(self, dependencies: AgentDependencies, tokens: Callable[[], list[str]]) -> None:
-        self._dependencies = dependencies
-        self._tokens = tokens
-        self._checked_at = float("-inf")
-        self.found: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Unless that was just done. What cannot be seen now is looked for the next time."""
-        now = self._dependencies.clock.passed()
-        if now - self._checked_at < _UNMANAGED_SECONDS:
-            return
-        ours = self._tokens()
-        try:
-            daemons = self._dependencies.daemons.unmanaged(ours)
-        except DriverError as e:
-            log.info("unmanaged MPS daemons cannot be looked for", extra={"error": str(e)})
-            return
-        if self._tokens() != ours:
-            return  # one of ours was started meanwhile, and may be in there
-        if daemons != self.found:
-            log.warning("MPS daemons that are not ours", extra={"daemons": list(daemons)})
-        self.found, self._checked_at = daemons, now
-
-
-_SERVE_SECONDS: Final = 8.0  # to wait for others; a daemon that is started takes about as much
-_SECONDS: Final = 2.0
-_QUICK_STATUS_SECONDS: Final = 0.05  # who only looks does not wait
-_STATUS_SECONDS: Final = 3.0  # for looking at servers, all together
+_UNMANAGED_SECONDS: Final = 60.0  # between two searches
+_SERVE_LOCK_SECONDS: Final = 8.0  # to wait for others; the start of a daemon takes about as much
+_LOCK_SECONDS: Final = 2.0
+_QUICK_LOCK_SECONDS: Final = 0.05  # a status hardly waits
+_STATUS_SECONDS: Final = 3.0  # to check servers for a status, all together
 _CLIENTS_SECONDS: Final = 1.0  # how old the clients in a status can be
 
 ForEachServer = Callable[[Iterable[Callable[[], None]]], None]
-"""What does several things, side by side or one after the other. Some may go on afterwards."""
+"""Makes several calls, side by side or one after the other. Some may go on afterwards."""
 
 
-def sequentially(things: Iterable[Callable[[], None]]) -> None:
-    for thing in things:
-        thing()
+def sequentially(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 class MpsSupervisor:
@@ -143,62 +74,62 @@ class MpsSupervisor:
         self._server_locks = NamedLocks(
             "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
         )
-        self._unmanaged = UnmanagedDaemonWatch(
-            dependencies, lambda: [server.token for server in self._all()]
-        )
-        self._orphans = OrphanedServers(dependencies)
+        self._orphans: frozenset[MpsServerName] = frozenset()
+        self._unmanaged: tuple[str, ...] = ()
+        self._unmanaged_checked_at = float("-inf")
         self._maintained: set[MpsServerName] = set()  # by somebody, now
         self._checked_at: float | None = None
         self._began_at = dependencies.clock.passed()
         self.on_problem: Callable[[], None] = lambda: None  # have ``maintain`` called soon
 
     def recover(self) -> None:
-        """Take over what another agent left. ``maintain`` does what that needs.
+        """Take over the servers of an earlier agent; ``maintain`` repairs them.
 
-        What cannot be read is set aside, and what it was of is ended. NodeError: the directory
-        cannot be used at all.
+        A server whose state cannot be read is ended. NodeError: the directory cannot be used.
         """
         for state in self._dependencies.files.load():
             log.info("an MPS server is known", extra={"server": state.daemon.name})
-            server = self._servers[state.daemon.name] = ManagedServer(state, self._dependencies)
-            self._adopt(server)
+            self._servers[state.daemon.name] = ManagedServer(state, self._dependencies)
+            self._detach(state.daemon)
         for name, why in self._dependencies.files.set_aside.items():
             now = self._dependencies.clock.since_epoch()
-            self._dependencies.incidents.record(
-                MpsServerRestart(0, name, now, f"it was ended: {why}")
-            )
-        self._orphans.find(self._servers)
-        for name in self._orphans.names:
-            self._orphans.try_to_remove(name)
+            self._dependencies.files.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
+        directory = Path(self._dependencies.directory)
+        with disk_errors(f"look for what was left in {directory}"):
+            directories = [entry.name for entry in directory.iterdir() if entry.is_dir()]
+        names = (MpsServerName(name) for name in directories if _NAME.fullmatch(name))
+        self._orphans = frozenset(names).difference(self._servers)
+        for name in sorted(self._orphans):
+            self._try_to_remove_orphan(name)
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
         """Serve *namespace*. Repeating it gives the same answer; a failure is undone."""
         timeouts = self._dependencies.timeouts
         with (
             request_deadline(timeouts.serve, timeouts.undoing),
-            self._namespace_locks.hold([namespace.name], seconds_within_request(_SERVE_SECONDS)),
+            self._namespace_locks.hold(
+                [namespace.name], seconds_within_request(_SERVE_LOCK_SECONDS)
+            ),
         ):
             served = None
             while served is None:  # at most once for each server of these GPUs
                 name = self._server_of(namespace)
-                with self._changing(name, _SERVE_SECONDS):
-                    served = self._serve(namespace, name)
+                with self._changing(name, _SERVE_LOCK_SECONDS):
+                    served = self._serve_in(name, namespace)
             return served
 
-    def _serve(self, namespace: MpsNamespace, name: MpsServerName) -> ServedNamespace | None:
+    def _serve_in(self, name: MpsServerName, namespace: MpsNamespace) -> ServedNamespace | None:
         """None: it belongs in another server by now."""
-        holder = self._holder(namespace.name)
-        if holder is not None:
-            _refuse_other(holder, namespace)
-        server = self._servers.get(name)
-        if server is not None:
-            self._complete(server)
+        if (holder := self._holder(namespace.name)) is not None:
+            _refuse_other_limits(holder, namespace)
+        if (server := self._servers.get(name)) is not None:
+            self._finish_interrupted(server)
             if self._server_of(namespace) != name:  # it speaks an older protocol by now
                 return None
-        if server is not None and not server.gone:
-            return server.serve(namespace)
+            if not server.gone:
+                return server.serve(namespace)
         protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
-        self._orphans.remove(name)
+        self._remove_orphan(name)
         server = ManagedServer(
             new_server_state(name, namespace, protocol, self._dependencies.directory),
             self._dependencies,
@@ -216,20 +147,19 @@ class MpsSupervisor:
         name = mps_server_name(namespace.gpus)
         if not namespace.tenant:
             return name
-        everybodys = self._servers.get(name)
         protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
-        if everybodys is not None:
-            protocol = min(protocol, everybodys.protocol)
+        if (shared := self._servers.get(name)) is not None:
+            protocol = min(protocol, shared.daemon.protocol)
         return mps_server_name(namespace.gpus, namespace.tenant) if protocol == 2 else name
 
     def release(self, name: MpsNamespaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""
         with (
             request_deadline(self._dependencies.timeouts.release),
-            self._namespace_locks.hold([name], seconds_within_request(_SECONDS)),
+            self._namespace_locks.hold([name], seconds_within_request(_LOCK_SECONDS)),
         ):
             if (server := self._holder(name)) is not None:
-                with self._changing(server.name, _SECONDS):
+                with self._changing(server.name, _LOCK_SECONDS):
                     server.release(name)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
@@ -241,7 +171,7 @@ class MpsSupervisor:
             return
         with (
             request_deadline(self._dependencies.timeouts.terminate),
-            self._changing(server.name, _SECONDS),
+            self._changing(server.name, _LOCK_SECONDS),
         ):
             if not server.gone:
                 server.terminate(pids)
@@ -256,33 +186,36 @@ class MpsSupervisor:
                 self._make_spare(server)
 
     def status(self) -> MpsStatus:
-        """Everything that is known. Nobody waits long for it, whatever happens to servers."""
-        enough = self._dependencies.clock.passed() + _STATUS_SECONDS
+        """Everything that is known. It takes a few seconds at most, whatever servers do."""
+        end = self._dependencies.clock.passed() + _STATUS_SECONDS
         for server in self._all():
-            if self._dependencies.clock.passed() < enough:
+            if self._dependencies.clock.passed() < end:
                 self._check_quickly(server)
         servers = tuple(server.status() for server in self._all())
-        return MpsStatus(servers, self._dependencies.incidents.known(), self._unmanaged.found)
+        return MpsStatus(servers, self._dependencies.files.incidents, self._unmanaged)
 
     @property
     def servers_in_container(self) -> int:
         """How many servers end with the container of this agent."""
-        return sum(not server.is_detached for server in self._all())
+        return sum(
+            not self._dependencies.daemons.is_detached(server.daemon) for server in self._all()
+        )
 
     def maintain(self) -> float | None:
-        """See how all servers are, mend what can be; in how many seconds to come back before the
-        usual time."""
+        """Check all servers and repair what can be; the seconds until the next time, where that is
+        sooner than usual."""
         self._began_at = self._dependencies.clock.passed()
-        self._for_each([partial(self._maintain_once, server) for server in self._all()])
-        for name in self._orphans.names:
-            self._remove(name)
-        self._unmanaged.check()
+        self._for_each([partial(self._maintain, server) for server in self._all()])
+        for name in sorted(self._orphans):
+            with suppress(TimedOut), self._locked(name, _QUICK_LOCK_SECONDS):
+                self._try_to_remove_orphan(name)
+        self._look_for_unmanaged()
         self._checked_at = self._dependencies.clock.passed()
         waits = [server.seconds_to_wait() for server in self._all()]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def problem(self, within_seconds: float) -> str | None:
-        """What is wrong with looking after the servers."""
+        """Why the servers are not maintained; None: they are."""
         if self._checked_at is None:
             return "nobody has looked at the MPS servers yet"
         passed = self._dependencies.clock.passed() - self._checked_at
@@ -291,22 +224,54 @@ class MpsSupervisor:
         return None
 
     def stuck(self, seconds: float) -> str | None:
-        """Whether nobody has begun to look after the servers for so long."""
+        """Whether no round of ``maintain`` has begun for so long; None: one has."""
         passed = self._dependencies.clock.passed() - self._began_at
         return None if passed <= seconds else f"the last round began {passed:.0f} s ago"
 
-    def _adopt(self, server: ManagedServer) -> None:
+    def _detach(self, daemon: ControlDaemon) -> None:
+        """Move a daemon of an earlier agent out of this container."""
         try:
-            server.adopt()
+            self._dependencies.daemons.detach(daemon)
         except DriverError as e:
-            extra = {"server": server.name, "error": str(e)}
+            extra = {"server": daemon.name, "error": str(e)}
             log.warning(
                 "it is not known whether an MPS server outlives this container", extra=extra
             )
 
-    def _remove(self, name: MpsServerName) -> None:
-        with suppress(TimedOut), self._locked(name, _QUICK_STATUS_SECONDS):
-            self._orphans.try_to_remove(name)
+    def _remove_orphan(self, name: MpsServerName) -> None:
+        """If it is one; its caller holds the lock of that server. NodeError: it is still there."""
+        if name not in self._orphans:
+            return
+        log.warning("removing an MPS server without a record", extra={"server": name})
+        directory = f"{self._dependencies.directory}/{name}"
+        self._dependencies.daemons.remove_orphan(
+            ControlDaemon(name, (), 2, directory, new_daemon_token())
+        )
+        self._orphans -= {name}
+
+    def _try_to_remove_orphan(self, name: MpsServerName) -> None:
+        try:
+            self._remove_orphan(name)
+        except DriverError as e:
+            extra = {"server": name, "error": str(e)}
+            log.warning("what an MPS server left cannot be removed, will try again", extra=extra)
+
+    def _look_for_unmanaged(self) -> None:
+        """Unless that was just done. After a failure it is done with the next ``maintain``."""
+        now = self._dependencies.clock.passed()
+        if now - self._unmanaged_checked_at < _UNMANAGED_SECONDS:
+            return
+        tokens = [server.daemon.token for server in self._all()]
+        try:
+            daemons = self._dependencies.daemons.unmanaged(tokens)
+        except DriverError as e:
+            log.info("unmanaged MPS daemons cannot be looked for", extra={"error": str(e)})
+            return
+        if [server.daemon.token for server in self._all()] != tokens:
+            return  # one of ours was started meanwhile, and may be in there
+        if daemons != self._unmanaged:
+            log.warning("MPS daemons that are not ours", extra={"daemons": list(daemons)})
+        self._unmanaged, self._unmanaged_checked_at = daemons, now
 
     def _make_spare(self, server: ManagedServer) -> None:
         try:
@@ -319,24 +284,20 @@ class MpsSupervisor:
             extra = {"server": server.name, "error": str(e)}
             log.info("no MPS namespace is ready for the next claim", extra=extra)
 
-    def _maintain_once(self, server: ManagedServer) -> None:
-        """Unless the last time is not over: no more and more wait for what hangs."""
+    def _maintain(self, server: ManagedServer) -> None:
+        """Unless the last time is not over: threads do not pile up behind a server that hangs."""
         with self._lock:
             if server.name in self._maintained:
                 return
             self._maintained.add(server.name)
         try:
-            self._maintain(server)
-        finally:
-            with self._lock:
-                self._maintained.discard(server.name)
-
-    def _maintain(self, server: ManagedServer) -> None:
-        try:
-            with self._locked(server.name, _SECONDS):
+            with self._locked(server.name, _LOCK_SECONDS):
                 self._maintain_locked(server)
         except TimedOut:
             log.debug("an MPS server is busy", extra={"server": server.name})
+        finally:
+            with self._lock:
+                self._maintained.discard(server.name)
 
     def _maintain_locked(self, server: ManagedServer) -> None:
         try:
@@ -351,7 +312,7 @@ class MpsSupervisor:
     def _check_quickly(self, server: ManagedServer) -> None:
         was_well = server.is_well
         try:
-            with self._locked(server.name, _QUICK_STATUS_SECONDS):
+            with self._locked(server.name, _QUICK_LOCK_SECONDS):
                 if not server.gone:
                     server.check(_CLIENTS_SECONDS)
         except TimedOut:
@@ -359,13 +320,13 @@ class MpsSupervisor:
         if was_well and not server.is_well:
             self.on_problem()
 
-    def _complete(self, server: ManagedServer) -> None:
+    def _finish_interrupted(self, server: ManagedServer) -> None:
         """Before something is put into it."""
         try:
-            server.complete()
+            server.finish_interrupted()
         except NodeError as e:
             raise type(e)(
-                f"the MPS server over {', '.join(server.gpus)} does not come back: {e}"
+                f"the MPS server over {', '.join(server.daemon.gpus)} does not come back: {e}"
             ) from e
 
     @contextmanager
@@ -392,25 +353,22 @@ class MpsSupervisor:
 
     def _holder(self, name: MpsNamespaceName) -> ManagedServer | None:
         """Whose namespace it is. Where nobody serves it, one that still has to take it out."""
-        holders = [(server, kept) for server in self._all() if (kept := server.find(name))]
-        holders.sort(key=lambda one: one[1].served is None)
-        return holders[0][0] if holders else None
+        holders = [server for server in self._all() if server.state.find(name)]
+        return min(holders, key=lambda server: not server.serves(name), default=None)
 
     def _all(self) -> list[ManagedServer]:
         with self._lock:
             return [self._servers[name] for name in sorted(self._servers)]
 
 
-def _refuse_other(holder: ManagedServer, namespace: MpsNamespace) -> None:
+def _refuse_other_limits(holder: ManagedServer, namespace: MpsNamespace) -> None:
     """One name is one namespace: its limits do not change while somebody may use it."""
-    known = holder.find(namespace.name)
+    known = holder.state.find(namespace.name)
     if known is None or known.served is None:
         return
-    if (
-        replace(namespace, default_limits=known.namespace.default_limits) == known.namespace
-    ):  # the rules may have changed
-        return
-    raise NodeError(
-        f"the MPS namespace {namespace.name} of claim {namespace.claim} exists already with other "
-        "limits: delete the pods that use it"
-    )
+    # The rules of the node may have changed, and with them the defaults.
+    if replace(namespace, default_limits=known.namespace.default_limits) != known.namespace:
+        raise NodeError(
+            f"the MPS namespace {namespace.name} of claim {namespace.claim} exists already with "
+            "other limits: delete the pods that use it"
+        )

@@ -163,7 +163,7 @@ class GpuNode:
             case ServeMpsNamespace(namespace=namespace):
                 self.serve(namespace)
             case RemoveMpsNamespace(namespace=name):
-                self._end(name)
+                self._release(name)
             case _:
                 assert_never(step)
 
@@ -215,7 +215,7 @@ class GpuNode:
             raise NodeError("this node serves nothing by MPS: set --mps-socket, and run an agent")
         return self.mps.serve(namespace)
 
-    def _end(self, namespace: MpsNamespaceName) -> None:
+    def _release(self, namespace: MpsNamespaceName) -> None:
         """An agent that does not answer has it ended later (``plugin.mps.watch``): a pod must be
         able to end without it."""
         if self.mps is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dra_driver.agent.dependencies import AgentClock, AgentDependencies
-from dra_driver.agent.state import IncidentLog, ServerState, ServerStateFiles
+from dra_driver.agent.state import ServerState, ServerStateFiles
 from dra_driver.agent.supervisor import ForEachServer, MpsSupervisor, sequentially
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
@@ -63,10 +63,8 @@ class Host:
         """A new agent, after whatever happened to the last."""
         files = DyingFiles(self.directory / "state", self.fate)
         clock = AgentClock(lambda: self.seconds, lambda: self.seconds + 1e9)
-        tools = AgentDependencies(
-            self.daemons, files, IncidentLog(files), str(self.directory), clock
-        )
-        agent = MpsSupervisor(tools, each)
+        dependencies = AgentDependencies(self.daemons, files, str(self.directory), clock)
+        agent = MpsSupervisor(dependencies, each)
         agent.recover()
         return agent
 

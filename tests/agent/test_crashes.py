@@ -123,7 +123,7 @@ class Node(RuleBasedStateMachine):
     def problem(self, name, how):
         for daemon in list(self.host.daemons.running.values()):
             if daemon.daemon.name == name and how == "dead":
-                self.host.daemons.kill(name)
+                self.host.daemons.crash(name)
             elif daemon.daemon.name == name:
                 setattr(daemon, how, True)
 
@@ -230,7 +230,7 @@ def a_claims_life(host, agent):
     agent.serve(NAMESPACES[2])
     agent.make_spares()
     agent.release(NAMESPACES[2].name)
-    host.daemons.kill(mps_server_name(first.gpus))
+    host.daemons.crash(mps_server_name(first.gpus))
     host.pass_time(agent, 5)
     agent.release(first.name)
     agent.release(second.name)

@@ -37,7 +37,7 @@ def test_on_a_full_disk_all_that_is_served_can_be_given_back(host, disk, restart
         agent.serve(namespace(name))
     disk.fill()
     if dead:
-        host.daemons.kill(OVER_ONE)
+        host.daemons.crash(OVER_ONE)
     if restarted:
         agent = host.agent()
 
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_for_now_ends_no_server(mps_dir, number):
     host = Host(mps_dir)
     agent = host.agent()
     agent.serve(namespace())
-    host.daemons.kill(OVER_ONE)
+    host.daemons.crash(OVER_ONE)
     host.pass_time(agent, 5)  # an incident
     for at in itertools.count():
         with FailingCalls(mps_dir / "state", at, number) as failing:

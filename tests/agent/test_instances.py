@@ -57,13 +57,13 @@ def test_another_agent_finds_it_again(host, agent):
     later = host.agent()
     assert later.serve(namespace("c_1", INSTANCE)) == before
     later.release("c_1")
-    assert host.daemons.calls == [*calls, f"end {OVER_INSTANCE}"]
+    assert host.daemons.calls == [*calls, f"kill {OVER_INSTANCE}"]
     assert host.left() == []
 
 
 def test_what_dies_over_an_instance_is_started_again_with_protocol_2(host, agent):
     agent.serve(namespace("c_1", INSTANCE))
-    host.daemons.kill(OVER_INSTANCE)
+    host.daemons.crash(OVER_INSTANCE)
     host.pass_time(agent, 5)
 
     (server,) = agent.status().servers

@@ -11,10 +11,12 @@ import pytest
 
 from dra_driver.agent import service as door
 from dra_driver.agent.service import AgentService, lock_directory
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError, SettingsError
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsLimits, mps_server_name
 from dra_driver.node.mps.agent_client import MpsAgentClient
+from dra_driver.node.mps.agent_protocol import read_line
 from tests.agent.conftest import INSTANCE, ONE, namespace
 
 SECONDS = 60
@@ -157,11 +159,11 @@ def test_many_can_ask_at_once(agent):
 
 def test_who_says_nothing_is_not_waited_for_without_end():
     ours, theirs = socket.socketpair()
-    times = iter([0.0, 0.0, door.READ_SECONDS + 1])
+    times = iter([0.0, 0.0, 6.0])
     with ours, theirs:
         theirs.sendall(b"{")
-        with pytest.raises(TimeoutError):
-            door.read_line(ours, lambda: next(times))
+        with pytest.raises(TimeoutError, match="a request did not come in 5 s"):
+            read_line(ours, Deadline(5.0, clock=lambda: next(times)), 100, "a request")
 
 
 def test_a_socket_that_a_dead_agent_left_is_replaced(host):
@@ -230,7 +232,7 @@ def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
 
 def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent):
     made, go_on = threading.Event(), threading.Event()
-    add = host.daemons.add
+    add = host.daemons.add_namespace
 
     def slow(daemon, namespace):
         assert go_on.wait(SECONDS)
@@ -238,7 +240,7 @@ def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent
         made.set()
         return directory
 
-    host.daemons.add = slow
+    host.daemons.add_namespace = slow
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))  # takes the spare that the server was started with
     go_on.set()
@@ -255,7 +257,7 @@ def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, a
         never.wait(50)
         raise NodeError("ended")
 
-    host.daemons.add = hangs
+    host.daemons.add_namespace = hangs
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
     assert begun.wait(SECONDS)
@@ -270,14 +272,14 @@ def test_a_bug_in_making_something_ready_harms_nobody(host, agent, caplog):
     def broken(daemon, namespace):
         raise KeyError("bug")
 
-    add, host.daemons.add = host.daemons.add, broken
+    add, host.daemons.add_namespace = host.daemons.add_namespace, broken
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
     deadline = time.monotonic() + SECONDS
     while "nothing could be made ready for the next claim" not in caplog.messages:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    host.daemons.add = add
+    host.daemons.add_namespace = add
 
     assert agent.serve(namespace("c_3")).namespace.name == "c_3"
 

@@ -55,7 +55,7 @@ def test_a_namespace_with_other_limits_takes_one(host, agent, other):
 
     agent.serve(namespace("c_2", **other))
 
-    assert runs(host) == ["limit"]
+    assert runs(host) == ["limit_namespace"]
     assert host.granted(agent)["c_2"] == namespace("c_2", **other).limits
 
 
@@ -66,7 +66,7 @@ def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
     agent.make_spares()
     agent.make_spares()
 
-    assert runs(host) == ["add"]
+    assert runs(host) == ["add_namespace"]
     assert host.granted(agent)["a spare"] == limits_of(70, 2048)
     agent.serve(namespace("c_3", percent=70, mib=2048))
     assert runs(host) == []
@@ -77,11 +77,11 @@ def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(h
 
     served = agent.serve(namespace("c_2", percent=30))
 
-    assert runs(host) == ["add"]
+    assert runs(host) == ["add_namespace"]
     assert served.pipe_directory.endswith("/gpu/c_2")
     assert host.granted(agent)["c_2"] == limits_of(30)
     agent.make_spares()
-    assert runs(host) == ["remove", "add"]
+    assert runs(host) == ["remove_namespace", "add_namespace"]
     assert host.granted(agent)["a spare"] == limits_of(30)
     agent.serve(namespace("c_3", percent=40, mib=100))
     assert host.granted(agent)["c_3"] == limits_of(40, 100)
@@ -93,7 +93,7 @@ def test_without_one_a_namespace_is_made(host, agent):
 
     served = agent.serve(namespace("c_3", percent=20))
 
-    assert runs(host) == ["add"]
+    assert runs(host) == ["add_namespace"]
     assert served.pipe_directory.endswith("/gpu/c_3")
     assert host.granted(agent)["c_3"] == limits_of(20)
 
@@ -114,7 +114,7 @@ def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host
     served = agent.serve(namespace("c_2", mib=2048))
     agent.make_spares()
     ready = spare(host, agent)
-    host.daemons.kill(OVER_ONE)
+    host.daemons.crash(OVER_ONE)
 
     host.pass_time(agent, 5)
 
@@ -136,7 +136,7 @@ def test_the_next_agent_sets_the_limits_of_what_it_finds(host, agent):
 
     again.serve(namespace("c_2", percent=30, mib=1024))
 
-    assert runs(host) == ["limit"]
+    assert runs(host) == ["limit_namespace"]
     assert host.granted(again)["c_2"] == limits_of(30, 1024)
 
 
@@ -186,14 +186,14 @@ def test_one_whose_limits_could_not_be_set_in_time_is_given_to_nobody(host, agen
 
 def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
     agent.serve(namespace("c_2", mib=2048))
-    add = host.daemons.add
+    add = host.daemons.add_namespace
 
     def full(daemon, namespace):
         if namespace.name.startswith("n_"):
             raise NodeError("too many namespaces")
         return add(daemon, namespace)
 
-    host.daemons.add = full
+    host.daemons.add_namespace = full
     for _ in range(3):
         agent.make_spares()
         host.pass_time(agent, 13)
@@ -201,13 +201,13 @@ def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
     assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(50, 2048)}
     assert agent.status().servers[0].ready
     agent.serve(namespace("c_3"))
-    host.daemons.add = add
+    host.daemons.add_namespace = add
     agent.make_spares()
     assert "a spare" in host.granted(agent)
 
 
 def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, agent):
-    limit, add = host.daemons.limit, host.daemons.add
+    limit, add = host.daemons.limit_namespace, host.daemons.add_namespace
 
     def refuses(then):
         def carry_out(daemon, limits):
@@ -217,7 +217,7 @@ def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, a
 
         return carry_out
 
-    host.daemons.limit, host.daemons.add = refuses(limit), refuses(add)
+    host.daemons.limit_namespace, host.daemons.add_namespace = refuses(limit), refuses(add)
     with pytest.raises(NodeError, match="is refused"):
         agent.serve(namespace("c_2", percent=99, mib=1024))
 
@@ -261,5 +261,5 @@ def test_protocol_2_needs_none(mps_dir):
 
     agent.serve(namespace("c_2", mib=2048))
 
-    assert runs(host) == ["add"]
+    assert runs(host) == ["add_namespace"]
     assert host.daemons.of(OVER_ONE).namespaces == {}

@@ -176,7 +176,7 @@ def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host,
     agent.serve(namespace("c_2", percent=70))
     host.connect(agent, 71, "c_1")
     host.pass_time(agent, 13)
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
 
     host.pass_time(agent, 5)
 
@@ -260,14 +260,14 @@ def test_a_server_that_cannot_be_asked_is_left_alone(host, agent, also):
     host.daemons.unaskable = "the driver is gone"
     before = len(host.daemons.calls)
     if also != "nothing else":
-        host.daemons.kill(NAME)
+        host.daemons.crash(NAME)
     for _ in range(40):
         host.pass_time(agent, 2)
 
     (server,) = agent.status().servers
     assert not server.ready
     assert "the driver is gone" in server.reason
-    assert not {f"end {NAME}", f"start {NAME}"} & set(host.daemons.calls[before:])
+    assert not {f"kill {NAME}", f"start {NAME}"} & set(host.daemons.calls[before:])
     host.daemons.unaskable = ""
     host.pass_time(agent, 61)
     (server,) = agent.status().servers
@@ -282,7 +282,7 @@ def test_a_faulty_server_is_not_ended_before_there_is_a_driver_to_start_it_with(
     for _ in range(5):
         host.pass_time(agent, 61)
 
-    assert f"end {NAME}" not in host.daemons.calls
+    assert f"kill {NAME}" not in host.daemons.calls
     assert host.daemons.of(NAME)
     assert "has no nvidia-cuda-mps-control" in agent.status().servers[0].reason
     host.daemons.newest = 3
@@ -344,7 +344,7 @@ def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
     slow = host.daemons.start = Slow(host.daemons)
     for gpu in (ONE, TWO):
         slow.begun[gpu].clear()
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.pass_time(agent, 5)
     assert slow.begun[ONE].wait(5)
     waiting = threading.active_count()
@@ -353,7 +353,7 @@ def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
         host.pass_time(agent, 13)
 
     assert threading.active_count() == waiting
-    assert host.daemons.calls.count(f"look {mps_server_name([TWO])}") == 3
+    assert host.daemons.calls.count(f"check {mps_server_name([TWO])}") == 3
     assert agent.problem(20) is None
     slow.go_on.set()
     deadline = time.monotonic() + 5
@@ -392,7 +392,7 @@ def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
     assert len(host.daemons.calls) == before
     host.pass_time(agent, 5)
 
-    assert host.daemons.calls[before:] == [f"look {NAME}"]
+    assert host.daemons.calls[before:] == [f"check {NAME}"]
 
 
 def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_told(host, agent):
@@ -417,7 +417,7 @@ def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_t
 
 def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
     agent.serve(namespace())
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.absent = {ONE}
     tries = []
     for _ in range(200):
@@ -437,7 +437,7 @@ def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
 
 def test_somebody_who_waits_makes_it_try_at_once(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.absent = {ONE}
     host.pass_time(agent, 5)
 
@@ -454,7 +454,7 @@ def test_somebody_who_waits_makes_it_try_at_once(host, agent):
 def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agent):
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
 
     agent.release("c_1")
     host.pass_time(agent, 5)
@@ -495,7 +495,7 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
     )  # as they were seen
     assert {client.pid for client in host.daemons.of(NAME).clients} == {71}
     # Containers have its directory mounted: it is not made anew.
-    assert f"remove {NAME}" not in host.daemons.calls[before:]
+    assert f"remove_namespace {NAME}" not in host.daemons.calls[before:]
     (incident,) = agent.status().incidents
     assert (incident.namespaces, incident.clients) == (("c_2",), 1)
     assert incident.reason == (
@@ -609,7 +609,7 @@ def test_a_claim_that_needs_more_is_refused_while_others_compute(older):
 
 def test_an_older_driver_takes_over_what_a_newer_one_served(host, agent):
     agent.serve(namespace())
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.newest = 2
 
     host.pass_time(agent, 5)
@@ -623,7 +623,7 @@ def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_togethe
     namespaces = [namespace(name, tenant=tenant) for name, tenant in tenants.items()]
     for shared in namespaces:
         agent.serve(shared)
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.newest = 2
 
     host.pass_time(agent, 5)
@@ -637,7 +637,7 @@ def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_togethe
 def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(host, agent):
     mine = namespace("c_1", tenant="a")
     agent.serve(mine)
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.newest = 2
 
     assert agent.serve(mine).protocol == 2
@@ -646,7 +646,7 @@ def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(ho
 
 def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_then(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.kill(NAME)
+    host.daemons.crash(NAME)
     host.daemons.newest = 2
 
     served = agent.serve(namespace("c_2", tenant="a"))
@@ -737,7 +737,7 @@ def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
 def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(host, agent):
     agent.serve(namespace())
     for _ in range(40):
-        host.daemons.kill(NAME)
+        host.daemons.crash(NAME)
         agent = host.agent()
         agent.maintain()
 
@@ -781,7 +781,7 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
 def test_incidents_that_cannot_be_read_do_not_keep_the_agent_from_starting(host, agent, cut):
     agent.serve(namespace())
     for _ in range(3):
-        host.daemons.kill(NAME)
+        host.daemons.crash(NAME)
         host.pass_time(agent, 5)
     path = host.directory / "state" / "incidents.json"
     path.write_text(path.read_text()[:-cut] if cut else "")
@@ -938,7 +938,7 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
         return is_running(daemon)
 
     host.daemons.is_running = broken
-    host.daemons.kill(other)
+    host.daemons.crash(other)
     host.pass_time(agent, 5)
 
     restarts = {server.name: server.restarts for server in agent.status().servers}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.agent.dependencies import AgentDependencies, MpsRequestTimeouts
-from dra_driver.agent.state import IncidentLog, ServerStateFiles
+from dra_driver.agent.state import ServerStateFiles
 from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import mps_server_name
@@ -48,7 +48,7 @@ def agent(node):
     Path(node.mps_dir).mkdir()
     files = ServerStateFiles(Path(node.mps_dir, "state"))
     daemons = node.daemons(DaemonTimeouts())
-    tools = AgentDependencies(daemons, files, IncidentLog(files), node.mps_dir, timeouts=BRIEF)
+    tools = AgentDependencies(daemons, files, node.mps_dir, timeouts=BRIEF)
     made = MpsSupervisor(tools)
     made.recover()
     yield made
@@ -118,7 +118,6 @@ def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
     tools = AgentDependencies(
         host.daemons,
         files,
-        IncidentLog(files),
         str(host.directory),
         timeouts=MpsRequestTimeouts(serve=0.2),
     )

@@ -13,6 +13,7 @@ from dra_driver.base.errors import MpsClientStuck, MpsStateUnknown, NodeError, T
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
+from dra_driver.node.mps.daemons import MpsDaemons
 
 MIB = 1 << 20
 KINDS = ("unanswering", "hanging", "faulty")
@@ -50,7 +51,7 @@ class Running:
     sheltered: bool = True
 
 
-class FakeDaemons:
+class FakeDaemons(MpsDaemons):
     """The daemons of a host. *newest*: the protocol of its driver; 0: it has no MPS."""
 
     def __init__(self, newest: int = 3, fate: Fate | None = None) -> None:
@@ -78,7 +79,7 @@ class FakeDaemons:
         tenant = MpsNamespaceName(namespace) if running.daemon.protocol > 2 else None
         running.clients.add(MpsClient(pid, tenant))
 
-    def kill(self, name: str) -> None:
+    def crash(self, name: str) -> None:
         del self.running[self.of(name).daemon.token]
 
     # As the agent uses them
@@ -116,7 +117,7 @@ class FakeDaemons:
         return daemon.token in self.running
 
     def check(self, daemon: ControlDaemon) -> DaemonStatus:
-        running = self._answering("look", daemon)
+        running = self._answering("check", daemon)
         state = "Fault" if running.faulty else "Ready"
         clients = tuple(sorted(running.clients))
         return DaemonStatus(not running.faulty, state, clients, dict(running.namespaces))
@@ -129,8 +130,8 @@ class FakeDaemons:
         }
         return directory in names
 
-    def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
-        running = self._answering("add", daemon)
+    def add_namespace(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
+        running = self._answering("add_namespace", daemon)
         if daemon.protocol > 2:
             there = running.namespaces.get(namespace.name)
             if there not in (None, MpsLimits(), namespace.limits):
@@ -141,8 +142,8 @@ class FakeDaemons:
         self.fate.point()
         return self._directory(daemon, namespace.name)
 
-    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
-        running = self._answering("limit", daemon)
+    def limit_namespace(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
+        running = self._answering("limit_namespace", daemon)
         if namespace.name not in running.namespaces:
             raise NodeError(f"namespace {namespace.name} does not exist")
         if any(client.namespace == namespace.name for client in running.clients):
@@ -151,10 +152,10 @@ class FakeDaemons:
         running.namespaces[namespace.name] = replace(namespace.limits, memory_bytes=memory)
         self.fate.point()
 
-    def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
+    def remove_namespace(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
         if daemon.token not in self.running:
             return
-        running = self._answering("remove", daemon)
+        running = self._answering("remove_namespace", daemon)
         if running.namespaces.pop(namespace, None) is not None:
             running.clients = {
                 client for client in running.clients if client.namespace != namespace
@@ -169,20 +170,20 @@ class FakeDaemons:
             raise MpsClientStuck("client 71 did not end in 4 s")
         running.clients = {client for client in running.clients if client.pid not in pids}
 
-    def end(self, daemon: ControlDaemon) -> None:
-        self._begin("end", daemon)
+    def kill(self, daemon: ControlDaemon) -> None:
+        self._begin("kill", daemon)
         if daemon.token in self.running and self.stuck & set(daemon.gpus):
             raise TimedOut(f"processes of MPS server {daemon.name} do not end")
         self.running.pop(daemon.token, None)
         self.fate.point()
 
-    def stop(self, daemon: ControlDaemon) -> None:
-        self.end(daemon)
+    def stop_and_remove(self, daemon: ControlDaemon) -> None:
+        self.kill(daemon)
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
     def remove_orphan(self, daemon: ControlDaemon) -> None:
-        self._begin("clear", daemon)
+        self._begin("remove_orphan", daemon)
         for token, running in list(self.running.items()):
             if running.daemon.directory == daemon.directory:
                 del self.running[token]

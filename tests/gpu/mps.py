@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dra_driver.agent.dependencies import AgentDependencies
-from dra_driver.agent.state import IncidentLog, ServerStateFiles
+from dra_driver.agent.state import ServerStateFiles
 from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
@@ -74,11 +74,7 @@ class Host:
     def another_agent(self) -> MpsSupervisor:
         """What a process of the agent starts with."""
         self._files = ServerStateFiles(Path(self.directory, "state"))
-        self._files.load()
-        incidents = IncidentLog(self._files)
-        agent = MpsSupervisor(
-            AgentDependencies(self.daemons, self._files, incidents, self.directory)
-        )
+        agent = MpsSupervisor(AgentDependencies(self.daemons, self._files, self.directory))
         agent.recover()
         return agent
 
@@ -134,7 +130,7 @@ class Host:
             program.end()
         try:
             for state in self._files.load():
-                self.daemons.stop(state.daemon)
+                self.daemons.stop_and_remove(state.daemon)
         finally:
             for pid in self.processes():
                 end(pid)

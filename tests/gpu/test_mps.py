@@ -137,7 +137,7 @@ def client(host, served, **changes):
 
 def looked_after(host):
     """The one server, after the agent has looked after it."""
-    host.agent.look_after()
+    host.agent.maintain()
     (server,) = host.agent.status().servers
     return server
 
@@ -270,7 +270,7 @@ def test_another_agent_takes_over_what_runs(host, quarter):
     assert CONTROL in processes.values()
 
     host.agent = host.another_agent()
-    host.agent.look_after()
+    host.agent.maintain()
 
     assert host.agent.serve(quarter.namespace) == quarter
     assert host.processes() == processes

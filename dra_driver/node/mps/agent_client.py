@@ -23,7 +23,7 @@ from dra_driver.node.mps.agent_protocol import (
     TerminateRequest,
 )
 
-# The agent knows both, and answers before: ``agent.dependencies``.
+# The agent answers before: ``agent.dependencies``.
 SERVE_SECONDS: Final = 20.0  # a daemon may have to be ended and another started
 SECONDS: Final = 10.0
 _ANSWER: Final = "the answer of the MPS agent"
@@ -39,19 +39,19 @@ class MpsAgentClient:
         self._serve_seconds = serve_seconds
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
-        """Have *namespace* served; the same again is the same answer.
+        """Have *namespace* served; repeating it gives the same answer.
 
-        NodeError: it cannot be, and nothing is left of it. TimedOut: it may be by and by.
+        NodeError: it cannot be, and nothing is left of it. TimedOut: it may be served later.
         """
         return self._ask(ServeRequest(namespace), ServedNamespace, self._serve_seconds)
 
     def release(self, name: MpsNamespaceName) -> None:
-        """The namespace is no longer served; an unknown one is fine."""
+        """End the namespace; an unknown one is fine."""
         self._ask(ReleaseRequest(name), RequestDone, SECONDS)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
-        """End these clients (processes of the host) of the namespace; those that are none are
-        fine."""
+        """End these clients of the namespace, by the host's PIDs; those that are none are
+        ignored."""
         self._ask(TerminateRequest(name, tuple(sorted(pids))), RequestDone, SECONDS)
 
     def status(self) -> MpsStatus:
@@ -65,50 +65,39 @@ class MpsAgentClient:
                 f"a question of {len(line)} bytes is more than the MPS agent reads "
                 f"({agent_protocol.MAX_REQUEST_BYTES}): ask for fewer at once"
             )
-        call = type(request).__name__
-        text = self._carried(line, call, seconds)
-        answer = agent_protocol.decode(agent_protocol.ANSWERS, text, _ANSWER)
+        name = type(request).__name__
+        answer = agent_protocol.decode(
+            agent_protocol.ANSWERS, self._exchange(line, name, seconds), _ANSWER
+        )
         if isinstance(answer, AgentError):
             raise answer.error
         if not isinstance(answer, kind):
-            raise NodeError(f"{_ANSWER} to {call} is {type(answer).__name__}")
+            raise NodeError(f"{_ANSWER} to {name} is {type(answer).__name__}")
         return answer
 
-    def _carried(self, line: bytes, call: str, seconds: float) -> bytes:
+    def _exchange(self, line: bytes, name: str, seconds: float) -> bytes:
+        """The line that answers *line*, a request that is called *name*."""
         deadline = Deadline(seconds)
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(seconds)
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(seconds)
                 connection.connect(self._socket)
-            except OSError as e:
-                raise self._down(e.strerror or str(e)) from e
-            try:
                 connection.sendall(line)
-                return self._answer(connection, deadline)
-            except TimeoutError as e:
-                raise TimedOut(
-                    f"waited {seconds:g} s for the MPS agent at {self._socket} ({call}): look at "
-                    "its log"
-                ) from e
-            except OSError as e:  # it was ended while it worked
-                raise self._down(e.strerror or str(e)) from e
+                answer = agent_protocol.read_line(
+                    connection, deadline, agent_protocol.MAX_ANSWER_BYTES, _ANSWER
+                )
+        except TimeoutError as e:
+            raise TimedOut(
+                f"waited {seconds:g} s for the MPS agent at {self._socket} ({name}): look at "
+                "its log"
+            ) from e
+        except OSError as e:
+            raise self._unreachable(e.strerror or str(e)) from e
+        if not answer:
+            raise self._unreachable("it ended before it answered")
+        return answer
 
-    def _answer(self, connection: socket.socket, deadline: Deadline) -> bytes:
-        """A line. The deadline is of all of it: an agent that drips is none the better."""
-        received = bytearray()
-        while not received.endswith(b"\n"):
-            if (seconds := deadline.remaining) <= 0:
-                raise TimeoutError
-            connection.settimeout(seconds)
-            chunk = connection.recv(65536)
-            if not chunk:
-                raise self._down("it ended before it answered")
-            received += chunk
-            if len(received) > agent_protocol.MAX_ANSWER_BYTES:
-                raise NodeError(f"{_ANSWER} is longer than {agent_protocol.MAX_ANSWER_BYTES} bytes")
-        return bytes(received)
-
-    def _down(self, why: str) -> MpsAgentUnreachable:
+    def _unreachable(self, why: str) -> MpsAgentUnreachable:
         return MpsAgentUnreachable(
             f"the MPS agent of this node does not answer at {self._socket} ({why}): start "
             "`dra-driver mps-agent` (DaemonSet …-mps-agent); the claim is served once it is back"

@@ -1,4 +1,4 @@
-"""What the MPS agent and those who ask it say to each other: one request a connection, a line each.
+"""The protocol of the MPS agent's socket: one request a connection; request and answer are a line.
 
 ::
 
@@ -7,16 +7,18 @@
     {"version": 1, "AgentError": {"kind": "NodeError", "message": "…"}}
 """
 
+import socket
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dra_driver.base.codec import Codec, Undecodable
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, TimedOut
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-_ERRORS: Final = (ClaimError, TimedOut, NodeError)  # what the other side can tell apart
+_ERRORS: Final = (ClaimError, TimedOut, NodeError)  # the kinds that a client can tell apart
 
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ class TerminateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Asks for what is known."""
+    """Asks for an ``MpsStatus``."""
 
 
 AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest
@@ -47,7 +49,7 @@ AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """There is nothing more to say of it."""
+    """The request was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class AgentError:
 
     @property
     def error(self) -> DriverError:
-        """As the one who asked raises it."""
+        """As the client raises it."""
         kinds = {kind.__name__: kind for kind in _ERRORS}
         return kinds.get(self.kind, NodeError)(self.message)
 
@@ -83,3 +85,21 @@ def decode(codec: Codec[T], line: bytes, what: str) -> T:
         raise NodeError(
             f"{what} cannot be read: {e}; let the plugin and the MPS agent be of one release"
         ) from e
+
+
+def read_line(connection: socket.socket, deadline: Deadline, max_bytes: int, what: str) -> bytes:
+    """One line; empty: the other side ended before it. The deadline is that of the whole line.
+
+    TimeoutError: it did not come in time. NodeError: *what* is longer than *max_bytes*.
+    """
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        if (seconds := deadline.remaining) <= 0:
+            raise TimeoutError(f"{what} did not come in {deadline.seconds:g} s")
+        connection.settimeout(seconds)
+        if not (chunk := connection.recv(65536)):
+            return b""
+        received += chunk
+        if len(received) > max_bytes:
+            raise NodeError(f"{what} is longer than {max_bytes} bytes")
+    return bytes(received)

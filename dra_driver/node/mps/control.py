@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,13 +25,13 @@ class DaemonTimeouts:
     """How long a daemon is waited for, in seconds."""
 
     start: float = 7.0  # which leaves some for undoing it
-    settle: float = 0.2  # in which one that cannot live has died, once it was up
+    settle: float = 0.2  # after which a daemon that cannot live has died
     appearance: float = 2.0  # in which a server appears in the list, or never will
     ask: float = 3.0
-    drain: float = 4.0  # in which a client finishes what it has in work
-    drain_all: float = 8.0  # in which all do
+    drain: float = 4.0  # in which a client finishes its work in flight
+    drain_all: float = 8.0  # in which all clients do
     quit: float = 2.0
-    going: float = 0.3  # in which one is gone that did not say that it goes
+    going: float = 0.3  # in which a daemon ends that did not confirm that it quits
     term: float = 1.0
     kill: float = 3.0
 
@@ -60,7 +60,7 @@ class ControlProgram:
 
     def available(self) -> None:
         """MpsStateUnknown: there is no such program, as while a driver is replaced."""
-        with _asking():
+        with _unknown_unless_asked():
             command = self.command()
             path = command.root.rstrip("/") + command.program
             if not os.path.lexists(path):  # a link leads somewhere in the root
@@ -68,33 +68,40 @@ class ControlProgram:
 
     def run(self, command: Command, deadline: Deadline) -> str:
         """CommandFailed: it failed. MpsStateUnknown: it was not run. TimedOut: it did not end."""
-        with _asking():
+        with _unknown_unless_asked():
             return self._run(command, deadline.check())
 
     def ask(self, daemon: ControlDaemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
         """The answer of *daemon*. CommandFailed: it refused, or is not there. MpsStateUnknown: it
         was not asked. TimedOut: no answer."""
-        with _asking():
-            command = self.to(daemon, self.command(*args, stdin=stdin))
+        with _unknown_unless_asked():
+            command = self.prepare_for(daemon, self.command(*args, stdin=stdin))
         return self.run(command, deadline)
 
-    def to(self, daemon: ControlDaemon, command: Command) -> Command:
-        """*command*, for this daemon."""
-        _reach(command.root, daemon.directory)
-        own = ((PIPE_DIRECTORY, daemon.pipe), (LOG_DIRECTORY, daemon.log))
-        return replace(command, variables=(*own, *command.variables))
+    def prepare_for(self, daemon: ControlDaemon, command: Command) -> Command:
+        """*command* with the daemon's directories, which are mounted where it runs."""
+        _mount_into(command.root, daemon.directory)
+        variables = ((PIPE_DIRECTORY, daemon.pipe), (LOG_DIRECTORY, daemon.log))
+        return replace(command, variables=(*variables, *command.variables))
 
-    def leave(self, daemon: ControlDaemon) -> None:
-        """Forget its directory, which is about to go."""
+    def unmount_from_driver(self, daemon: ControlDaemon) -> None:
+        """Undo what ``prepare_for`` mounted: the directory is about to be removed."""
         try:
             root = self.command().root
         except NodeError:
             return  # there is no driver any more
-        _leave(root, daemon.directory)
+        if root == "/":
+            return
+        inside = os.path.realpath(root.rstrip("/") + daemon.directory)
+        for mounted in mounts.mounted_at_or_below(inside):
+            mounts.unmount(mounted)
+        with suppress(OSError):  # it was never there, or is the directory itself
+            os.rmdir(inside)
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
+def _unknown_unless_asked() -> Iterator[None]:
+    """MpsStateUnknown for what keeps the program from being run."""
     try:
         yield
     except (MpsStateUnknown, CommandFailed, TimedOut):
@@ -105,11 +112,11 @@ def _asking() -> Iterator[None]:
         raise MpsStateUnknown(f"the driver's {PROGRAM} cannot be run: {e}") from e
 
 
-def _reach(root: str, directory: str) -> None:
-    """Have what runs in *root* (a directory of this process) find *directory* by the same path.
+def _mount_into(root: str, directory: str) -> None:
+    """Make *directory* visible by the same path to a program that runs in *root*.
 
     That is so in the host's own root. A driver container has a file system of its own, into which
-    it is mounted, for this process and those that it starts.
+    the directory is mounted, for this process and those that it starts.
     """
     if root == "/":
         return
@@ -124,16 +131,3 @@ def _reach(root: str, directory: str) -> None:
             "the driver root must be writable for this process"
         ) from e
     mounts.bind(directory, inside)
-
-
-def _leave(root: str, directory: str) -> None:
-    """Undo :func:`_reach`."""
-    inside = os.path.realpath(root.rstrip("/") + directory)
-    if root == "/":
-        return
-    for mounted in mounts.mounted_at_or_below(inside):
-        mounts.unmount(mounted)
-    try:
-        os.rmdir(inside)
-    except OSError:
-        return  # it was never there, or is the directory itself

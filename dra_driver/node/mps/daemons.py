@@ -71,24 +71,24 @@ class MpsDaemons:
     def start(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
-        """Start it with these namespaces, and give the pipe directory of each.
+        """Start it with these namespaces, and return the pipe directory of each.
 
-        For one that does not do its work any more, too: what is left of it is ended at once, and
-        the directories that it made are kept, since containers have them mounted.
+        If it ran before, its processes are killed first. The directories that it made are kept,
+        since containers have them mounted.
 
         NodeError: it does not come up; with the last lines of its log. TimedOut: nor does it fail.
         Then nothing of it runs, and nothing is there that was not there before.
         """
-        again = Path(daemon.directory).exists()
-        self.end(daemon)
+        restarted = Path(daemon.directory).exists()
+        self.kill(daemon)
         try:
             return self._bring_up(daemon, namespaces)
         except (NodeError, OSError) as e:
             kind = TimedOut if isinstance(e, TimedOut) else NodeError
-            details = f"{e}{_log_of(daemon, again)}{self._undo(daemon, again)}"
+            details = f"{e}{_log_of(daemon, restarted)}{self._undo(daemon, restarted)}"
             raise kind(f"MPS server {daemon.name} does not start: {details}") from e
         except BaseException:
-            self._undo(daemon, again)
+            self._undo(daemon, restarted)
             raise
 
     def is_running(self, daemon: ControlDaemon) -> bool:
@@ -103,32 +103,37 @@ class MpsDaemons:
         TimedOut: it does not answer."""
         return self._protocol(daemon).check(daemon, _within(daemon, self._timeouts.ask))
 
-    def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
-        """The pipe directory of *namespace*, which is made unless it is there with the same limits.
+    def add_namespace(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
+        """The pipe directory of *namespace*, which is created unless it exists with these limits.
 
-        NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
+        NodeError: it exists with other limits, or the daemon refuses. TimedOut: no answer.
         """
-        pipe_directory = self._protocol(daemon).add(
+        pipe_directory = self._protocol(daemon).add_namespace(
             daemon, namespace, _within(daemon, self._timeouts.ask)
         )
-        return self._directories.added(daemon, pipe_directory)
+        self._directories.label(daemon, pipe_directory)
+        return pipe_directory
 
     def is_there(self, directory: str) -> bool:
         """Whether a pipe directory leads anywhere. No program is run."""
         return os.path.exists(f"{directory}/control")
 
-    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
+    def limit_namespace(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
         """Set the limits of a namespace that exists. Without a memory limit in *namespace*, the one
         that is set stays: no command is known that removes it.
 
         NodeError: clients are in it, or it is not there. TimedOut: no answer.
         """
-        self._protocol(daemon).limit(daemon, namespace, _within(daemon, self._timeouts.ask))
+        self._protocol(daemon).limit_namespace(
+            daemon, namespace, _within(daemon, self._timeouts.ask)
+        )
 
-    def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
-        """Whoever is in it is thrown out. Unknown: fine."""
+    def remove_namespace(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
+        """Remove it, and disconnect its clients. It may be gone."""
         if self.is_running(daemon):
-            self._protocol(daemon).remove(daemon, namespace, _within(daemon, self._timeouts.ask))
+            self._protocol(daemon).remove_namespace(
+                daemon, namespace, _within(daemon, self._timeouts.ask)
+            )
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         """End these clients once their work in flight is done. Those that are gone are ignored.
@@ -141,44 +146,48 @@ class MpsDaemons:
         if running and self.is_running(daemon):
             asking = _within(daemon, self._timeouts.ask)
             drain_clients(
-                self._protocol(daemon).ends(daemon, running, asking), self._timeouts.drain, until
+                self._protocol(daemon).terminators(daemon, running, asking),
+                self._timeouts.drain,
+                until,
             )
 
-    def end(self, daemon: ControlDaemon) -> None:
-        """End its processes without a word, and keep its directory, which containers have mounted:
-        a daemon that ends in order would take away what it made in there."""
+    def kill(self, daemon: ControlDaemon) -> None:
+        """Kill its processes, and keep its directory, which containers have mounted: a daemon that
+        quits by itself would remove what it made in there."""
         find = partial(self._processes.of, daemon.token)
-        self._forget(daemon, self._ended(find, SIGKILL, self._timeouts.kill))
+        self._forget(daemon, self._signal(find, SIGKILL, self._timeouts.kill))
 
-    def stop(self, daemon: ControlDaemon) -> None:
-        """End its processes, and take away its mounts and its directory. Nothing there: fine."""
+    def stop_and_remove(self, daemon: ControlDaemon) -> None:
+        """End its processes, and remove its mounts and its directory. They may be gone."""
         processes = self._processes.of(daemon.token)
         if self._processes.control(processes) is not None:
             self._quit(daemon, processes)
         self._take_down(daemon, partial(self._processes.of, daemon.token))
 
     def remove_orphan(self, daemon: ControlDaemon) -> None:
-        """As ``stop``, for one of which only the directory is known: whatever lives in there."""
+        """As ``stop_and_remove``, where only the directory is known: whatever lives in there."""
         self._take_down(daemon, partial(self._processes.living_in, daemon.directory))
 
     def detach(self, daemon: ControlDaemon) -> bool:
-        """Have it outlive this container, unless it does. False: it does not, which is logged."""
+        """Move it out of this container. False: it will end with it, which is logged."""
         if not self._cgroup.in_container:
             return True
-        safe = self._cgroup.take_in([one.pid for one in self._processes.of(daemon.token)])
-        (self._exposed.discard if safe else self._exposed.add)(daemon.token)
-        return safe
+        outside = self._cgroup.take_in(
+            [process.pid for process in self._processes.of(daemon.token)]
+        )
+        (self._exposed.discard if outside else self._exposed.add)(daemon.token)
+        return outside
 
     def is_detached(self, daemon: ControlDaemon) -> bool:
-        """Whether it was, when that was last tried. No program is run."""
+        """Whether the last ``detach`` succeeded. No program is run."""
         return daemon.token not in self._exposed
 
     def unmanaged(self, tokens: Collection[str]) -> tuple[str, ...]:
-        """Control daemons with none of *tokens*, in words."""
+        """Control daemons with none of *tokens*, described."""
         return describe_unmanaged(self._processes.unmanaged(frozenset(tokens)))
 
     def trim_logs(self, daemon: ControlDaemon) -> None:
-        """Keep its logs small, which would fill the host's memory. A failure is logged."""
+        """Keep its logs small: they are in the host's memory. A failure is logged."""
         directories.trim_logs(daemon.log)
 
     def _look_for_protocol(self, driver: DriverFiles) -> int:
@@ -192,27 +201,27 @@ class MpsDaemons:
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
         deadline = within_request(self._timeouts.start, f"starting MPS server {daemon.name}")
-        words = self._protocol(daemon)
+        protocol = self._protocol(daemon)
         self._directories.make(daemon, [namespace.name for namespace in namespaces])
-        command = self._control.to(daemon, words.command(daemon, namespaces))
-        own = (*command.variables, (TOKEN_VARIABLE, daemon.token))
-        self._launch(daemon, replace(command, variables=own).with_neighbours(), deadline)
+        command = self._control.prepare_for(daemon, protocol.command(daemon, namespaces))
+        variables = (*command.variables, (TOKEN_VARIABLE, daemon.token))
+        self._launch(daemon, replace(command, variables=variables).with_neighbours(), deadline)
         if self._find(daemon) is None:
             raise NodeError("its control daemon ended at once")
         self.detach(daemon)
         ready = self._wait(daemon, namespaces, deadline)
         self.detach(daemon)  # its server is there by now
-        self._directories.began(daemon)
+        self._directories.label(daemon, daemon.pipe)
         time.sleep(self._timeouts.settle)
         if not self.is_running(daemon):
             raise NodeError("its control daemon ended as soon as it was up")
         return ready
 
-    def _undo(self, daemon: ControlDaemon, again: bool) -> str:
-        """What could not be undone, in words."""
+    def _undo(self, daemon: ControlDaemon, restarted: bool) -> str:
+        """Returns why it could not be undone."""
         try:
-            self.end(daemon)
-            if not again:
+            self.kill(daemon)
+            if not restarted:
                 self._directories.remove(daemon)
         except NodeError as e:
             return f"\n{e}"
@@ -221,18 +230,18 @@ class MpsDaemons:
     def _take_down(
         self, daemon: ControlDaemon, find: Callable[[], tuple[DaemonProcess, ...]]
     ) -> None:
-        """End what *find* finds, and take away everything else of it."""
-        remaining = self._ended(find, SIGTERM, self._timeouts.term)
+        """End what *find* finds, and remove everything else of the daemon."""
+        remaining = self._signal(find, SIGTERM, self._timeouts.term)
         if remaining:
-            remaining = self._ended(find, SIGKILL, self._timeouts.kill)
+            remaining = self._signal(find, SIGKILL, self._timeouts.kill)
         self._forget(daemon, remaining)
         self._directories.remove(daemon)
         self._cgroup.close()
 
-    def _ended(
+    def _signal(
         self, find: Callable[[], tuple[DaemonProcess, ...]], number: Signals, seconds: float
     ) -> tuple[DaemonProcess, ...]:
-        """What is there still."""
+        """Returns the processes that are still there."""
         return self._processes.end_all(find, number, seconds_within_request(seconds, undoing=True))
 
     def _forget(self, daemon: ControlDaemon, remaining: tuple[DaemonProcess, ...]) -> None:
@@ -262,11 +271,11 @@ class MpsDaemons:
     def _wait(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str]:
-        words = self._protocol(daemon)
+        protocol = self._protocol(daemon)
         appearance = within_request(self._timeouts.appearance)
         while True:
             try:
-                ready = words.when_ready(daemon, namespaces, deadline)
+                ready = protocol.configure_when_ready(daemon, namespaces, deadline)
             except TimedOut:
                 raise
             except NodeError:
@@ -284,35 +293,33 @@ class MpsDaemons:
         return self._protocols[daemon.protocol]
 
     def _find(self, daemon: ControlDaemon) -> DaemonProcess | None:
-        found = self._processes.control(self._processes.of(daemon.token))
-        if found is None:
+        process = self._processes.control(self._processes.of(daemon.token))
+        if process is None:
             self._known.pop(daemon.token, None)
         else:
-            self._known[daemon.token] = found
-        return found
+            self._known[daemon.token] = process
+        return process
 
     def _quit(self, daemon: ControlDaemon, processes: tuple[DaemonProcess, ...]) -> None:
-        """Ask it to. One that goes may not stay long enough to say so."""
+        """Ask it to. A daemon may end before it has confirmed that."""
         try:
             deadline = within_request(self._timeouts.quit, f"ending {daemon.name}", undoing=True)
             self._protocol(daemon).quit(daemon, deadline)
         except NodeError as e:
-            going = not isinstance(e, TimedOut)
             seconds = seconds_within_request(self._timeouts.going, undoing=True)
-            if not (going and self._processes.wait(processes, seconds)):
+            if isinstance(e, TimedOut) or not self._processes.wait(processes, seconds):
                 extra = {"server": daemon.name, "error": str(e)}
                 log.info("an MPS daemon does not quit", extra=extra)
         else:
-            self._processes.wait(
-                processes, seconds_within_request(self._timeouts.term, undoing=True)
-            )
+            seconds = seconds_within_request(self._timeouts.term, undoing=True)
+            self._processes.wait(processes, seconds)
 
 
-def _log_of(daemon: ControlDaemon, again: bool) -> str:
-    """The last lines, for whoever had it started: of one that ran before they may tell of the
-    clients of others, and are for the administrator alone."""
+def _log_of(daemon: ControlDaemon, restarted: bool) -> str:
+    """The last lines of its log. A daemon that ran before may have logged clients of others: its
+    lines are for the administrator, and not for the tenant who reads the error."""
     lines = directories.last_log_lines(daemon.log)
-    if not again or not lines:
+    if not restarted or not lines:
         return lines
     extra = {"server": daemon.name, "lines": lines.split("\n")[1:]}
     log.warning("the last lines of an MPS daemon that does not start again", extra=extra)

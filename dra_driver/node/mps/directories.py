@@ -21,10 +21,9 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 
 from dra_driver.base.errors import NodeError
 from dra_driver.model.mps import MpsNamespaceName
@@ -41,16 +40,11 @@ SELINUX_LABEL: Final = "system_u:object_r:container_file_t:s0"
 _LEVELS: Final = 3  # below a pipe directory: servers, namespaces, their sockets
 
 
-class SetXattr(Protocol):
-    """os.setxattr."""
-
-    def __call__(
-        self, path: str, attribute: str, value: bytes, *, follow_symlinks: bool
-    ) -> None: ...
+SetXattr = Callable[..., None]  # as os.setxattr
 
 
 class SelinuxLabels:
-    """*enforce*: the file that is there where the host's kernel has SELinux switched on."""
+    """*enforce*: a file that exists where the host's kernel has SELinux switched on."""
 
     def __init__(self, enforce: Path, setxattr: SetXattr = os.setxattr) -> None:
         self._enforce = enforce
@@ -59,11 +53,12 @@ class SelinuxLabels:
 
     @property
     def mount_option(self) -> str:
-        """What gives a tmpfs the label; none where there is no SELinux."""
+        """Gives a tmpfs the label; empty where there is no SELinux."""
         return f"context={SELINUX_LABEL}" if self._enforce.exists() else ""
 
     def put_on(self, directory: str) -> None:
-        """Label it and what is in it. It may have come and gone; a failure is logged, once."""
+        """Label it and what is in it. What is removed meanwhile is skipped; a failure is logged,
+        once."""
         if not self._enforce.exists():
             return
         try:
@@ -83,15 +78,15 @@ class SelinuxLabels:
         )
 
     def _put_on(self, at: int, levels: int) -> None:
-        here = f"/proc/self/fd/{at}"  # a socket cannot be opened, and no path is followed to it
-        self._set(f"{here}/.")
+        path = f"/proc/self/fd/{at}"  # a socket cannot be opened, and no path is followed to it
+        self._set(f"{path}/.")
         for name in os.listdir(at):
             try:
                 with open_directory(name, at) as inside:
                     if levels > 1:
                         self._put_on(inside, levels - 1)
             except NotADirectoryError:
-                self._set(f"{here}/{name}")
+                self._set(f"{path}/{name}")
             except FileNotFoundError:
                 continue
 
@@ -105,33 +100,19 @@ class SelinuxLabels:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Tmpfs:
-    """How much it may hold, and who may write."""
-
-    size_bytes: int
-    mode: int = 0o1777  # everybody, as in /dev/shm
-    most_files: int | None = None
-
-    @property
-    def options(self) -> str:
-        """As mount(8) has them."""
-        files = "" if self.most_files is None else f",nr_inodes={self.most_files}"
-        return f"size={self.size_bytes},mode={self.mode:o}{files}"
-
-
 def mount_shared_memory(
-    directory: str, in_container: bool, labels: SelinuxLabels, tmpfs: Tmpfs | None = None
+    directory: str, in_container: bool, labels: SelinuxLabels, options: str = ""
 ) -> None:
-    """Mount it at *directory*; where it is already, nothing changes.
+    """Mount a tmpfs at *directory*, unless something is mounted there.
 
-    *tmpfs*: with half of the machine's memory, if nothing is said. NodeError: mounting is not
-    permitted, or the mount is not seen outside this container.
+    *options*: as mount(8) has them; without any, it is as ``/dev/shm``: for everybody to write, and
+    up to half of the machine's memory. NodeError: mounting is not permitted, or the mount is not
+    seen outside this container.
     """
     at = os.path.realpath(directory)
     os.makedirs(at, mode=0o755, exist_ok=True)
     if not mounts.is_mounted(at):
-        _mount_tmpfs(at, tmpfs or Tmpfs(_half_of_memory()), labels)
+        _mount_tmpfs(at, options or f"size={_half_of_memory()},mode=1777", labels)
     if in_container and not mounts.is_shared(at):
         mounts.unmount(at)
         raise NodeError(
@@ -147,86 +128,82 @@ def unmount_shared_memory(directory: str) -> None:
 
 
 def with_own_shared_memory(directory: str, root: str, act: Callable[[], T]) -> T:
-    """Do *act*; what it starts in *root* has *directory* as ``/dev/shm``."""
+    """Call *act*; what it starts in *root* has *directory* as ``/dev/shm``."""
     target = root.rstrip("/") + "/dev/shm"
     os.makedirs(target, mode=0o1777, exist_ok=True)
     return mounts.with_own_mounts({target: directory}, act)
 
 
-def _mount_tmpfs(at: str, tmpfs: Tmpfs, labels: SelinuxLabels) -> None:
+def _mount_tmpfs(at: str, options: str, labels: SelinuxLabels) -> None:
     if label := labels.mount_option:
         try:
-            return mounts.tmpfs(at, f"{tmpfs.options},{label}")
+            return mounts.tmpfs(at, f"{options},{label}")
         except NodeError as e:
-            labels.warn(at, str(e))  # unless it fails without it, too
-    mounts.tmpfs(at, tmpfs.options)
+            labels.warn(at, str(e))
+    mounts.tmpfs(at, options)
 
 
 def _half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-MAX_LOG_BYTES: Final = 4 << 20  # bytes that a file may have
-KEPT_LOG_BYTES: Final = 1 << 20  # of one that has more
-
-_MAX_LINES: Final = 6  # of each file
-_MAX_CHARACTERS: Final = 4000  # characters of each file that are looked at
-_BLOCK: Final = 512  # bytes, in which the kernel tells what a file takes
-_PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nobody waits at a named pipe
+MAX_LOG_BYTES: Final = 4 << 20  # that a file may take
+KEPT_LOG_BYTES: Final = 1 << 20  # of a file that takes more
+_SHOWN_LINES: Final = 6  # of each file
+_SHOWN_BYTES: Final = 4000  # of each file, in which these lines are looked for
+_BLOCK: Final = 512  # bytes, in which the kernel counts what a file takes
+_PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe does not block
 
 
 def last_log_lines(directory: str) -> str:
     """The last lines of each file in *directory* and below, behind a line feed; or nothing."""
-    said = []
-    for file in _log_files(directory):
+    shown = []
+    for path in _log_files(directory):
         try:
-            with _open_log(file, "rb") as opened:
-                text = _log_end(opened, _MAX_CHARACTERS).decode(errors="replace")
+            with _open_log(path, "rb") as file:
+                text = _log_end(file, _SHOWN_BYTES).decode(errors="replace")
         except OSError:
-            continue  # no file, or gone
-        lines = [line for line in text.splitlines() if line.strip()][-_MAX_LINES:]
-        said += [f"{file.name}: {line}" for line in lines]
-    return "".join(f"\n{line}" for line in said)
+            continue  # no regular file, or removed
+        lines = [line for line in text.splitlines() if line.strip()]
+        shown += [f"\n{path.name}: {line}" for line in lines[-_SHOWN_LINES:]]
+    return "".join(shown)
 
 
 def trim_logs(directory: str) -> None:
     """Cut each file that takes too much to its last lines. A failure is logged.
 
-    It stays the same file, since its writer has it open. What is written while it is cut can be
-    lost. One that does not append goes on where it was: the file seems as long as before then, and
+    It stays the same file, since its writer has it open. What is written meanwhile can be lost. A
+    writer that does not append goes on at its old position: the file seems as long as before, and
     begins with a hole, which takes no memory. So what it takes is what counts.
     """
-    for file in _log_files(directory):
+    for path in _log_files(directory):
         try:
-            with _open_log(file, "r+b") as opened:
-                found = os.fstat(opened.fileno())
-                if stat.S_ISREG(found.st_mode) and found.st_blocks * _BLOCK > MAX_LOG_BYTES:
-                    _cut_log(opened)
+            with _open_log(path, "r+b") as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_blocks * _BLOCK > MAX_LOG_BYTES:
+                    _cut_log(file)
         except (FileNotFoundError, IsADirectoryError):
             continue
         except OSError as e:
-            extra = {"file": str(file), "error": e.strerror}
+            extra = {"file": str(path), "error": e.strerror}
             log.warning("the log of an MPS daemon cannot be cut", extra=extra)
 
 
-def _cut_log(opened: FileIO) -> None:
-    kept = _log_end(opened, KEPT_LOG_BYTES).lstrip(b"\0")
-    whole = kept[kept.find(b"\n") + 1 :]  # the first line is one's end
-    opened.seek(0)
-    opened.write(whole)
-    opened.truncate(len(whole))
+def _cut_log(file: FileIO) -> None:
+    end = _log_end(file, KEPT_LOG_BYTES).lstrip(b"\0")
+    lines = end[end.find(b"\n") + 1 :]  # the first line is not whole
+    file.seek(0)
+    file.write(lines)
+    file.truncate(len(lines))
 
 
-def _log_end(opened: FileIO, size: int) -> bytes:
-    opened.seek(max(0, opened.seek(0, os.SEEK_END) - size))
-    return opened.read(size)
+def _log_end(file: FileIO, size: int) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+    return file.read(size)
 
 
-def _open_log(file: Path, mode: Literal["rb", "r+b"]) -> FileIO:
-    def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | _PLAIN)
-
-    return open(file, mode, buffering=0, opener=opener)
+def _open_log(path: Path, mode: Literal["rb", "r+b"]) -> FileIO:
+    return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | _PLAIN))
 
 
 def _log_files(directory: str) -> Iterator[Path]:
@@ -234,12 +211,12 @@ def _log_files(directory: str) -> Iterator[Path]:
         yield from sorted(Path(directory).glob(pattern))
 
 
-# What tenants write there is the host's memory: files as well as what the kernel knows of them.
-_PIPE: Final = Tmpfs(16 << 20, mode=untrusted_trees.PASSABLE, most_files=4096)
+# What tenants write there takes the host's memory, for files as well as for their inodes.
+_PIPE_OPTIONS: Final = f"size={16 << 20},mode={untrusted_trees.PASSABLE:o},nr_inodes=4096"
 
 
 class DaemonDirectories:
-    """*in_container*: what is mounted has to be seen outside."""
+    """*in_container*: what is mounted has to be seen outside it."""
 
     def __init__(self, control: ControlProgram, labels: SelinuxLabels, in_container: bool) -> None:
         self._control = control
@@ -247,7 +224,7 @@ class DaemonDirectories:
         self._in_container = in_container
 
     def make(self, daemon: ControlDaemon, namespaces: Iterable[MpsNamespaceName]) -> None:
-        """For a start with these namespaces, whatever is left of an earlier one.
+        """Prepare a start with these namespaces, whatever an earlier one left.
 
         NodeError: mounting is not permitted. OSError: something else cannot be done.
         """
@@ -255,36 +232,25 @@ class DaemonDirectories:
             untrusted_trees.make_directory(directory)
         if daemon.protocol == 2:
             mount_shared_memory(daemon.shm, self._in_container, self._labels)
-            mount_shared_memory(daemon.pipe, self._in_container, self._labels, _PIPE)
+            mount_shared_memory(daemon.pipe, self._in_container, self._labels, _PIPE_OPTIONS)
             untrusted_trees.empty_directory(daemon.pipe)
         else:
-            untrusted_trees.empty_directory(daemon.pipe, frozenset(_mounted(namespaces)))
-            self._labels.put_on(daemon.pipe)  # what the daemon makes in there gets it from there
+            kept = {(SERVER, name) for name in (DEFAULT_NAMESPACE, *namespaces)}
+            untrusted_trees.empty_directory(daemon.pipe, {(SERVER,), *kept})
+            self.label(daemon, daemon.pipe)  # what the daemon makes in it inherits the label
 
-    def began(self, daemon: ControlDaemon) -> None:
-        """It is up: its directories are all there."""
-        if daemon.protocol > 2:
-            self._labels.put_on(daemon.pipe)
-
-    def added(self, daemon: ControlDaemon, directory: str) -> str:
-        """It has another pipe directory."""
+    def label(self, daemon: ControlDaemon, directory: str) -> None:
+        """Label a pipe directory that the daemon has made; a tmpfs has its label already."""
         if daemon.protocol > 2:
             self._labels.put_on(directory)
-        return directory
 
     def remove(self, daemon: ControlDaemon) -> None:
-        """With all that is mounted there. Nothing there: fine. NodeError: it cannot be done."""
+        """Remove them with all mounts; they may be gone. NodeError: that is not possible."""
         unmount_shared_memory(daemon.directory)
-        self._control.leave(daemon)
+        self._control.unmount_from_driver(daemon)
         try:
             untrusted_trees.remove_directory(daemon.directory)
         except OSError as e:
             raise NodeError(
                 f"cannot remove {daemon.directory} of an MPS server ({e.filename}): {e.strerror}"
             ) from e
-
-
-def _mounted(namespaces: Iterable[MpsNamespaceName]) -> Iterator[untrusted_trees.TreePath]:
-    yield (SERVER,)
-    for name in (DEFAULT_NAMESPACE, *namespaces):
-        yield SERVER, name

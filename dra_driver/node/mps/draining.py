@@ -13,53 +13,43 @@ from dra_driver.base.threads import in_parallel
 
 AT_ONCE: Final = 4  # programs that run
 
-EndClient = Callable[[Deadline], None]
+TerminateClient = Callable[[Deadline], None]
 """Ends one client. TimedOut: it did not end."""
 
 
-def drain_clients(ends: Mapping[int, EndClient], seconds: float, until: Deadline) -> None:
+def drain_clients(
+    terminators: Mapping[int, TerminateClient], seconds: float, until: Deadline
+) -> None:
     """End all clients, by PID.
 
     MpsClientStuck: one did not end within *seconds*, nor did any other meanwhile. NodeError:
     something else failed, or some clients have not ended yet; ask again.
     """
-    draining = _Drain(ends, seconds, until)
-    in_parallel(draining.end, sorted(ends), AT_ONCE)
-    draining.judge()
+    ended: list[int] = []
+    stuck: list[int] = []
+    late: list[int] = []
+    problems: list[NodeError] = []
 
-
-class _Drain:
-    def __init__(self, ends: Mapping[int, EndClient], seconds: float, until: Deadline) -> None:
-        self._ends = ends
-        self._seconds = seconds
-        self._until = until
-        self._ended = 0
-        self._stuck: list[int] = []
-        self._late: list[int] = []
-        self._problems: list[NodeError] = []
-
-    def judge(self) -> None:
-        if self._stuck:
-            raise MpsClientStuck(f"{_pids(self._stuck)} did not end in {self._seconds:g} s")
-        if self._problems:
-            raise self._problems[0]
-        if self._late:
-            raise NodeError(f"{_pids(self._late)} did not end yet, others did: ask again")
-
-    def end(self, pid: int) -> None:
-        before = self._ended
-        enough = False
+    def end(pid: int) -> None:
+        ended_before, allowed = len(ended), 0.0
         try:
-            seconds = min(self._seconds, self._until.check())
-            enough = seconds == self._seconds
-            self._ends[pid](Deadline(seconds, f"client {pid}"))
+            allowed = min(seconds, until.check())
+            terminators[pid](Deadline(allowed, f"client {pid}"))
         except TimedOut:
-            wedged = enough and self._ended == before
-            (self._stuck if wedged else self._late).append(pid)
+            is_stuck = allowed == seconds and len(ended) == ended_before
+            (stuck if is_stuck else late).append(pid)
         except NodeError as e:
-            self._problems.append(e)
+            problems.append(e)
         else:
-            self._ended += 1
+            ended.append(pid)
+
+    in_parallel(end, sorted(terminators), AT_ONCE)
+    if stuck:
+        raise MpsClientStuck(f"{_pids(stuck)} did not end in {seconds:g} s")
+    if problems:
+        raise problems[0]
+    if late:
+        raise NodeError(f"{_pids(late)} did not end yet, others did: ask again")
 
 
 def _pids(pids: list[int]) -> str:

@@ -16,7 +16,7 @@ from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespace, MpsNamespac
 from dra_driver.node.driver.commands import Command
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
-from dra_driver.node.mps.draining import EndClient
+from dra_driver.node.mps.draining import TerminateClient
 from dra_driver.node.mps.formats import format_size, parse_percent
 
 _GPUS: Final = "CUDA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ class Protocol2:
         command = self._control.command("-d", "-M")
         return replace(command, variables=((_GPUS, ",".join(daemon.gpus)),))
 
-    def when_ready(
+    def configure_when_ready(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each namespace. NodeError: it does not take its limits."""
@@ -59,7 +59,9 @@ class Protocol2:
         state = "Ready" if servers else "no server yet"
         return DaemonStatus(True, state, tuple(MpsClient(pid) for pid in sorted(clients)))
 
-    def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
+    def add_namespace(
+        self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
+    ) -> str:
         """There is nothing to be made: the limits are in the environment of its containers."""
         if not _is_within(namespace.limits, daemon.default_limits):
             raise NodeError(
@@ -69,17 +71,19 @@ class Protocol2:
             )
         return daemon.pipe
 
-    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
+    def limit_namespace(
+        self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
+    ) -> None:
         """The daemon has none of its own for a namespace."""
 
-    def remove(
+    def remove_namespace(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> None:
         """There is nothing of it."""
 
-    def ends(
+    def terminators(
         self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
-    ) -> Mapping[int, EndClient]:
+    ) -> Mapping[int, TerminateClient]:
         """What ends each of those of *pids* that are clients."""
         return {
             pid: partial(self._terminate, daemon, server, pid)

@@ -19,7 +19,7 @@ from dra_driver.model.mps import ALL_CORES, MpsClient, MpsLimits, MpsNamespace, 
 from dra_driver.node.driver.commands import Command
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.mps.daemon import SERVER, ControlDaemon, DaemonStatus
-from dra_driver.node.mps.draining import EndClient
+from dra_driver.node.mps.draining import TerminateClient
 from dra_driver.node.mps.formats import (
     DEFAULT_NAMESPACE,
     daemon_config,
@@ -82,7 +82,7 @@ class Protocol3:
         config.chmod(0o600)
         return self._control.command("-p", "3", "-m", "-d", "-a", daemon.config)
 
-    def when_ready(
+    def configure_when_ready(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each namespace; None: not yet. NodeError: it will never be."""
@@ -130,7 +130,9 @@ class Protocol3:
             },
         )
 
-    def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
+    def add_namespace(
+        self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
+    ) -> str:
         """Two runs of the program, as a rule: each takes some milliseconds of a claim's start."""
         try:
             self._control.ask(daemon, deadline, "namespace", "create", namespace.name, _ON_SERVER)
@@ -150,16 +152,18 @@ class Protocol3:
                 ) from None
             # What is left of a crash between making it and limiting it: nobody was let in.
         try:
-            self.limit(daemon, namespace, deadline)
+            self.limit_namespace(daemon, namespace, deadline)
             return self._directory(daemon, namespace.name, deadline)
         except NodeError:
             # Without its limits nobody may have it.
-            self.remove(
+            self.remove_namespace(
                 daemon, namespace.name, within_request(deadline.seconds, "namespace delete")
             )
             raise
 
-    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
+    def limit_namespace(
+        self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
+    ) -> None:
         """It is refused while a client is in there."""
         limits = namespace.limits
         memory = limits.memory_bytes
@@ -172,7 +176,7 @@ class Protocol3:
             f"--client-priority={int(namespace.priority)}",
         )
 
-    def remove(
+    def remove_namespace(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> None:
         try:
@@ -185,9 +189,9 @@ class Protocol3:
             if self._find(daemon, namespace, deadline) is not None:
                 raise
 
-    def ends(
+    def terminators(
         self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
-    ) -> Mapping[int, EndClient]:
+    ) -> Mapping[int, TerminateClient]:
         """What ends each of those of *pids* that are clients."""
         there = self._clients(daemon, deadline) & set(pids)
         return {pid: partial(self._terminate, daemon, pid) for pid in there}

@@ -203,10 +203,10 @@ def test_what_is_started_runs_is_ready_and_is_stopped_without_a_trace(host, daem
     assert all(os.path.exists(f"{directory}/control") for directory in directories.values())
     assert daemons.is_running(daemon)
     assert daemons.check(daemon).ready
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
     assert not daemons.is_running(daemon)
     assert host.left() == []
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
 
 def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daemons):
@@ -250,10 +250,12 @@ def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(shared):
 def test_a_namespace_is_added_and_is_the_same_when_it_is_added_again(shared):
     daemon, namespace = shared.daemon, shared.namespace(3 * GIB, 20)
 
-    directory = shared.daemons.add(daemon, namespace)
+    directory = shared.daemons.add_namespace(daemon, namespace)
 
     assert (
-        directory == f"{daemon.pipe}/gpu/{namespace.name}" == shared.daemons.add(daemon, namespace)
+        directory
+        == f"{daemon.pipe}/gpu/{namespace.name}"
+        == shared.daemons.add_namespace(daemon, namespace)
     )
     assert shared.limits(namespace) == MpsLimits(20, 3 * GIB)
     assert shared.daemons.is_there(directory)
@@ -268,42 +270,42 @@ def test_a_namespace_is_added_in_two_runs_of_the_program_and_limited_in_one(shar
         return run_command(command, seconds)
 
     daemons = shared.host.daemons(run=counted)
-    daemons.add(shared.daemon, shared.namespace())  # which finds out where they are
+    daemons.add_namespace(shared.daemon, shared.namespace())  # which finds out where they are
     namespace = shared.namespace()
     ran.clear()
-    daemons.add(shared.daemon, namespace)
+    daemons.add_namespace(shared.daemon, namespace)
 
     assert ran == [("namespace", "create"), ("namespace", "set")]
     ran.clear()
-    daemons.limit(shared.daemon, replace(namespace, percent=31))
+    daemons.limit_namespace(shared.daemon, replace(namespace, percent=31))
     assert ran == [("namespace", "set")]
 
 
 def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
     daemons, daemon, namespace = shared.daemons, shared.daemon, shared.namespace(3 * GIB)
-    directory = daemons.add(daemon, namespace)
+    directory = daemons.add_namespace(daemon, namespace)
 
-    daemons.limit(daemon, replace(namespace, percent=20, memory_bytes=(2 * GIB,)))
+    daemons.limit_namespace(daemon, replace(namespace, percent=20, memory_bytes=(2 * GIB,)))
     assert shared.limits(namespace) == MpsLimits(20, 2 * GIB)
     pid = shared.host.attach(daemon, directory)
     with pytest.raises(NodeError, match="has active clients"):
-        daemons.limit(daemon, namespace)
+        daemons.limit_namespace(daemon, namespace)
 
     daemons.terminate(daemon, [pid])
-    daemons.limit(daemon, namespace)
+    daemons.limit_namespace(daemon, namespace)
     assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
 
 def test_limits_of_a_namespace_that_is_not_there_cannot_be_set(shared):
     with pytest.raises(NodeError, match="does not exist"):
-        shared.daemons.limit(shared.daemon, shared.namespace())
+        shared.daemons.limit_namespace(shared.daemon, shared.namespace())
 
 
 def test_a_memory_limit_stays_where_none_is_said(shared):
     namespace = shared.namespace(3 * GIB)
-    shared.daemons.add(shared.daemon, namespace)
+    shared.daemons.add_namespace(shared.daemon, namespace)
 
-    shared.daemons.limit(shared.daemon, replace(namespace, percent=40, memory_bytes=()))
+    shared.daemons.limit_namespace(shared.daemon, replace(namespace, percent=40, memory_bytes=()))
 
     assert shared.limits(namespace) == MpsLimits(40, 3 * GIB)
 
@@ -312,10 +314,10 @@ def test_a_memory_limit_stays_where_none_is_said(shared):
 def test_a_namespace_with_other_limits_under_the_same_name_is_refused(shared, other):
     number = next(shared.numbers)
     namespace = shared.host.namespace(number, 3 * GIB)
-    shared.daemons.add(shared.daemon, namespace)
+    shared.daemons.add_namespace(shared.daemon, namespace)
 
     with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add(
+        shared.daemons.add_namespace(
             shared.daemon, shared.host.namespace(number, **{"memory": 3 * GIB, **other})
         )
     assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
@@ -325,7 +327,7 @@ def test_a_namespace_that_a_crash_left_without_limits_gets_them(shared):
     namespace = shared.namespace(3 * GIB)
     shared.host.ask(shared.daemon, "namespace", "create", namespace.name, "--server=gpu")
 
-    shared.daemons.add(shared.daemon, namespace)
+    shared.daemons.add_namespace(shared.daemon, namespace)
 
     assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
@@ -334,7 +336,7 @@ def test_a_namespace_whose_limits_are_refused_is_not_left_without(shared):
     namespace = shared.namespace(percent=101)
 
     with pytest.raises(NodeError, match="namespace set"):
-        shared.daemons.add(shared.daemon, namespace)
+        shared.daemons.add_namespace(shared.daemon, namespace)
     assert shared.limits(namespace) is None
 
 
@@ -343,9 +345,9 @@ def test_a_namespace_whose_limits_are_refused_is_not_left_without(shared):
 def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(shared, other):
     host, daemon = shared.host, shared.daemon
 
-    assert shared.daemons.add(daemon, host.namespace(1, 5 * GIB, 50)) == daemon.pipe
+    assert shared.daemons.add_namespace(daemon, host.namespace(1, 5 * GIB, 50)) == daemon.pipe
     with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add(daemon, host.namespace(1, **{"memory": 5 * GIB, **other}))
+        shared.daemons.add_namespace(daemon, host.namespace(1, **{"memory": 5 * GIB, **other}))
 
 
 @both
@@ -357,14 +359,14 @@ def test_a_namespace_is_removed_with_its_clients_and_what_is_unknown_is_fine(
     host.attach(daemon, directory)
 
     for _ in range(2):
-        daemons.remove(daemon, namespace.name)
-    daemons.remove(daemon, MpsNamespaceName("c_never"))
+        daemons.remove_namespace(daemon, namespace.name)
+    daemons.remove_namespace(daemon, MpsNamespaceName("c_never"))
 
     assert daemons.check(daemon).namespaces == {}
     if protocol == 3:
         assert daemons.check(daemon).clients == ()
-    daemons.stop(daemon)
-    daemons.remove(daemon, namespace.name)
+    daemons.stop_and_remove(daemon)
+    daemons.remove_namespace(daemon, namespace.name)
 
 
 @both
@@ -375,7 +377,7 @@ def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared,
         shared.daemon,
         shared.namespace(GIB),
     )
-    directory = daemons.add(daemon, namespace)
+    directory = daemons.add_namespace(daemon, namespace)
     pids = sorted(host.attach(daemon, directory) for _ in range(2))
     stranger = host.program(daemon, directory)
     name = namespace.name if protocol == 3 else None
@@ -407,7 +409,7 @@ def test_a_daemon_that_does_not_answer_is_timed_out_and_stopped_all_the_same(hos
     with pytest.raises(TimedOut):
         brief.check(daemon)
     assert brief.is_running(daemon)
-    brief.stop(daemon)
+    brief.stop_and_remove(daemon)
     assert host.left() == []
 
 
@@ -418,10 +420,10 @@ def test_another_process_finds_what_runs_and_goes_on_with_it(host, daemons, prot
     successor = host.daemons()
 
     assert successor.is_running(daemon)
-    directory = successor.add(daemon, host.namespace(1))
+    directory = successor.add_namespace(daemon, host.namespace(1))
     assert os.path.exists(f"{directory}/control")
     assert len(successor.check(daemon).namespaces) == (2 if protocol == 3 else 0)
-    successor.stop(daemon)
+    successor.stop_and_remove(daemon)
     assert not daemons.is_running(daemon)
     assert host.left() == []
 
@@ -436,7 +438,7 @@ def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(h
     brief = host.daemons(BRIEF)
     with pytest.raises(NodeError):
         brief.check(daemon)
-    brief.stop(daemon)
+    brief.stop_and_remove(daemon)
     assert host.left() == []
 
 
@@ -460,7 +462,7 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
     assert daemons.check(daemon).ready
     host.attach(daemon, directory)
     host.end_programs()  # for whom it would wait a second
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
     assert host.left() == []
 
 
@@ -511,7 +513,7 @@ def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
     assert look.ready
     assert {client.pid for client in look.clients} == {named.pid, other}
     host.end_programs()
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
 
 @both
@@ -520,7 +522,7 @@ def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(othe
     host = other_host
     daemon, daemons = host.daemon(), host.daemons(BRIEF)
     daemons.start(daemon, [host.namespace(0)])
-    daemons.end(daemon)
+    daemons.kill(daemon)
     host.change(mps="fails")
 
     with pytest.raises(NodeError) as raised:
@@ -530,7 +532,7 @@ def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(othe
     assert "the log of the MPS agent has its last lines" in str(raised.value)
     (logged,) = (record.lines for record in caplog.records if hasattr(record, "lines"))
     assert any("always fails" in line for line in logged)
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
 
 @both
@@ -588,7 +590,7 @@ def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
     assert lines == [
         f"nvidia-cuda-mps-control (process {control(other)}, pipe directory {other.pipe})"
     ]
-    daemons.stop(ours)
+    daemons.stop_and_remove(ours)
     assert daemons.is_running(other)
 
 
@@ -606,7 +608,7 @@ def test_a_daemon_that_goes_when_it_is_told_to_is_not_said_to_stay(host, caplog,
     daemons = host.daemons(run=lost)
     daemon = host.daemon()
     daemons.start(daemon, [])
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
     assert host.left() == []
     assert caplog.messages == []
@@ -622,7 +624,7 @@ def test_a_daemon_that_does_not_go_when_it_is_told_to_is_ended_and_that_is_logge
     daemons = host.daemons(BRIEF, run=deaf)
     daemon = host.daemon()
     host.daemons().start(daemon, [])
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
     assert host.left() == []
     assert caplog.messages == ["an MPS daemon does not quit"]
@@ -634,7 +636,7 @@ def starts_it(host, daemon, tell):
     daemons.protocol()
     os.write(tell, b"+")
     daemons.start(daemon, [host.namespace(0)])
-    daemons.add(daemon, host.namespace(1))
+    daemons.add_namespace(daemon, host.namespace(1))
     time.sleep(60)
 
 
@@ -654,6 +656,6 @@ def test_whenever_who_starts_it_is_killed_nothing_is_left_once_it_is_stopped(hos
     for end in (reading, writing):
         os.close(end)
 
-    host.daemons().stop(daemon)
+    host.daemons().stop_and_remove(daemon)
 
     assert host.left() == []

@@ -79,7 +79,7 @@ def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daem
     again = os.stat(directory)
     assert (again.st_dev, again.st_ino) == (before.st_dev, before.st_ino)
     host.attach(daemon, directory)
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
     assert host.left() == []
 
 
@@ -90,7 +90,7 @@ def test_whatever_a_tenant_makes_nothing_is_left_when_its_server_is_stopped(host
     (directory,) = daemons.start(daemon, [host.namespace()]).values()
     spoil(directory)
 
-    host.daemons(BRIEF).stop(daemon)
+    host.daemons(BRIEF).stop_and_remove(daemon)
 
     assert host.left() == []
 
@@ -106,7 +106,7 @@ def test_links_that_a_tenant_makes_lead_nowhere(host, daemons):
     Path(directory, "below/to").symlink_to(precious)
 
     daemons.start(daemon, [namespace])
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
     assert os.listdir(precious) == ["file"]
 
@@ -127,7 +127,7 @@ def test_clients_of_any_user_pass_whatever_the_umask_of_who_started_it(host, dae
     try:
         daemon = host.daemon()
         (directory,) = daemons.start(daemon, [host.namespace()]).values()
-        added = daemons.add(daemon, host.namespace(1))
+        added = daemons.add_namespace(daemon, host.namespace(1))
     finally:
         os.umask(before)
 
@@ -151,7 +151,7 @@ def test_what_tenants_write_beside_their_server_is_little_and_of_few_files(host,
     daemons.start(daemon, [namespace])
     host.attach(daemon, directory)
     assert not os.path.exists(f"{directory}/0")
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
     assert host.left() == []
 
 
@@ -239,10 +239,10 @@ def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
         pytest.skip("labels cannot be set here")
 
     (directory,) = daemons.start(daemon, [host.namespace()]).values()
-    added = daemons.add(daemon, host.namespace(1))
+    added = daemons.add_namespace(daemon, host.namespace(1))
 
     assert labelled(daemon.pipe, directory, f"{directory}/control", added, f"{added}/control")
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
 
 @only_2
@@ -256,7 +256,7 @@ def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, cap
     assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
     records = [record for record in caplog.records if "labelled for SELinux" in record.getMessage()]
     assert sum(record.levelname == "WARNING" for record in records) == 1
-    daemons.stop(daemon)
+    daemons.stop_and_remove(daemon)
 
 
 @both

@@ -53,7 +53,7 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
         assert limit.strip() in ("2G", "2048M", "2.00G")
         assert len(DaemonProcesses().of(daemon.token)) > 1  # itself, and its server
     finally:
-        daemons.stop(daemon)  # while the client is there
+        daemons.stop_and_remove(daemon)  # while the client is there
 
     assert DaemonProcesses().of(daemon.token) == ()
     assert host.left() == []
@@ -67,12 +67,12 @@ def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes
         daemons.start(first, namespaces[:1])
         directory = daemons.start(second, namespaces[1:])[namespaces[1].name]
         pid = host.attach(second, directory)
-        daemons.stop(first)
+        daemons.stop_and_remove(first)
 
         assert not daemons.is_running(first)
         assert daemons.check(second).clients == (MpsClient(pid),)
     finally:
-        daemons.stop(first)
-        daemons.stop(second)
+        daemons.stop_and_remove(first)
+        daemons.stop_and_remove(second)
 
     assert host.left() == []

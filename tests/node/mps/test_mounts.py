@@ -165,13 +165,13 @@ def test_a_driver_with_a_root_of_its_own_finds_the_directory_and_leaves_nothing_
     assert control.command().root == str(host.node.root)
 
     for _ in range(2):
-        command = control.to(daemon, control.command("-q"))
+        command = control.prepare_for(daemon, control.command("-q"))
         assert dict(command.variables)["CUDA_MPS_PIPE_DIRECTORY"] == daemon.pipe
         assert os.path.samefile(inside, daemon.directory)
     assert mounts.mounted_at_or_below(inside) == [inside]
 
     for _ in range(2):
-        control.leave(daemon)
+        control.unmount_from_driver(daemon)
     assert not os.path.exists(inside)
     assert os.path.isdir(daemon.pipe)
 
