@@ -135,24 +135,27 @@ def gpu_usages(
     """The *gpus* of the node, and those that only *records* name; by minor number. On each,
     claims by namespace and name, those with admin access last. *unreadable*: each makes it
     uncertain what is free of the GPUs that its claim may hold."""
-    by_name = {str(gpu.name): gpu for gpu in gpus}
-    held_devices: dict[str, dict[PartitionKey | None, list[HeldDevice]]] = defaultdict(
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    held_devices: dict[GpuUuid, dict[PartitionKey | None, list[HeldDevice]]] = defaultdict(
         lambda: defaultdict(list)
     )
+    names: dict[GpuUuid, str] = {}
+    current_names = {uuid: str(gpu.name) for uuid, gpu in by_uuid.items()}
     for record in sorted(records, key=lambda record: record.claim):
         for holding in record.holdings:
-            held_devices[_name(holding, by_name)][holding.partition].append(
-                HeldDevice(record, holding)
-            )
-    names = sorted(by_name.keys() | held_devices.keys(), key=_minor)
+            held_devices[holding.gpu][holding.partition].append(HeldDevice(record, holding))
+            # A GPU can get another name within a boot, and its old one can be another GPU's.
+            is_reused = holding.gpu_name in current_names.values()
+            names[holding.gpu] = str(holding.gpu) if is_reused else holding.gpu_name
+    names |= current_names
     return tuple(
         _usage(
-            name,
-            by_name.get(name),
-            held_devices[name],
-            uncertain=any(damaged.may_hold(name) for damaged in unreadable),
+            names[uuid],
+            by_uuid.get(uuid),
+            held_devices[uuid],
+            uncertain=any(damaged.may_hold(uuid) for damaged in unreadable),
         )
-        for name in names
+        for uuid in sorted(names, key=lambda uuid: _minor(names[uuid]))
     )
 
 
@@ -189,13 +192,6 @@ def _admin_access_last(held_devices: Iterable[HeldDevice]) -> tuple[HeldDevice, 
 
 def _by_placement(key: PartitionKey) -> tuple[int, PartitionKey]:
     return key.start, key
-
-
-def _name(holding: Holding, gpus: Mapping[str, Gpu]) -> str:
-    """How the GPU of *holding* is called now. It can get another name within a boot, and its old
-    one can be another GPU's: one that is not *gpus* is then called by its UUID."""
-    current_name = next((name for name, gpu in gpus.items() if gpu.uuid == holding.gpu), None)
-    return current_name or (str(holding.gpu) if holding.gpu_name in gpus else holding.gpu_name)
 
 
 def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:

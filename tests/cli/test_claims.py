@@ -278,9 +278,13 @@ def test_a_record_that_cannot_be_read_is_shown_with_what_it_may_hold_and_left_wh
     ("text", "uncertain"),
     [
         pytest.param("{", range(1, 8), id="any GPU but one that is all held"),
-        pytest.param('{"holdings": [{"device": "gpu-1"}], "co', [1], id="one in parts"),
         pytest.param(
-            '{"holdings": [{"device": "gpu-2-mig-1g10gb-19-0"}], "co', [2], id="a free one"
+            f'{{"holdings": [{{"device":"gpu-1","gpu":"{UUIDS[1]}"}}], "co', [1], id="one in parts"
+        ),
+        pytest.param(
+            f'{{"holdings": [{{"device":"gpu-2-mig-1g10gb-19-0","gpu":"{UUIDS[2]}"}}], "co',
+            [2],
+            id="a free one",
         ),
     ],
 )

@@ -34,10 +34,7 @@ def levels(findings):
 def book(*records, aside=()):
     return LedgerSnapshot(
         {record.claim.uid: record for record in records},
-        {
-            ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", None)
-            for uid in aside
-        },
+        {ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", None) for uid in aside},
     )
 
 
