@@ -79,9 +79,9 @@ class Agent:
 
     def server(self, gpu: str) -> MpsServer | None:
         """The server over that GPU and no other."""
-        return next((one for one in self.status().servers if one.gpus == (gpu,)), None)
+        return next((server for server in self.status().servers if server.gpus == (gpu,)), None)
 
-    def left(self) -> list[str]:
+    def remains(self) -> list[str]:
         """What there is of servers: directories, states, processes."""
         names = "s" + "[0-9a-f]" * 12
         paths = [*self.directory.glob(names), *self.directory.glob(f"state/{names}.json")]
@@ -89,7 +89,7 @@ class Agent:
 
     def daemons(self) -> list[str]:
         """The daemons and servers with a pipe directory below ours, by process number and name."""
-        found = []
+        daemons = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 name = (process / "cmdline").read_bytes().split(b"\0")[0].decode()
@@ -98,8 +98,8 @@ class Agent:
                 continue
             is_mps = Path(name).name.startswith("nvidia-cuda-mps")
             if is_mps and f"={self.directory}/" in environment:
-                found.append(f"{process.name} {Path(name).name}")
-        return sorted(found)
+                daemons.append(f"{process.name} {Path(name).name}")
+        return sorted(daemons)
 
     def close(self) -> None:
         """End it with all that it started."""

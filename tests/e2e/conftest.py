@@ -28,9 +28,9 @@ NEW = "00000000-0000-4000-8000-00000000000b"
 
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
+    directory = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if directory in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(300))
 
@@ -102,8 +102,8 @@ def namespaces(kube):
 
 
 def is_not_going(kube, namespace):
-    found = kube.find("Namespace", namespace)
-    return found is None or "deletionTimestamp" not in found["metadata"]
+    document = kube.find("Namespace", namespace)
+    return document is None or "deletionTimestamp" not in document["metadata"]
 
 
 @pytest.fixture(scope="session")
@@ -186,7 +186,7 @@ def simulated(driver, kube):
         return
     kube.clean_up()
     wait("ledger records to go", lambda: not driver.claims(), 70)
-    wait(f"servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
+    wait(f"servers to go: {driver.agent.remains()}", lambda: not driver.agent.remains(), 20)
     driver.serve(usual)
 
 
@@ -197,13 +197,13 @@ def profile(driver, kube):
     directory = driver.profiles
     node = driver.cluster.node_name
 
-    def follow(name, text=None, label=PROFILE_LABELS[0], said="profile in force"):
+    def follow(name, text=None, label=PROFILE_LABELS[0], message="profile in force"):
         if text is not None:
             (directory.parent / "new").write_text(text)
             (directory.parent / "new").rename(directory / f"{name}.yaml")
-        before = driver.log.count(said)
+        before = driver.log.count(message)
         kube.label_node(node, **{**dict.fromkeys(PROFILE_LABELS), label: name})
-        wait(said, lambda: driver.log.count(said) > before, 15)
+        wait(message, lambda: driver.log.count(message) > before, 15)
 
     yield follow
     kube.label_node(node, **dict.fromkeys(PROFILE_LABELS))
@@ -222,8 +222,8 @@ def assert_nothing_left(driver):
     assert kube.published() == driver.usual
     assert not driver.metadata()
     wait(f"memory limits to go: {driver.limits()}", lambda: not driver.limits(), 30)
-    assert not driver.cuts()
-    wait(f"MPS servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
+    assert not driver.instances()
+    wait(f"MPS servers to go: {driver.agent.remains()}", lambda: not driver.agent.remains(), 20)
     assert set(driver.intervals()) <= {"Default"}
     notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))
     assert len(notes) == 1, f"notes of dead processes: {notes}"

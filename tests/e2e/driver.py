@@ -94,7 +94,7 @@ class Driver:
     def token(self) -> str:
         node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
         account = self.kube.all("ServiceAccount", NAMESPACE)
-        names = [one["metadata"]["name"] for one in account]
+        names = [mount["metadata"]["name"] for mount in account]
         name = next(name for name in names if name.endswith("kubelet-plugin"))
         answer = self.kube.api.create(
             f"{self.kube.path('ServiceAccount', NAMESPACE)}/{name}/token",
@@ -216,9 +216,9 @@ class Driver:
     def claims(self) -> list[dict[str, object]]:
         """What `dra-driver claims --ledger-only` says, less the process: this is asked often."""
         settings = ClaimsSettings.model_validate({"kubelet_dir": self.cluster.kubelet_dir})
-        found = json.loads(claims(settings, None, "json", Terminal()))
-        assert not found["unreadable"]
-        return list(found["claims"])
+        answer = json.loads(claims(settings, None, "json", Terminal()))
+        assert not answer["unreadable"]
+        return list(answer["claims"])
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """What a command of `dra-driver` says of this node."""
@@ -259,16 +259,17 @@ class Driver:
         }
         return {cgroup: int(limit) for cgroup, limit in lines.items() if limit != "max"}
 
-    def cuts(self) -> dict[str, list[tuple[int, int, int]]]:
-        """What is cut by what the simulated driver keeps: for the UUID of each GPU with instances,
+    def instances(self) -> dict[str, list[tuple[int, int, int]]]:
+        """The GPU instances that the simulated driver keeps: for the UUID of each GPU with some,
         their profile ids, starts, and how many compute instances each has."""
-        found = {}
+        by_gpu = {}
         for file in self.host.glob("run/nvidia-simulated/*/*.mig"):
-            cuts = json.loads(file.read_text())["cuts"]
-            found[file.stem] = sorted(
-                (one["profile_id"], one["start"], len(one["computes"])) for one in cuts
+            instances = json.loads(file.read_text())["instances"]
+            by_gpu[file.stem] = sorted(
+                (instance["profile_id"], instance["start"], len(instance["computes"]))
+                for instance in instances
             )
-        return {gpu: cuts for gpu, cuts in found.items() if cuts}
+        return {gpu: instances for gpu, instances in by_gpu.items() if instances}
 
     def layout_state(self) -> str:
         """What the node's label says of the MIG layout."""

@@ -21,7 +21,7 @@ _AT_ONCE = 8
 @contextlib.contextmanager
 def fake_nodes(kube: Kube, pools: Iterable[Pool]) -> Iterator[None]:
     """A node for each of *pools*, of its name. They go, and whatever was scheduled to them."""
-    there = list(pools)
+    known_pools = list(pools)
     slices = kube.path("ResourceSlice")
 
     def make(pool: Pool) -> list[str]:
@@ -31,11 +31,11 @@ def fake_nodes(kube: Kube, pools: Iterable[Pool]) -> Iterator[None]:
         return [document["metadata"]["name"] for document in made]
 
     try:
-        made = at_once(make, there)
+        made = at_once(make, known_pools)
         yield
     finally:
         kube.clean_up()
-        at_once(lambda pool: kube.api.delete(f"{_NODES}/{pool.name}"), there)
+        at_once(lambda pool: kube.api.delete(f"{_NODES}/{pool.name}"), known_pools)
         at_once(lambda name: kube.delete("ResourceSlice", name), itertools.chain(*made))
 
 

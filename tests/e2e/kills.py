@@ -7,7 +7,7 @@ import time
 from tests.e2e.kube import wait
 from tests.e2e.mig import change_gpu
 
-WORK = re.compile("MIG mode switched|partition (cut|removed)|claim served")
+WORK = re.compile("MIG mode switched|partition (created|removed)|claim served")
 
 
 def nothing():
@@ -57,5 +57,5 @@ def runs(kube, name):
 
 def goes(kube, name):
     """Of a pod that is deleted: likewise."""
-    there = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
-    wait(f"{name} to go", there, 60, 0.5)
+    gone = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
+    wait(f"{name} to go", gone, 60, 0.5)

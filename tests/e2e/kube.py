@@ -49,7 +49,9 @@ PATHS = {
 _PATIENCE_SECONDS = 8.0
 
 
-def wait(what: str, check: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1) -> Any:
+def wait(
+    condition: str, check: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1
+) -> Any:
     """The first true answer of *check*; an AssertionError that says what was waited for."""
     deadline = time.monotonic() + seconds
     while True:
@@ -60,7 +62,7 @@ def wait(what: str, check: Callable[[], Any], seconds: float = 60.0, pause: floa
             if time.monotonic() >= deadline:
                 raise
         if time.monotonic() >= deadline:
-            raise AssertionError(f"waited {seconds:g} s for {what}")
+            raise AssertionError(f"waited {seconds:g} s for {condition}")
         time.sleep(pause)
 
 
@@ -91,8 +93,8 @@ class Kube:
         try:
             return self.api.create(path, document)
         except Conflict:
-            there = self.api.get(f"{path}/{meta['name']}")
-            version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+            existing = self.api.get(f"{path}/{meta['name']}")
+            version = {"resourceVersion": existing["metadata"]["resourceVersion"]}
             return self.api.update(
                 f"{path}/{meta['name']}", {**document, "metadata": {**meta, **version}}
             )
@@ -124,8 +126,8 @@ class Kube:
                 "ResourceClaim",
                 "ResourceClaimTemplate",
             ):
-                for found in self.all(kind, namespace):
-                    self.delete(kind, found["metadata"]["name"], namespace)
+                for document in self.all(kind, namespace):
+                    self.delete(kind, document["metadata"]["name"], namespace)
         for kind in ("Pod", "ResourceClaim"):
             for each in ("default", *NAMESPACES):
                 wait(f"every {kind} to go", lambda k=kind, n=each: not self.all(k, n), 90)  # type: ignore[misc]
@@ -135,24 +137,24 @@ class Kube:
         self.kubectl("delete", "pod", "-n", namespace, pod, "--force", "--grace-period=0")
 
     def phase(self, pod: str, namespace: str = "default") -> str:
-        found = self.find("Pod", pod, namespace)
-        return found["status"].get("phase", "") if found else "gone"
+        document = self.find("Pod", pod, namespace)
+        return document["status"].get("phase", "") if document else "gone"
 
     def wait_pod(
         self, pod: str, *phases: str, namespace: str = "default", seconds: float = 60
     ) -> str:
         """The phase of *pod* when it is one of *phases* (default: it runs, or ran)."""
-        wanted = phases or ("Running", "Succeeded")
+        expected = phases or ("Running", "Succeeded")
         patience = self._patience()
 
         def reached() -> str:
             now = self.phase(pod, namespace)
             if now == "Pending":
                 next(patience)
-            return now if now in wanted else ""
+            return now if now in expected else ""
 
         try:
-            return str(wait(f"pod {pod} to be {' or '.join(wanted)}", reached, seconds))
+            return str(wait(f"pod {pod} to be {' or '.join(expected)}", reached, seconds))
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.explain(pod, namespace)}") from e
 
@@ -173,8 +175,8 @@ class Kube:
         goes or a slice changes, or after five minutes.
         """
         change = {"metadata": {"annotations": {"dra.test/nudge": str(time.time())}}}
-        for found in self.all("DeviceClass")[:1]:
-            self.api.patch(f"{self.path('DeviceClass')}/{found['metadata']['name']}", change)
+        for device_class in self.all("DeviceClass")[:1]:
+            self.api.patch(f"{self.path('DeviceClass')}/{device_class['metadata']['name']}", change)
 
     def wait_pods(self, pods: Iterable[str], phase: str, seconds: float = 100) -> None:
         """Until all *pods* are *phase*, for pods whose preparation failed on the way.
@@ -212,9 +214,9 @@ class Kube:
 
     def explain(self, pod: str, namespace: str = "default") -> str:
         """Why a pod is what it is: its phase, its containers, its events."""
-        found = self.find("Pod", pod, namespace)
+        document = self.find("Pod", pod, namespace)
         events = self.events(pod, namespace)
-        status = found["status"] if found else {}
+        status = document["status"] if document else {}
         states = [c.get("state") for c in status.get("containerStatuses", ())]
         return f"phase {status.get('phase')}, containers {states}, events {events}"
 
@@ -223,19 +225,19 @@ class Kube:
         pod = self.find("Pod", name, namespace)
         uid = f",involvedObject.uid={pod['metadata']['uid']}" if pod else ""
         query = {"fieldSelector": f"involvedObject.name={name}{uid}"}
-        found = self.api.list(f"/api/v1/namespaces/{namespace}/events", query)["items"]
-        return [f"{event['reason']}: {event.get('message', '')}" for event in found]
+        items = self.api.list(f"/api/v1/namespaces/{namespace}/events", query)["items"]
+        return [f"{event['reason']}: {event.get('message', '')}" for event in items]
 
     def slices(self) -> list[Document]:
-        found = self.all("ResourceSlice")
-        return sorted(found, key=lambda each: each["metadata"]["name"])
+        slices = self.all("ResourceSlice")
+        return sorted(slices, key=lambda each: each["metadata"]["name"])
 
     def published(self) -> dict[str, Document]:
         """The devices in all slices, in their order, by name; without what the API server adds."""
-        found = {d["name"]: d for s in self.slices() for d in s["spec"].get("devices") or ()}
-        for taint in (taint for device in found.values() for taint in device.get("taints", ())):
+        devices = {d["name"]: d for s in self.slices() for d in s["spec"].get("devices") or ()}
+        for taint in (taint for device in devices.values() for taint in device.get("taints", ())):
             taint.pop("timeAdded", None)
-        return found
+        return devices
 
     def devices(self) -> list[str]:
         """The names of what claims can be given; monitors are for looking on."""

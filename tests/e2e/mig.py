@@ -20,10 +20,10 @@ PROFILE = "mig"  # the bundled one that has partitions created for claims
 
 def part(profile: str, name: str = "gpu", of: str = "", **fields: Any) -> Document:
     """One request for a partition. *of*: the UUID of the GPU that it has to be of."""
-    wanted = [f"device.attributes['{CLASS}'].profile == '{profile}'"]
+    conditions = [f"device.attributes['{CLASS}'].profile == '{profile}'"]
     if of:
-        wanted.append(f"device.attributes['{CLASS}'].parentUUID == '{of}'")
-    return request(name, " && ".join(wanted), deviceClassName=PARTITION, **fields)
+        conditions.append(f"device.attributes['{CLASS}'].parentUUID == '{of}'")
+    return request(name, " && ".join(conditions), deviceClassName=PARTITION, **fields)
 
 
 def partitions(kube: Kube, gpu: str = "gpu") -> list[str]:
@@ -33,8 +33,8 @@ def partitions(kube: Kube, gpu: str = "gpu") -> list[str]:
 
 def boards(driver: Driver) -> dict[str, Document]:
     """Each GPU that can be cut, as the simulated driver keeps it."""
-    kept = driver.host.glob("run/nvidia-simulated/*/*.mig")
-    return {file.stem: json.loads(file.read_text()) for file in kept}
+    files = driver.host.glob("run/nvidia-simulated/*/*.mig")
+    return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def modes(driver: Driver) -> dict[str, bool]:
@@ -52,8 +52,8 @@ def described(name: str, **fields: Any) -> Document:
 def change_gpu(driver: Driver, **fields: Any) -> None:
     """Set *fields* of the first GPU of the simulated node; None takes one away."""
     node = yaml.safe_load(driver.node_file.read_text())
-    said = node["gpus"][0] | fields
-    node["gpus"][0] = {name: value for name, value in said.items() if value is not None}
+    changed = node["gpus"][0] | fields
+    node["gpus"][0] = {name: value for name, value in changed.items() if value is not None}
     driver.change(node)
 
 

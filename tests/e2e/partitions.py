@@ -26,29 +26,35 @@ def part(profile, memory, cores=None, **fields):
     return partition(profile, capacity={"requests": amounts}, **fields)
 
 
-def held(driver):
+def held_partitions(driver):
     """What claims hold by the ledger: GPU, profile id and start of each partition."""
     names = {device["name"] for claim in driver.claims() for device in claim["devices"]}
-    found = [DEVICE.fullmatch(name) for name in names]
-    return sorted(tuple(map(int, match.groups())) for match in found if match)
+    matches = [DEVICE.fullmatch(name) for name in names]
+    return sorted(tuple(map(int, match.groups())) for match in matches if match)
 
 
-def cut(driver):
-    """What is cut by the simulated driver, in the same form; each with a compute instance."""
+def existing_partitions(driver):
+    """What partitions the simulated driver keeps, in the same form; each has a compute instance."""
     minors = {gpu.uuid: gpu.minor for gpu in read_node(driver.node_file).gpus}
-    cuts = [(minors[gpu], *one) for gpu, there in driver.cuts().items() for one in there]
-    assert all(computes == 1 for *_, computes in cuts), cuts
-    return sorted(each[:3] for each in cuts)
+    partitions = [
+        (minors[gpu], *instance)
+        for gpu, instances in driver.instances().items()
+        for instance in instances
+    ]
+    assert all(computes == 1 for *_, computes in partitions), partitions
+    return sorted(each[:3] for each in partitions)
 
 
 def settled(driver):
-    """Until what is cut is what claims hold: some of them are still being given back."""
+    """Until the partitions are those that claims hold: some are still being given back."""
 
     def whole():
-        cuts = [one for there in driver.cuts().values() for one in there]
-        return all(computes == 1 for *_, computes in cuts) and cut(driver) == held(driver)
+        every = [instance for instances in driver.instances().values() for instance in instances]
+        complete = all(computes == 1 for *_, computes in every)
+        return complete and existing_partitions(driver) == held_partitions(driver)
 
-    wait(f"what is cut to be what is held: {driver.cuts()}, {held(driver)}", whole, 60, 0.5)
+    partitions = f"{driver.instances()}, held: {held_partitions(driver)}"
+    wait(f"the partitions to be those that claims hold: {partitions}", whole, 60, 0.5)
 
 
 def refused(kube, name, text="cannot allocate"):

@@ -36,5 +36,5 @@ def test_a_hundred_pods_created_at_once_on_eight_gpus_all_run(kube, driver, reco
 
 def prepares(metrics: str, bound: str) -> float:
     """How many claims were prepared within *bound* seconds."""
-    found = re.findall(r'_bucket\{le="([^"]+)",operation="prepare",outcome="ok"\} (\S+)', metrics)
-    return float(dict(found)[bound])
+    buckets = re.findall(r'_bucket\{le="([^"]+)",operation="prepare",outcome="ok"\} (\S+)', metrics)
+    return float(dict(buckets)[bound])

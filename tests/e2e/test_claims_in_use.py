@@ -55,8 +55,8 @@ def freeze():
         return frozen[-1]
 
     yield freeze
-    for one in frozen:
-        one.thaw()
+    for stopped in frozen:
+        stopped.thaw()
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def refusals(driver):
     """Pod and process of each refusal since the test began: ``refusals("unprepare")``."""
     begun = len(driver.log)
 
-    def told(word: str = "") -> list[tuple[str, int]]:
+    def named_processes(word: str = "") -> list[tuple[str, int]]:
         lines = [line for line in driver.log[begun:].splitlines() if word in line]
         return [(pod, int(pid)) for line in lines for pod, pid in REFUSED.findall(line)]
 
-    return told
+    return named_processes
 
 
 @pytest.fixture
@@ -83,34 +83,40 @@ class Stuck:
 
     def __init__(self, kube, freeze: Callable[[int], Frozen], name: str) -> None:
         devices = ("gpu-0", "gpu-1")
-        claims = [{"name": one, "resourceClaimTemplateName": f"only-{one}"} for one in devices]
-        containers = [container(COMMAND, f"has-{one}", ({"name": one},)) for one in devices]
+        claims = [
+            {"name": device, "resourceClaimTemplateName": f"only-{device}"} for device in devices
+        ]
+        containers = [
+            container(COMMAND, f"has-{device}", ({"name": device},)) for device in devices
+        ]
         kube.apply(pod_of(name, containers, claims))
         kube.wait_pod(name, "Running", seconds=120)
         made = kube.get("Pod", name)["status"]["resourceClaimStatuses"]
-        (self.claim,) = (one["resourceClaimName"] for one in made if one["name"] == "gpu-0")
+        (self.claim,) = (
+            status["resourceClaimName"] for status in made if status["name"] == "gpu-0"
+        )
         id_ = container_ids(kube, name)["has-gpu-0"]
         self.process = freeze(process(id_, LONG))
         self.pids = set(pids(id_).values())
         kube.delete_now(name)
-        for one in made:
-            kube.wait_gone("ResourceClaim", one["resourceClaimName"], seconds=120)
+        for status in made:
+            kube.wait_gone("ResourceClaim", status["resourceClaimName"], seconds=120)
 
 
-def held(driver) -> set[str]:
+def held_devices(driver) -> set[str]:
     """The devices that claims hold."""
-    return {device["name"] for one in driver.claims() for device in one["devices"]}
+    return {device["name"] for claim in driver.claims() for device in claim["devices"]}
 
 
 def doctor(cluster, driver) -> str:
     """What the doctor says of claims in use."""
-    told = driver.command(
+    output = driver.command(
         "doctor",
         f"--kubeconfig={cluster.kubeconfig}",
         f"--sim={driver.node_file}",
         f"--runtime-dir={cluster.layout.containerd_state}",
     ).stdout
-    return "\n".join(line for line in told.splitlines() if "claims in use" in line)
+    return "\n".join(line for line in output.splitlines() if "claims in use" in line)
 
 
 @pytest.mark.timeout(900)
@@ -121,15 +127,17 @@ def test_a_process_that_cannot_end_keeps_exactly_its_gpu_and_everybody_can_see_w
     stuck = Stuck(kube, freeze, "endless")
 
     wait("the kubelet to be refused", lambda: refusals("unprepare"), 150)
-    wait("the other GPU to be free", lambda: held(driver) == {"gpu-0"}, 150)
+    wait("the other GPU to be free", lambda: held_devices(driver) == {"gpu-0"}, 150)
     assert {pod for pod, _ in refusals()} == {"endless"}
     assert {pid for _, pid in refusals()} <= stuck.pids
-    said = f"claim default/{stuck.claim} cannot be given back yet: pod default/endless: process "
-    wait("an event of the Node", lambda: said in str(kube.events(cluster.node_name)), 60)
-    told = doctor(cluster, driver)
-    assert f"[warn] claims in use: claim default/{stuck.claim} is deleted and holds gpu-0" in told
+    refusal = f"claim default/{stuck.claim} cannot be given back yet: pod default/endless: process "
+    wait("an event of the Node", lambda: refusal in str(kube.events(cluster.node_name)), 60)
+    findings = doctor(cluster, driver)
+    assert (
+        f"[warn] claims in use: claim default/{stuck.claim} is deleted and holds gpu-0" in findings
+    )
     assert is_alive(stuck.process.pid)
-    assert held(driver) == {"gpu-0"}, "however long it takes"
+    assert held_devices(driver) == {"gpu-0"}, "however long it takes"
 
     stuck.process.thaw()
 

@@ -12,12 +12,12 @@ SHAPES = {"unknown": "unknown fields", "lists": "lists", "deep": "lists in lists
 def written(name, parameters):
     """The claim called *name* with as many of these configurations as it can have, as text: Python
     writes no JSON of 5,000 levels."""
-    asked = claim(name, config=[sharing()])
-    (config,) = asked["spec"]["devices"]["config"]
+    document = claim(name, config=[sharing()])
+    (config,) = document["spec"]["devices"]["config"]
     config["opaque"]["parameters"] = "PARAMETERS"
-    one = json.dumps(config).replace('"PARAMETERS"', parameters)
-    asked["spec"]["devices"]["config"] = ["CONFIG"]
-    return json.dumps(asked).replace('"CONFIG"', ",".join([one] * MOST))
+    config_text = json.dumps(config).replace('"PARAMETERS"', parameters)
+    document["spec"]["devices"]["config"] = ["CONFIG"]
+    return json.dumps(document).replace('"CONFIG"', ",".join([config_text] * MOST))
 
 
 def test_the_costliest_configurations_are_refused_in_an_event_and_stall_nobody(
@@ -36,10 +36,10 @@ def test_the_costliest_configurations_are_refused_in_an_event_and_stall_nobody(
     kube.wait_pod("beside", "Running")
     for name in SHAPES:
 
-        def said(name=name):
+        def refusal(name=name):
             events = kube.events(f"costly-{name}")
-            return next((one for one in events if "unknown field" in one), "")
+            return next((event for event in events if "unknown field" in event), "")
 
-        message = wait(f"the refusal of {name}", said, 120)
+        message = wait(f"the refusal of {name}", refusal, 120)
         assert "unknown field" in message and len(message.encode()) < 2048
         assert kube.phase(f"costly-{name}") == "Pending"

@@ -48,19 +48,23 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
     cluster, kube, driver, api_server
 ):
     change_gpu(driver, mig=True, instances=[{"profile": "3g.40gb", "start": 0}])
-    there = lambda: "uuid" in kube.published().get(THEIRS, {}).get("attributes", {})  # noqa: E731
-    wait("theirs, and places beside it", lambda: there() and len(partitions(kube, "gpu-0")) > 1, 20)
-    said = len(driver.log)
+    is_published = lambda: "uuid" in kube.published().get(THEIRS, {}).get("attributes", {})  # noqa: E731
+    wait(
+        "theirs, and places beside it",
+        lambda: is_published() and len(partitions(kube, "gpu-0")) > 1,
+        20,
+    )
+    logged = len(driver.log)
 
     api_server(WITHOUT)
     wait("theirs, and the GPU that is whole", lambda: kube.devices() == ["gpu-1", THEIRS], 20)
-    assert "ounters" not in str([one["spec"] for one in kube.slices()])
-    wait("the reason to be said", lambda: WHY in driver.log[said:])
-    told = driver.command(
+    assert "ounters" not in str([slice_["spec"] for slice_ in kube.slices()])
+    wait("the reason to be said", lambda: WHY in driver.log[logged:])
+    doctor = driver.command(
         "doctor", f"--kubeconfig={cluster.kubeconfig}", f"--sim={driver.node_file}"
     )
-    assert "no MIG partition is created" in told.stdout
-    before = driver.cuts()
+    assert "no MIG partition is created" in doctor.stdout
+    before = driver.instances()
     kube.apply(
         template("theirs", request(cel=on(kube.uuid(THEIRS)), deviceClassName="mig.gpu.nvidia.com"))
     )
@@ -68,7 +72,7 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
     for name in ("theirs", "whole"):
         kube.apply(pod(name, template=name))
         kube.wait_pod(name, "Running")
-    assert driver.cuts() == before
+    assert driver.instances() == before
 
     api_server()
     for name in ("theirs", "whole"):
@@ -77,5 +81,5 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
         kube.wait_gone("Pod", name)
     wait("what can be cut", lambda: len(partitions(kube, "gpu-1")) > 1, 20)
     wait("places beside theirs", lambda: len(partitions(kube, "gpu-0")) > 1, 20)
-    assert "ounters" in str([one["spec"] for one in kube.slices()])
-    assert driver.cuts() == before
+    assert "ounters" in str([slice_["spec"] for slice_ in kube.slices()])
+    assert driver.instances() == before

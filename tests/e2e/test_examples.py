@@ -84,8 +84,8 @@ def remove(kube, example):
     objects = example.objects()
     for namespace in (o["metadata"]["name"] for o in objects if o["kind"] == "Namespace"):
         for owner in ("StatefulSet", "Deployment"):  # or its pods come back
-            for found in kube.all(owner, namespace):
-                kube.delete(owner, found["metadata"]["name"], namespace)
+            for owned in kube.all(owner, namespace):
+                kube.delete(owner, owned["metadata"]["name"], namespace)
         for pod in kube.all("Pod", namespace):
             kube.delete("Pod", pod["metadata"]["name"], namespace)
         wait_empty(kube, namespace)
@@ -116,23 +116,23 @@ def tell_simulation(kube, driver, use: Uses):
         return uuids(kube.logs(use.pod, None, use.namespace))
 
     (uuid,) = wait("its GPU in the log", its_gpus, PATIENCE_SECONDS)
-    there = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
+    uuids_of_node = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
     status = kube.get("Pod", use.pod, use.namespace)["status"]["containerStatuses"][0]
     pid = main_process(status["containerID"].rpartition("/")[2])
     node = yaml.safe_load(driver.node_file.read_text())
-    processes = node["gpus"][there.index(uuid)].setdefault("processes", [])
+    processes = node["gpus"][uuids_of_node.index(uuid)].setdefault("processes", [])
     processes.append({"pid": pid, "memory_bytes": use.memory_bytes})
     replace(driver.node_file, yaml.safe_dump(node))
 
 
 def main_process(container: str) -> int:
     """The oldest process of a container, as the host counts."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with contextlib.suppress(OSError):
             if container in path.read_text():
-                found.append(int(path.parent.name))
-    return min(found)
+                pids.append(int(path.parent.name))
+    return min(pids)
 
 
 def wait_empty(kube, namespace):

@@ -413,10 +413,10 @@ def proxy(kube, driver):
     """What the plugin reaches the API server through."""
     config = yaml.safe_load(driver.kubeconfig.read_text())
     server = config["clusters"][0]["cluster"]
-    there = urlsplit(server["server"])
-    with SilentProxy(there.hostname, there.port) as proxy:
+    address = urlsplit(server["server"])
+    with SilentProxy(address.hostname, address.port) as proxy:
         server["server"] = f"https://127.0.0.1:{proxy.port}"
-        server["tls-server-name"] = there.hostname
+        server["tls-server-name"] = address.hostname
         proxied = driver.directory / "proxied.kubeconfig"
         proxied.write_text(yaml.safe_dump(config))
         driver.stop()

@@ -36,11 +36,11 @@ def sliceable(driver):
 def wait_refused(kube, name, text=WAITS, namespace="default"):
     """The event of a pod that says *text*."""
 
-    def said():
+    def matching_event():
         return next((e for e in kube.events(name, namespace) if text in e), "")
 
     try:
-        return wait(f"{text!r} to be said of {name}", said, 30)
+        return wait(f"{text!r} to be said of {name}", matching_event, 30)
     except AssertionError as e:
         raise AssertionError(f"{e}: {kube.explain(name, namespace)}") from e
 
@@ -59,12 +59,12 @@ def finished(kube, name):
 
 
 def test_ten_fractions_from_three_namespaces_fill_a_gpu_and_whole_claims_keep_away(kube, driver):
-    here = on(kube.uuid("gpu-0"))
+    on_gpu = on(kube.uuid("gpu-0"))
     places = ["default", "team-a", "team-b"]
     for place in places:
-        kube.apply(template("tenth", fraction("8155Mi", cel=here)), place)
-    kube.apply(template("nothing", fraction("0", cel=here)))
-    kube.apply(template("whole", request(cel=here)))
+        kube.apply(template("tenth", fraction("8155Mi", cel=on_gpu)), place)
+    kube.apply(template("nothing", fraction("0", cel=on_gpu)))
+    kube.apply(template("whole", request(cel=on_gpu)))
     ten = [(f"tenth-{n}", places[n % 3]) for n in range(10)]
     for name, place in ten:
         kube.apply(pod(name, template="tenth"), place)
@@ -72,8 +72,8 @@ def test_ten_fractions_from_three_namespaces_fill_a_gpu_and_whole_claims_keep_aw
         kube.wait_pod(name, "Running", namespace=place)
     assert len(driver.claims()) == 10
 
-    for name, its in (("eleventh", "tenth"), ("whole", "whole")):
-        kube.apply(pod(name, template=its))
+    for name, source in (("eleventh", "tenth"), ("whole", "whole")):
+        kube.apply(pod(name, template=source))
         wait_refused(kube, name)
 
     kube.delete("Pod", *ten[0])
@@ -149,7 +149,7 @@ def test_a_container_reads_what_it_was_given_in_the_files_of_its_claims(kube, dr
 
     *files, third = finished(kube, "reads").split("\n", 2)
 
-    (part, whole), seen = map(json.loads, files), third.splitlines()
+    (part, whole), lines = map(json.loads, files), third.splitlines()
     assert part["podClaimName"] == "mine"
     assert whole["metadata"]["name"] == "own"
     (device,) = part["requests"][0]["devices"]
@@ -159,9 +159,9 @@ def test_a_container_reads_what_it_was_given_in_the_files_of_its_claims(kube, dr
     (device,) = whole["requests"][0]["devices"]
     assert device["name"] == "gpu-1"
     assert "memory" not in device["attributes"], "a whole GPU is no share"
-    assert "unwritable" in seen
-    assert "GPU_DEVICE_0_MEMORY=20Gi" in seen
-    assert f"GPU_DEVICE_1_UUID={kube.uuid('gpu-1')}" in seen
+    assert "unwritable" in lines
+    assert "GPU_DEVICE_0_MEMORY=20Gi" in lines
+    assert f"GPU_DEVICE_1_UUID={kube.uuid('gpu-1')}" in lines
     wait("the files to go with the pod", lambda: not driver.metadata(), 20)
 
 
@@ -223,8 +223,8 @@ def test_what_is_not_offered_is_said_in_the_pods_events(kube, driver):
         kube.apply(pod(name, SMI, template=name))
 
     for name, (_, why) in refused.items():
-        said = wait_refused(kube, name, why)
-        assert said.startswith("FailedPrepareDynamicResources")
+        event = wait_refused(kube, name, why)
+        assert event.startswith("FailedPrepareDynamicResources")
         assert kube.phase(name) == "Pending"
 
 
@@ -232,8 +232,8 @@ def test_two_intervals_on_one_gpu_are_refused(kube, driver, profile):
     profile("any-interval", ANY_INTERVAL)
     both = (fraction("10Gi", "a"), fraction("10Gi", "b"))
     same = [{"matchAttribute": f"{CLASS}/uuid"}]
-    asked = [interval("Long", "a"), interval("Short", "b")]
-    kube.apply(template("both", *both, constraints=same, config=asked))
+    configs = [interval("Long", "a"), interval("Short", "b")]
+    kube.apply(template("both", *both, constraints=same, config=configs))
     kube.apply(pod("both", SMI, template="both"))
 
     wait_refused(kube, "both", "sharing.timeSlicingConfig.interval: Short on gpu-")
@@ -242,8 +242,8 @@ def test_two_intervals_on_one_gpu_are_refused(kube, driver, profile):
 def test_the_doctor_names_claims_that_can_never_be_served(cluster, kube, driver):
     large, unknown = fraction("100Gi"), request(capacity={"requests": {"vram": "1Gi"}})
     percent = request(capacity={"requests": {"memory": "10Gi", "cores": "101"}})
-    for name, asked in (("large", large), ("unknown", unknown), ("percent", percent)):
-        kube.apply(claim(name, asked))
+    for name, requested in (("large", large), ("unknown", unknown), ("percent", percent)):
+        kube.apply(claim(name, requested))
     kube.apply(claim("patient", fraction("10Gi")))
 
     answer = driver.command(
@@ -254,7 +254,7 @@ def test_the_doctor_names_claims_that_can_never_be_served(cluster, kube, driver)
         f"--kubeconfig={kube.config}",
     )
 
-    said = {line for line in answer.stdout.splitlines() if "can never be served" in line}
+    findings = {line for line in answer.stdout.splitlines() if "can never be served" in line}
     for name, why in (("large", "100Gi"), ("unknown", "vram"), ("percent", "cores")):
-        assert any(f"default/{name} " in line and why in line for line in said), answer.stdout
-    assert not any("patient" in line for line in said)
+        assert any(f"default/{name} " in line and why in line for line in findings), answer.stdout
+    assert not any("patient" in line for line in findings)

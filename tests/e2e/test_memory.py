@@ -85,16 +85,16 @@ def test_the_guard_ends_the_largest_process_of_a_claim_above_its_share_and_no_ot
     assert not any("GPUMemory" in event for event in kube.events("other"))
     assert metric(driver, "dra_driver_memory_guard_kills_total") == ended + 1
     states = kube.get("Pod", "pair")["status"]["containerStatuses"]
-    assert [one["restartCount"] for one in states if "running" in one["state"]] == [0, 0]
+    assert [status["restartCount"] for status in states if "running" in status["state"]] == [0, 0]
 
 
 @pytest.mark.point(83)
 def test_the_driver_limits_pods_and_containers_to_what_their_claims_hold(kube, limiting, profile):
     """Strictly: that it can is what a strict profile insists on."""
-    driver, here = limiting, on(kube.uuid("gpu-0"))
+    driver, on_gpu = limiting, on(kube.uuid("gpu-0"))
     profile("strict", STRICT)
-    kube.apply(template("two", fraction("10Gi", "a", here), fraction("5Gi", "b", here)))
-    kube.apply(claim("shared", fraction("20Gi", cel=here)))
+    kube.apply(template("two", fraction("10Gi", "a", on_gpu), fraction("5Gi", "b", on_gpu)))
+    kube.apply(claim("shared", fraction("20Gi", cel=on_gpu)))
     containers = [
         container(name="own", uses=({"name": "two"},)),
         container(name="common", uses=({"name": "shared"},)),
@@ -162,8 +162,8 @@ def test_the_driver_limits_a_second_pod_that_names_a_claim_of_one_pod(kube, limi
     directory = limited(kube, second)
 
     def limits():
-        found = limiting.limits()
-        return [found.get(one, 0) // GIB for one in (directory, f"{directory}/{setup}")]
+        limits = limiting.limits()
+        return [limits.get(cgroup, 0) // GIB for cgroup in (directory, f"{directory}/{setup}")]
 
     wait("limits of the pod and its init container", lambda: limits() == [10, 10], 60)
 
@@ -227,10 +227,10 @@ def test_a_strict_profile_refuses_a_fraction_where_the_driver_limits_nothing(kub
     kube.apply(template("part", fraction("10Gi")))
     kube.apply(pod("part", template="part"))
 
-    def said():
+    def matching_event():
         return [e for e in kube.events("part") if "does not limit the claim's memory" in e]
 
-    why = wait("a reason", said, 30)[0]
+    why = wait("a reason", matching_event, 30)[0]
     assert why.startswith("FailedPrepareDynamicResources")
     assert "driver 580.95.5 is too old" in why
     assert kube.phase("part") == "Pending"

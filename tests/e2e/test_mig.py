@@ -14,9 +14,9 @@ from tests.e2e.mig import change_gpu, modes, partitions, serving
 from tests.e2e.partitions import (
     LIST,
     SHOW,
-    cut,
+    existing_partitions,
     gone,
-    held,
+    held_partitions,
     part,
     partition,
     printed,
@@ -61,19 +61,19 @@ def test_seven_smallest_partitions_fill_an_a100_and_the_eighth_pod_waits(kube, d
     kube.apply(template("small", partition("1g.5gb")))
     names = [f"small-{n}" for n in range(7)]
     runs(kube, *names, template="small")
-    seen = [uuids(printed(kube, name, "MIG 1g.5gb"), "partition") for name in names]
-    assert {len(each) for each in seen} == {1}, "each sees its own"
-    assert len(frozenset.union(*seen)) == 7
-    assert len(cut(driver)) == 7
+    uuids_by_pod = [uuids(printed(kube, name, "MIG 1g.5gb"), "partition") for name in names]
+    assert {len(each) for each in uuids_by_pod} == {1}, "each sees its own"
+    assert len(frozenset.union(*uuids_by_pod)) == 7
+    assert len(existing_partitions(driver)) == 7
 
     kube.apply(pod("eighth", SHOW, template="small"))
     refused(kube, "eighth")
     kube.delete("Pod", names[3])
     kube.wait_pod("eighth", "Running")
-    assert cut(driver) == held(driver)
+    assert existing_partitions(driver) == held_partitions(driver)
 
     gone(kube, "eighth", *(name for name in names if name != names[3]))
-    wait("every partition to go", lambda: not driver.cuts(), 30)
+    wait("every partition to go", lambda: not driver.instances(), 30)
 
 
 def test_a_whole_gpu_waits_for_partitions_and_partitions_for_it(kube, driver):
@@ -109,20 +109,20 @@ def test_two_pods_share_a_partition_by_mps_and_a_third_takes_turns(kube, driver)
     kube.apply(template("notebook", part("3g.40gb", "4Gi", parent=gpu)))
     for name in ("large", "small", "notebook"):
         runs(kube, name, template=name)
-    told = {name: printed(kube, name, "UUID") for name in ("large", "small", "notebook")}
-    assert len(frozenset.union(*(uuids(text, "partition") for text in told.values()))) == 1
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60" in told["large"]
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in told["small"]
-    assert "CUDA_MPS" not in told["notebook"]
+    logs = {name: printed(kube, name, "UUID") for name in ("large", "small", "notebook")}
+    assert len(frozenset.union(*(uuids(text, "partition") for text in logs.values()))) == 1
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60" in logs["large"]
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in logs["small"]
+    assert "CUDA_MPS" not in logs["notebook"]
     (server,) = driver.agent.status().servers
-    assert server.gpus == tuple(uuids(told["large"], "partition"))
-    assert len(cut(driver)) == 1
+    assert server.gpus == tuple(uuids(logs["large"], "partition"))
+    assert len(existing_partitions(driver)) == 1
 
     gone(kube, "large", "small")
     wait("the server to go", lambda: not driver.agent.status().servers, 20)
-    assert len(cut(driver)) == 1, "the notebook is still in it"
+    assert len(existing_partitions(driver)) == 1, "the notebook is still in it"
     gone(kube, "notebook")
-    wait("the partition to go", lambda: not driver.cuts(), 30)
+    wait("the partition to go", lambda: not driver.instances(), 30)
 
 
 def test_a_claim_is_configured_as_with_nvidias_driver(kube, driver):
@@ -131,16 +131,16 @@ def test_a_claim_is_configured_as_with_nvidias_driver(kube, driver):
     by_mps = sharing("MPS", mpsConfig=limits)
     by_mps["opaque"]["parameters"]["kind"] = "MigDeviceConfig"
     cel = f"device.attributes['{CLASS}'].profile == '2g.20gb'"
-    asked = request(cel=cel, deviceClassName="mig.nvidia.com")
-    kube.apply(claim("theirs", asked, config=[by_mps]))
+    requested = request(cel=cel, deviceClassName="mig.nvidia.com")
+    kube.apply(claim("theirs", requested, config=[by_mps]))
     runs(kube, "theirs", claim="theirs")
-    told = printed(kube, "theirs", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M")
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30" in told
-    assert "MIG 2g.20gb" in told
+    log = printed(kube, "theirs", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30" in log
+    assert "MIG 2g.20gb" in log
 
 
 def test_the_first_alternative_is_taken_where_a_partition_can_be_cut(kube, driver):
-    wanted = {
+    alternatives = {
         "name": "gpu",
         "firstAvailable": [
             {"name": "partition", "deviceClassName": f"mig-3g-40gb.{CLASS}"},
@@ -151,7 +151,7 @@ def test_the_first_alternative_is_taken_where_a_partition_can_be_cut(kube, drive
             },
         ],
     }
-    kube.apply(template("either", wanted))
+    kube.apply(template("either", alternatives))
     kube.apply(template("whole", request()))
     runs(kube, "whole", template="whole")
     runs(kube, "first", "second", template="either")
@@ -178,10 +178,12 @@ def test_a_monitor_looks_on_beside_partitions(kube, driver):
     kube.apply(pod("watch", LIST, template="watch"), "monitoring")
     kube.wait_pod("watch", "Succeeded", namespace="monitoring")
 
-    seen = kube.logs("watch", namespace="monitoring")
-    assert len(uuids(seen)) == 2
-    assert len(re.findall(r"^nvidia-cap\d+$", seen, re.MULTILINE)) == 1, "the one to monitor with"
-    assert cut(driver) == held(driver), "a monitor takes nothing and cuts nothing"
+    log = kube.logs("watch", namespace="monitoring")
+    assert len(uuids(log)) == 2
+    assert len(re.findall(r"^nvidia-cap\d+$", log, re.MULTILINE)) == 1, "the one to monitor with"
+    assert existing_partitions(driver) == held_partitions(driver), (
+        "a monitor takes nothing and cuts nothing"
+    )
 
 
 def test_sixteen_gpus_of_a_node_offer_their_partitions(kube, driver, offered):
@@ -193,7 +195,7 @@ def test_sixteen_gpus_of_a_node_offer_their_partitions(kube, driver, offered):
     parent = last["attributes"]["parentUUID"]["string"]
     kube.apply(template("last", partition("7g.40gb", parent=parent)))
     runs(kube, "last", template="last")
-    assert cut(driver) == [(15, 0, 0)]
+    assert existing_partitions(driver) == [(15, 0, 0)]
 
 
 def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
@@ -201,8 +203,8 @@ def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
     change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": 0}])
     theirs = "gpu-0-mig-1g10gb-19-0"
     at_its_place = re.compile(r"gpu-0-mig-\w+-\d+-0")
-    there = lambda: [n for n in kube.devices() if at_its_place.fullmatch(n)] == [theirs]  # noqa: E731
-    wait("theirs, and nothing else at its place", there, 20)
+    is_alone = lambda: [n for n in kube.devices() if at_its_place.fullmatch(n)] == [theirs]  # noqa: E731
+    wait("theirs, and nothing else at its place", is_alone, 20)
     uuid = kube.uuid(theirs)
     assert "gpu-0" not in kube.published(), "a GPU with an instance of others is not whole"
 
@@ -211,14 +213,14 @@ def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
     runs(kube, "half", template="half")
     names = [f"small-{n}" for n in range(4)]
     runs(kube, *names, template="small")
-    seen = [uuids(printed(kube, name, "MIG 1g.10gb"), "partition") for name in names]
-    assert frozenset({uuid}) in seen, "it is given out like those that are cut for claims"
+    uuids_by_pod = [uuids(printed(kube, name, "MIG 1g.10gb"), "partition") for name in names]
+    assert frozenset({uuid}) in uuids_by_pod, "it is given out like those that are cut for claims"
     kube.apply(pod("late", SHOW, template="small"))
     refused(kube, "late")
 
     gone(kube, "late", "half", *names)
     wait("ours to go", lambda: not driver.claims(), 30)
-    assert cut(driver) == [(0, 19, 0)]
+    assert existing_partitions(driver) == [(0, 19, 0)]
     assert kube.uuid(theirs) == uuid
     assert modes(driver)[gpu]
 
@@ -246,8 +248,8 @@ def test_killed_at_random_moments_while_partitions_come_and_go_nothing_is_left(k
         "shared": part("2g.20gb", "8Gi", "40"),
         "whole": request(),
     }
-    for kind, asked in kinds.items():
-        kube.apply(template(kind, asked))
+    for kind, requested in kinds.items():
+        kube.apply(template(kind, requested))
     names = []
     for number in range(3):
         come = [f"{kind}-{number}" for kind in kinds]
@@ -268,6 +270,6 @@ def test_killed_at_random_moments_while_partitions_come_and_go_nothing_is_left(k
         killed_at_work(driver, kube, moments, pair)
     gone(kube, *names)
     wait("every record to go", lambda: nudge(kube, stay) or not driver.claims(), 90, 0.5)
-    wait("every partition to go", lambda: not driver.cuts(), 30)
+    wait("every partition to go", lambda: not driver.instances(), 30)
     assert (driver.specs(), driver.metadata()) == ([], [])
     assert not any(modes(driver).values())

@@ -34,7 +34,7 @@ def first(h100s, driver, kube):
     kube.clean_up()
     wait("claims to be given back", lambda: not driver.claims(), 30)
     driver.change(node)
-    wait(f"partitions to go: {driver.cuts()}", lambda: not driver.cuts(), 30)
+    wait(f"partitions to go: {driver.instances()}", lambda: not driver.instances(), 30)
     wait("MIG mode to be off", lambda: not any(modes(driver).values()), 10)
 
 
@@ -46,12 +46,12 @@ def gone(kube, name):
 def refused(kube, name, *words):
     """The event of a pod that says all of *words*."""
 
-    def said():
+    def matching_event():
         kube.nudge(name)
         return next((e for e in kube.events(name) if all(word in e for word in words)), "")
 
     try:
-        return wait(f"{words} to be said of {name}", said, 40, 0.5)
+        return wait(f"{words} to be said of {name}", matching_event, 40, 0.5)
     except AssertionError as e:
         raise AssertionError(f"{e}: {kube.explain(name)}") from e
 
@@ -80,7 +80,7 @@ def test_an_error_in_the_middle_is_said_of_the_pod_and_nothing_is_left_of_it(
 
     # All at once: the kubelet goes on trying, and each try turns the mode on and off again.
     undone = lambda: (  # noqa: E731
-        first not in driver.cuts()
+        first not in driver.instances()
         and not modes(driver)[first]
         and len(driver.claims()) == len(driver.specs()) == 1
     )
@@ -88,7 +88,7 @@ def test_an_error_in_the_middle_is_said_of_the_pod_and_nothing_is_left_of_it(
 
     change_gpu(driver, fails=None)
     runs(kube, "waits")
-    assert len(driver.cuts()[first]) == 1
+    assert len(driver.instances()[first]) == 1
 
 
 def test_a_pod_that_cannot_end_since_its_partition_is_in_use_is_told(kube, driver, first):
@@ -100,8 +100,8 @@ def test_a_pod_that_cannot_end_since_its_partition_is_in_use_is_told(kube, drive
 
     kube.delete("Pod", "held")
 
-    said = lambda: next((e for e in kube.events("held") if "ClaimNotGivenBack" in e), "")  # noqa: E731
-    words = wait("why it stays", said, 40, 0.5)
+    refusal = lambda: next((e for e in kube.events("held") if "ClaimNotGivenBack" in e), "")  # noqa: E731
+    words = wait("why it stays", refusal, 40, 0.5)
     assert all(word in words for word in ("default/held", "removing", "in use"))
     assert kube.phase("held") != "gone"
     change_gpu(driver, fails=None)
@@ -134,10 +134,10 @@ def test_a_partition_that_somebody_else_cut_meanwhile_is_used_and_left(
 
     runs(kube, "chosen")
     assert kube.phase("chosen") == "Running"
-    before = driver.cuts()
+    before = driver.instances()
     gone(kube, "chosen")
     wait("its record to go", lambda: not driver.claims())
-    assert driver.cuts() == before
+    assert driver.instances() == before
     assert modes(driver)[first]
 
 
@@ -148,7 +148,7 @@ def test_a_place_that_somebody_else_took_meanwhile_is_said_by_name(kube, driver,
 
     name = f"mig-1g10gb-{SMALL}-{start}"
     refused(kube, "chosen", "FailedPrepareDynamicResources", name, "was not created for a claim")
-    ((profile, _, _),) = driver.cuts()[first]
+    ((profile, _, _),) = driver.instances()[first]
     assert profile == SMALL
     assert driver.specs() == []
 
@@ -178,7 +178,7 @@ def exactly(uuid):
 def test_what_others_cut_survives_claims_kills_restarts_and_other_profiles(
     kube, driver, first, theirs
 ):
-    before = driver.cuts()
+    before = driver.instances()
     kube.apply(template("theirs", exactly(theirs)))
     kube.apply(template("ours", part("3g.40gb", of=first)))
     for name in ("theirs", "ours"):
@@ -192,12 +192,12 @@ def test_what_others_cut_survives_claims_kills_restarts_and_other_profiles(
     for name in ("theirs", "ours"):
         assert kube.phase(name) == "Running"
         gone(kube, name)
-    wait("ours to go", lambda: driver.cuts() == before, 30)
+    wait("ours to go", lambda: driver.instances() == before, 30)
     wait("theirs alone", lambda: partitions(kube, "gpu-0") == [NAME], 20)
     driver.stop()
     driver.start()
     wait("places beside it", lambda: len(partitions(kube, "gpu-0")) > 1, 20)
-    assert (kube.uuid(NAME), driver.cuts()) == (theirs, before)
+    assert (kube.uuid(NAME), driver.instances()) == (theirs, before)
 
 
 def test_a_partition_that_vanishes_under_a_pod_is_said_and_cut_anew_for_the_next_one(
@@ -207,20 +207,20 @@ def test_a_partition_that_vanishes_under_a_pod_is_said_and_cut_anew_for_the_next
     kube.apply(claim("small", part("1g.10gb", of=first)))
     kube.apply(pod("has", claim="small"))
     kube.wait_pod("has", "Running")
-    before = driver.cuts()
+    before = driver.instances()
 
     change_gpu(driver, mig=True)
-    wait("that to be seen", lambda: boards(driver)[first]["said"])
+    wait("that to be seen", lambda: boards(driver)[first]["specified"])
     change_gpu(driver, mig=None)
-    wait("everything to be gone", lambda: not driver.cuts())
+    wait("everything to be gone", lambda: not driver.instances())
     (device,) = driver.claims()[0]["devices"]
-    told = driver.command("doctor", f"--sim={driver.node_file}").stdout
-    assert f"claim default/small has {device['name']}, which is not there any more" in told
+    findings = driver.command("doctor", f"--sim={driver.node_file}").stdout
+    assert f"claim default/small has {device['name']}, which is not there any more" in findings
 
     gone(kube, "has")
     kube.apply(pod("late", claim="small"))
     kube.wait_pod("late", "Running")
-    assert driver.cuts() == before
+    assert driver.instances() == before
 
 
 def test_what_somebody_makes_in_the_place_of_one_that_vanished_is_his(kube, driver, first):
@@ -228,24 +228,24 @@ def test_what_somebody_makes_in_the_place_of_one_that_vanished_is_his(kube, driv
     kube.apply(template("small", part("1g.10gb", of=first)))
     kube.apply(pod("has", template="small"))
     kube.wait_pod("has", "Running")
-    before = driver.cuts()
-    ((device,),) = [held["devices"] for held in driver.claims()]
+    before = driver.instances()
+    ((device,),) = [claim["devices"] for claim in driver.claims()]
 
     change_gpu(driver, mig=True)
-    wait("that to be seen", lambda: boards(driver)[first]["said"])
+    wait("that to be seen", lambda: boards(driver)[first]["specified"])
     change_gpu(driver, mig=None)
-    wait("everything to be gone", lambda: not driver.cuts())
-    told = lambda: any("is not there any more" in said for said in kube.events("has"))  # noqa: E731
-    wait("the pod to be told", told, 30)
+    wait("everything to be gone", lambda: not driver.instances())
+    pod_knows = lambda: any("is not there any more" in event for event in kube.events("has"))  # noqa: E731
+    wait("the pod to be told", pod_knows, 30)
     start = int(device["name"].split("-")[-1])
     change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": start}])
-    wait("his to be there", lambda: driver.cuts() == before)
+    wait("his to be there", lambda: driver.instances() == before)
 
     gone(kube, "has")
     wait("its record to go", lambda: not driver.claims(), 15)
     his = lambda: kube.published().get(device["name"], {"attributes": {}})  # noqa: E731
     wait("his to be published", lambda: "uuid" in his()["attributes"], 20)
-    assert driver.cuts() == before
+    assert driver.instances() == before
 
 
 @pytest.mark.parametrize("reset", ["works", "impossible"])

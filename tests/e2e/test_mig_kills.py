@@ -50,7 +50,7 @@ def layout(driver, kube):
     if "" not in driver.processes:
         driver.start()
     choose("all-disabled")
-    wait("every GPU to be whole", lambda: not driver.cuts(), 40)
+    wait("every GPU to be whole", lambda: not driver.instances(), 40)
     wait("that to be said", lambda: driver.layout_state() == "success", 20)
     kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
 
@@ -76,23 +76,23 @@ def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
     if beside:
         kube.apply(pod("beside", template="small"))
         kube.wait_pod("beside", "Running")
-    before = driver.cuts().get(first, [])
+    before = driver.instances().get(first, [])
 
     kube.apply(pod("comes", template="small"))
     killed_at(driver, coming, when, lambda: kube.nudge("comes"))
     driver.start(ready=False)
     runs(kube, "comes")
-    (cut,) = driver.cuts().values()
-    assert [(profile, computes) for profile, _, computes in cut] == [(SMALL, 1)] * (1 + beside)
-    assert set(before) < set(cut)
-    assert len(driver.claims()) == len(driver.specs()) == len(cut)
+    (created,) = driver.instances().values()
+    assert [(profile, computes) for profile, _, computes in created] == [(SMALL, 1)] * (1 + beside)
+    assert set(before) < set(created)
+    assert len(driver.claims()) == len(driver.specs()) == len(created)
 
     kube.delete("Pod", "comes")
     killed_at(driver, going, when, lambda: kube.nudge("comes"))
     driver.start(ready=False)
     goes(kube, "comes")
     wait("its record to go", lambda: len(driver.claims()) == len(before))
-    assert driver.cuts().get(first, []) == before
+    assert driver.instances().get(first, []) == before
     assert len(driver.specs()) == len(before)
     assert modes(driver)[first] is beside
     if beside:
@@ -108,7 +108,7 @@ def test_killed_at_each_call_that_reads_as_it_cuts_a_pod_starts_all_the_same(kub
 
     driver.start(ready=False)
     runs(kube, "comes")
-    ((profile, _, computes),) = driver.cuts()[first]
+    ((profile, _, computes),) = driver.instances()[first]
     assert (profile, computes) == (SMALL, 1)
     assert len(driver.claims()) == len(driver.specs()) == 1
 
@@ -118,25 +118,25 @@ def test_killed_at_each_call_of_its_start_it_starts_when_the_fault_is_gone(kube,
     kube.apply(template("small", part("1g.10gb", of=first)))
     kube.apply(pod("has", template="small"))
     kube.wait_pod("has", "Running")
-    before = driver.cuts()
+    before = driver.instances()
     driver.kill()
 
     for function in functions(AT_A_LOOK, AT_WORK - {BY_UUID}):
         killed_at(driver, function, KILLED)
 
     driver.start()
-    assert driver.cuts() == before
+    assert driver.instances() == before
     assert kube.phase("has") == "Running"
     kube.delete("Pod", "has")
     goes(kube, "has")
     wait("its record to go", lambda: not driver.claims())
-    assert driver.cuts() == {}
+    assert driver.instances() == {}
     assert not any(modes(driver).values())
 
 
 def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver, first, layout):
     both = (KILLED, KILLED_AFTER)
-    whole = driver.cuts()
+    whole = driver.instances()
     layout("all-3g.40gb")
     for function in functions(BEFORE_A_LAYOUT):
         killed_at(driver, function, KILLED)
@@ -145,13 +145,13 @@ def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver
     driver.start()
     halves = [(HALF, 0, 1), (HALF, 4, 1)]
     wait("the layout", lambda: driver.layout_state() == "success", 30)
-    assert list(driver.cuts().values()) == [halves, halves]
+    assert list(driver.instances().values()) == [halves, halves]
     wait("its partitions", lambda: len(partitions(kube)) == 4, 20)
 
     layout("all-disabled")
     for function, when in [(name, when) for name in REMOVES for when in both]:
         killed_at(driver, function, when)
     driver.start()
-    done = lambda: driver.layout_state() == "success" and driver.cuts() == whole  # noqa: E731
+    done = lambda: driver.layout_state() == "success" and driver.instances() == whole  # noqa: E731
     wait("the GPUs to be whole", done, 30)
     wait("MIG mode to be off", lambda: not any(modes(driver).values()), 10)

@@ -8,7 +8,7 @@ from tests.e2e.conftest import LAYOUT_LABELS, NEW, OLD
 from tests.e2e.kube import wait
 from tests.e2e.manifests import template
 from tests.e2e.mig import boards, partitions
-from tests.e2e.partitions import cut, gone, partition, runs
+from tests.e2e.partitions import existing_partitions, gone, partition, runs
 
 LAYOUTS = """
 version: v1
@@ -17,7 +17,7 @@ mig-configs:
   quarters: [{devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 4}}]
   too-much: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 3}}]
 """
-QUARTERS = [(15, start, 1) for start in (0, 2, 4, 6)]  # as ``Driver.cuts`` has them
+QUARTERS = [(15, start, 1) for start in (0, 2, 4, 6)]  # as ``Driver.instances`` has them
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def layout(driver, kube, simulated, profile):
     yield lambda name: kube.label_node(node, **{LAYOUT_LABELS[0]: name})
     kube.clean_up()
     kube.label_node(node, **{LAYOUT_LABELS[0]: "all-disabled"})
-    wait("the board to be whole", lambda: not driver.cuts(), 60)
+    wait("the board to be whole", lambda: not driver.instances(), 60)
     wait("that to be said", lambda: driver.layout_state() == "success", 30)
     kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
     (driver.profiles / "layouts.yaml").unlink(missing_ok=True)
@@ -47,21 +47,21 @@ def test_a_label_has_a_node_cut_and_another_one_says_how_far_that_is(kube, drive
 
     layout("all-1g.5gb")
     wait("it to wait", lambda: driver.layout_state() == "pending", 20)
-    assert len(cut(driver)) == 2, "nothing is changed that a claim holds"
+    assert len(existing_partitions(driver)) == 2, "nothing is changed that a claim holds"
     gone(kube, "half")
     wait("the other layout", lambda: driver.layout_state() == "success", 30)
     wait("seven partitions", lambda: len(partitions(kube)) == 7, 20)
-    assert cut(driver) == [(0, 19, start) for start in range(7)]
+    assert existing_partitions(driver) == [(0, 19, start) for start in range(7)]
 
 
 def test_a_layout_that_cannot_be_had_leaves_everything_as_it_was(kube, driver, layout):
     layout("quarters")
     wait("the layout", lambda: driver.layout_state() == "success", 30)
-    before = cut(driver)
+    before = existing_partitions(driver)
     for name in ("too-much", "of-nobody"):
         layout(name)
         wait_failed(driver, name)
-        assert cut(driver) == before
+        assert existing_partitions(driver) == before
     kube.apply(template("quarter", partition("1g.10gb")))
     runs(kube, "quarter", template="quarter")
 
@@ -99,7 +99,7 @@ def test_a_layout_stays_in_a_rolling_update_and_the_new_plugin_goes_on_with_it(
 
     gone(kube, "stays", "late")
     layout("quarters")
-    wait("the other layout", lambda: list(driver.cuts().values()) == [QUARTERS], 30)
+    wait("the other layout", lambda: list(driver.instances().values()) == [QUARTERS], 30)
     wait("that to be said", lambda: driver.layout_state() == "success", 30)
 
 
@@ -107,16 +107,16 @@ def test_a_layout_stays_in_a_rolling_update_and_the_new_plugin_goes_on_with_it(
 def test_a_layout_that_is_chosen_while_two_plugins_run_is_made_once(kube, driver, layout, updating):
     driver.start(NEW)
     ((_, before),) = boards(driver).items()
-    said = len(driver.log)
+    logged = len(driver.log)
     layout("quarters")
     wait("the layout", lambda: driver.layout_state() == "success", 30)
     looks_on(lambda: driver.check_alive(OLD))
     driver.stop(OLD)
 
     ((_, after),) = boards(driver).items()
-    assert driver.log.count("partition created", said) == 4
+    assert driver.log.count("partition created", logged) == 4
     assert after["born"] - before["born"] == 8, "four instances, each with a compute instance"
-    assert list(driver.cuts().values()) == [QUARTERS]
+    assert list(driver.instances().values()) == [QUARTERS]
     wait("its partitions", lambda: len(partitions(kube)) == 4, 20)
 
 

@@ -34,7 +34,7 @@ Kinds = tuple[str, ...]
 class Board:
     """A GPU, what is offered of it, and which partitions fit beside each other."""
 
-    its: MigInfo
+    mig: MigInfo
     offer: Offer
 
     def pool(self, node: str) -> Pool:
@@ -49,39 +49,39 @@ class Board:
         by_size = sorted(
             profiles, key=lambda profile: (-profile.size, -profile.slices, profile.name)
         )
-        return tuple(one.name for one in by_size)
+        return tuple(profile.name for profile in by_size)
 
     def sets(self) -> set[Kinds]:
         """The kinds of every set of partitions that the board takes."""
         every = [device.partition for device in self.offer.devices if device.partition]
-        found = set()
+        sets = set()
 
         def grow(chosen: list[Partition], first: int) -> None:
-            found.add(self.ordered(one.profile.name for one in chosen))
+            sets.add(self.ordered(partition.profile.name for partition in chosen))
             for number in range(first, len(every)):
-                if legal(self.its, [*chosen, every[number]]):
+                if legal(self.mig, [*chosen, every[number]]):
                     grow([*chosen, every[number]], number + 1)
 
         grow([], 0)
-        return found
+        return sets
 
     def largest(self, sets: set[Kinds]) -> list[Kinds]:
         """Those to which nothing can be added."""
         return [
             kinds
             for kinds in sets
-            if not any(self.and_one(kinds, kind) in sets for kind in self.kinds)
+            if not any(self.with_one_more(kinds, kind) in sets for kind in self.kinds)
         ]
 
-    def and_one(self, kinds: Kinds, one: str) -> Kinds:
-        return self.ordered([*kinds, one])
+    def with_one_more(self, kinds: Kinds, kind: str) -> Kinds:
+        return self.ordered([*kinds, kind])
 
     def ordered(self, kinds) -> Kinds:
         return tuple(sorted(kinds, key=self.kinds.index))
 
     def partitions(self, devices) -> list[Partition]:
-        found = (self.offer.by_name[device].partition for device in devices)
-        return [partition for partition in found if partition is not None]
+        partitions = (self.offer.by_name[device].partition for device in devices)
+        return [partition for partition in partitions if partition is not None]
 
 
 def board_of(profile) -> Board:
@@ -91,9 +91,9 @@ def board_of(profile) -> Board:
         open_simulated("a100-40x1", Path(directory)) as node,
     ):
         inventory = after_switch(node.refresh(), profile, ApiFeatures(), {})
-    its = inventory.gpus[0].mig
-    assert its is not None
-    return Board(its, build_offer(inventory, profile, ApiFeatures(), {}))
+    mig = inventory.gpus[0].mig
+    assert mig is not None
+    return Board(mig, build_offer(inventory, profile, ApiFeatures(), {}))
 
 
 @pytest.fixture(autouse=True)
@@ -105,15 +105,15 @@ def counters(chart, cluster):
 
 def ask(kube, node, name, kinds):
     """A pod on *node* that asks for all of *kinds* in one claim."""
-    wanted = [
+    requests = [
         part(kind, f"r{number}", count=count)
         for number, (kind, count) in enumerate(Counter(kinds).items())
     ]
-    kube.apply(claim(name, *wanted))
+    kube.apply(claim(name, *requests))
     kube.apply(pod_for(node, name, name))
 
 
-def told(kube, questions):
+def scheduler_answers(kube, questions):
     """What the scheduler says of pods, each a name, its node and what it asks for: "" where it was
     scheduled, or why not."""
     at_once(lambda question: ask(kube, *question), questions)
@@ -123,31 +123,33 @@ def told(kube, questions):
 def answers(kube, pods):
     """What the scheduler says of each of *pods*, once it does of all: "", or why not."""
 
-    def said():
-        there = {pod["metadata"]["name"]: pod for pod in kube.all("Pod")}
-        found = {name: _answer(there[name]) for name in pods}
-        return found if None not in found.values() else None
+    def all_answers():
+        pods_by_name = {pod["metadata"]["name"]: pod for pod in kube.all("Pod")}
+        answer_by_pod = {name: _answer(pods_by_name[name]) for name in pods}
+        return answer_by_pod if None not in answer_by_pod.values() else None
 
-    return wait("an answer for every pod", said, 120, 0.5)
+    return wait("an answer for every pod", all_answers, 120, 0.5)
 
 
 def _answer(pod):
     conditions = pod["status"].get("conditions", ())
-    found = next(
+    scheduled = next(
         (condition for condition in conditions if condition["type"] == "PodScheduled"), None
     )
-    if found is None:
+    if scheduled is None:
         return None
-    return "" if found["status"] == "True" else found.get("message") or found["reason"]
+    return "" if scheduled["status"] == "True" else scheduled.get("message") or scheduled["reason"]
 
 
-def given(kube, *claims):
+def allocated_devices(kube, *claims):
     """The devices of claims."""
-    found = [kube.get("ResourceClaim", name)["status"]["allocation"]["devices"] for name in claims]
-    return [result["device"] for devices in found for result in devices["results"]]
+    allocations = [
+        kube.get("ResourceClaim", name)["status"]["allocation"]["devices"] for name in claims
+    ]
+    return [result["device"] for devices in allocations for result in devices["results"]]
 
 
-def seen(kube, node):
+def wait_for_node(kube, node):
     """Until the scheduler knows *node*, which is the last one that was made."""
     ask(kube, node, "canary", ["7g.40gb"])
     wait("the scheduler to know all nodes", lambda: answers(kube, ["canary"]) == {"canary": ""})
@@ -165,22 +167,25 @@ def test_every_set_that_the_board_takes_is_given_out_in_one_claim_and_no_other(k
     largest = board.largest(sets)
     smallest = [
         kinds
-        for kinds in {board.and_one(some, kind) for some in sets for kind in board.kinds} - sets
+        for kinds in {board.with_one_more(some, kind) for some in sets for kind in board.kinds}
+        - sets
         if all(less in sets for less in without_one(kinds))
     ]
     assert (len(largest), len(smallest)) == (44, 81)
     nodes = {f"fake-{n:03}": kinds for n, kinds in enumerate([*largest, *smallest])}
 
     with fake_nodes(kube, [board.pool(node) for node in [*nodes, "fake-last"]]):
-        seen(kube, "fake-last")
-        said = told(kube, [(node, node, kinds) for node, kinds in nodes.items()])
-        assert {kinds for node, kinds in nodes.items() if said[node]} == set(smallest)
-        assert [text for text in said.values() if text and WAITS not in text] == []
+        wait_for_node(kube, "fake-last")
+        answer_by_pod = scheduler_answers(
+            kube, [(node, node, kinds) for node, kinds in nodes.items()]
+        )
+        assert {kinds for node, kinds in nodes.items() if answer_by_pod[node]} == set(smallest)
+        assert [text for text in answer_by_pod.values() if text and WAITS not in text] == []
         for node, kinds in nodes.items():
-            if not said[node]:
-                partitions = board.partitions(given(kube, node))
+            if not answer_by_pod[node]:
+                partitions = board.partitions(allocated_devices(kube, node))
                 assert board.ordered(partition.profile.name for partition in partitions) == kinds
-                assert legal(board.its, partitions)
+                assert legal(board.mig, partitions)
 
 
 def test_claims_that_come_one_after_the_other_fill_the_board_in_every_way(kube):
@@ -190,18 +195,22 @@ def test_claims_that_come_one_after_the_other_fill_the_board_in_every_way(kube):
     nodes = {f"fake-{n:03}": kinds for n, kinds in enumerate(largest)}
 
     with fake_nodes(kube, [board.pool(node) for node in [*nodes, "fake-last"]]):
-        seen(kube, "fake-last")
+        wait_for_node(kube, "fake-last")
         for turn in range(max(map(len, largest))):
             come = {node: kinds[turn] for node, kinds in nodes.items() if len(kinds) > turn}
-            said = told(kube, [(node, f"{node}-{turn}", [kind]) for node, kind in come.items()])
-            assert {name: why for name, why in said.items() if why} == {}
+            answer_by_pod = scheduler_answers(
+                kube, [(node, f"{node}-{turn}", [kind]) for node, kind in come.items()]
+            )
+            assert {name: why for name, why in answer_by_pod.items() if why} == {}
         for node, kinds in nodes.items():
-            devices = given(kube, *(f"{node}-{turn}" for turn in range(len(kinds))))
-            assert legal(board.its, board.partitions(devices))
+            devices = allocated_devices(kube, *(f"{node}-{turn}" for turn in range(len(kinds))))
+            assert legal(board.mig, board.partitions(devices))
 
         more = [
             (node, f"{node}-{kind}".replace(".", "-"), [kind])
             for node in nodes
             for kind in board.kinds
         ]
-        assert [name for name, why in told(kube, more).items() if WAITS not in why] == []
+        assert [
+            name for name, why in scheduler_answers(kube, more).items() if WAITS not in why
+        ] == []

@@ -54,7 +54,7 @@ def newest(driver, kube):
     yield driver
     kube.clean_up()
     wait("ledger records to go", lambda: not driver.claims(), 70)
-    wait(f"servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
+    wait(f"servers to go: {driver.agent.remains()}", lambda: not driver.agent.remains(), 20)
     driver.stop()
     driver.agent.ensure()
     driver.agent.stop()
@@ -69,19 +69,19 @@ def replace(driver, text):
 
 
 def part(memory, cores, where, name="gpu"):
-    asked = fraction(memory, name, where)
-    asked["exactly"]["capacity"]["requests"]["cores"] = cores
-    return asked
+    requested = fraction(memory, name, where)
+    requested["exactly"]["capacity"]["requests"]["cores"] = cores
+    return requested
 
 
-def seen(kube, name, container="main", namespace="default"):
+def mps_variables(kube, name, container="main", namespace="default"):
     """What a container was told of MPS."""
 
-    def said():
+    def variables():
         lines = kube.logs(name, container, namespace).splitlines()
         return dict(line.split("=", 1) for line in lines if line.startswith("CUDA_MPS_"))
 
-    return wait(f"what {name} was told", said, 20)
+    return wait(f"what {name} was told", variables, 20)
 
 
 def attached(driver, pid, *more):
@@ -93,7 +93,7 @@ def attached(driver, pid, *more):
 
 def alive(driver, *pids):
     """Whether these processes are clients of some server."""
-    clients = {client.pid for one in driver.agent.status().servers for client in one.clients}
+    clients = {client.pid for server in driver.agent.status().servers for client in server.clients}
     return set(pids) <= clients
 
 
@@ -114,8 +114,8 @@ def metric(driver, begins):
 def shown(driver):
     """What `dra-driver claims` says: the clients of each claim under MPS, by its percentage."""
     node = f"--sim={driver.node_file}"
-    said = json.loads(driver.command("claims", "-o", "json", node).stdout)
-    devices = [device for one in said["claims"] for device in one["devices"]]
+    output = json.loads(driver.command("claims", "-o", "json", node).stdout)
+    devices = [device for claim in output["claims"] for device in claim["devices"]]
     return {d["mps"]["percent"]: d["mps"]["clients"] for d in devices if d["mps"]}
 
 
@@ -128,25 +128,29 @@ def test_three_claims_under_mps_and_one_that_takes_turns_share_a_gpu_each_within
     kube, newest
 ):
     """Two thirds and one third as two users, the rest, and a notebook; the server holds limits."""
-    driver, here = newest, on(kube.uuid("gpu-0"))
+    driver, on_gpu = newest, on(kube.uuid("gpu-0"))
     shares = {"large": ("40Gi", "70"), "small": ("16Gi", "20"), "rest": ("8Gi", "10")}
     for user, (name, (memory, cores)) in enumerate(shares.items(), 1000):
-        kube.apply(template(name, part(memory, cores, here)))
-        asked = pod(name, SHOW, template=name)
-        asked["spec"]["securityContext"] = {"runAsUser": user}
-        kube.apply(asked)
-    kube.apply(template("notebook", fraction("4Gi", cel=here)))
+        kube.apply(template(name, part(memory, cores, on_gpu)))
+        document = pod(name, SHOW, template=name)
+        document["spec"]["securityContext"] = {"runAsUser": user}
+        kube.apply(document)
+    kube.apply(template("notebook", fraction("4Gi", cel=on_gpu)))
     kube.apply(pod("notebook", SHOW, template="notebook"))
     running(kube, *shares, "notebook")
 
-    told = {name: seen(kube, name) for name in shares}
-    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in told.values()} == {"70", "20", "10"}
-    assert told["small"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={16 * 1024}M"
-    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told.values()}) == 3
+    variables = {name: mps_variables(kube, name) for name in shares}
+    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in variables.values()} == {
+        "70",
+        "20",
+        "10",
+    }
+    assert variables["small"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={16 * 1024}M"
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in variables.values()}) == 3
     assert "CUDA_MPS" not in kube.logs("notebook")
     mains = {name: main_process(kube, name) for name in shares}
     limits = {name: attached(driver, pid) for name, pid in mains.items()}
-    assert {n: (one["percent"], one["memory_bytes"] >> 30) for n, one in limits.items()} == {
+    assert {n: (limit["percent"], limit["memory_bytes"] >> 30) for n, limit in limits.items()} == {
         "large": (70, 40),
         "small": (20, 16),
         "rest": (10, 8),
@@ -162,43 +166,43 @@ def test_three_claims_under_mps_and_one_that_takes_turns_share_a_gpu_each_within
 
 
 def test_clients_outlive_plugin_and_agent_and_are_told_when_a_server_was_restarted(kube, newest):
-    driver, here = newest, on(kube.uuid("gpu-0"))
-    kube.apply(template("half", part("20Gi", "50", here)))
+    driver, on_gpu = newest, on(kube.uuid("gpu-0"))
+    kube.apply(template("half", part("20Gi", "50", on_gpu)))
     kube.apply(pod("one", SHOW, template="half"))
     running(kube, "one")
-    one = main_process(kube, "one")
-    attached(driver, one)
+    first = main_process(kube, "one")
+    attached(driver, first)
 
     driver.kill()
     driver.agent.kill()
     driver.agent.start()
     driver.start()
-    assert alive(driver, one), "an upgrade of both loses no client"
+    assert alive(driver, first), "an upgrade of both loses no client"
     kube.apply(pod("two", SHOW, template="half"))
     running(kube, "two")
     two = main_process(kube, "two")
     attached(driver, two)
 
-    assert driver.agent.client("wedge-server", one).returncode == 0
+    assert driver.agent.client("wedge-server", first).returncode == 0
     wait("a restart", lambda: driver.agent.server(kube.uuid("gpu-0")).restarts == 1, 40)
     for name in ("one", "two"):
-        told = lambda n=name: "MPSServerRestarted" in str(kube.events(n))  # noqa: E731
-        wait(f"{name} to be told", told, 20)
-    assert not alive(driver, one)
-    uses(driver, 0, **{f"p{one}": GIB})
+        pod_knows = lambda n=name: "MPSServerRestarted" in str(kube.events(n))  # noqa: E731
+        wait(f"{name} to be told", pod_knows, 20)
+    assert not alive(driver, first)
+    uses(driver, 0, **{f"p{first}": GIB})
     wait("silent fallback to be told", lambda: "MPSNotUsed" in str(kube.events("one")), 30)
     assert sum(metric(driver, "dra_driver_mps_bypassing_processes")) == 1
     assert "MPSNotUsed" not in str(kube.events("two"))
-    assert attached(driver, one)["percent"] == 50, "the same pipe directory leads to it again"
+    assert attached(driver, first)["percent"] == 50, "the same pipe directory leads to it again"
 
 
 def test_a_claim_waits_for_the_agent_and_nothing_is_left_of_what_was_cut_short(kube, newest):
-    driver, here = newest, on(kube.uuid("gpu-0"))
-    kube.apply(template("half", part("20Gi", "50", here)))
+    driver, on_gpu = newest, on(kube.uuid("gpu-0"))
+    kube.apply(template("half", part("20Gi", "50", on_gpu)))
     driver.agent.stop()
     kube.apply(pod("waits", SHOW, template="half"))
-    told = lambda: "mps-agent" in str(kube.events("waits"))  # noqa: E731
-    wait("what is missing to be said", told, 40)
+    pod_knows = lambda: "mps-agent" in str(kube.events("waits"))  # noqa: E731
+    wait("what is missing to be said", pod_knows, 40)
     assert not driver.specs()
     driver.agent.start()
     kube.wait_pods(["waits"], "Running")
@@ -211,8 +215,8 @@ def test_a_claim_waits_for_the_agent_and_nothing_is_left_of_what_was_cut_short(k
     time.sleep(0.5)
     driver.start()
     kube.wait_pods(["cut"], "Running")
-    cut = main_process(kube, "cut")
-    attached(driver, cut)
+    killed = main_process(kube, "cut")
+    attached(driver, killed)
 
     kube.delete("Pod", "cut")
     kube.wait_gone("Pod", "cut")
@@ -239,10 +243,10 @@ def test_a_container_with_two_gpus_has_one_server_and_what_cannot_be_served_is_r
 
 
 def test_an_older_driver_limits_by_the_environment_and_clients_are_drained(kube, driver):
-    here = on(kube.uuid("gpu-2"))
+    on_gpu = on(kube.uuid("gpu-2"))
     limits = {"defaultActiveThreadPercentage": 40, "defaultPinnedDeviceMemoryLimit": "10Gi"}
     by_mps = sharing("MPS", mpsConfig=limits)
-    kube.apply(claim("whole", request(cel=here), config=[by_mps]))
+    kube.apply(claim("whole", request(cel=on_gpu), config=[by_mps]))
     stubborn = "trap '' TERM; env | grep ^CUDA_MPS_ | sort; while :; do sleep 1; done"
     first = pod("first", stubborn, claim="whole")
     first["spec"]["terminationGracePeriodSeconds"] = 6
@@ -250,7 +254,7 @@ def test_an_older_driver_limits_by_the_environment_and_clients_are_drained(kube,
     kube.apply(pod("second", SHOW, claim="whole"))
     running(kube, "first", "second")
 
-    assert seen(kube, "first")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
+    assert mps_variables(kube, "first")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
     mains = [main_process(kube, name) for name in ("first", "second")]
     assert [attached(driver, pid)["percent"] for pid in mains] == [40, 40]
     assert driver.smi("--query-gpu=compute_mode", "--format=csv,noheader").count("Exclusive") == 1
@@ -296,8 +300,8 @@ def test_a_sidecar_that_is_root_keeps_its_pod_out_where_the_profile_wants_no_roo
 
     running(kube, "no-root-let-in")
 
-    told = "container 'sidecar' can run as root"
-    wait("the reason", lambda: told in str(kube.events("no-root-barred")), 120)
+    reason = "container 'sidecar' can run as root"
+    wait("the reason", lambda: reason in str(kube.events("no-root-barred")), 120)
     assert kube.phase("no-root-barred") == "Pending"
 
 
@@ -313,14 +317,14 @@ def starts(kube, name, where, *namespaces):
 
 def places(kube, name, namespace):
     """The pipe directory that a container was told."""
-    return seen(kube, name, namespace=namespace)["CUDA_MPS_PIPE_DIRECTORY"]
+    return mps_variables(kube, name, namespace=namespace)["CUDA_MPS_PIPE_DIRECTORY"]
 
 
 def servers_over(driver, gpu):
     """By the namespace that each is for, the number of claims that it serves."""
-    found = [one for one in driver.agent.status().servers if one.gpus == (gpu,)]
-    assert len({one.name for one in found}) == len(found)
-    return {one.tenant: len(one.namespaces) for one in found}
+    servers = [server for server in driver.agent.status().servers if server.gpus == (gpu,)]
+    assert len({server.name for server in servers}) == len(servers)
+    return {server.tenant: len(server.namespaces) for server in servers}
 
 
 def inside(pid, path):
@@ -330,28 +334,28 @@ def inside(pid, path):
 
 def test_with_an_older_driver_each_namespace_has_a_server_of_its_own_on_the_gpu(kube, driver):
     gpu = kube.uuid("gpu-4")
-    first, other = starts(kube, "apart", on(gpu), *TEAMS)
+    first, third = starts(kube, "apart", on(gpu), *TEAMS)
     (second,) = starts(kube, "apart-too", on(gpu), TEAMS[0])
 
     wait("their servers", lambda: servers_over(driver, gpu) == {"team-a": 2, "team-b": 1}, 120)
-    mine, others = (places(kube, "apart", team) for team in TEAMS)
-    assert mine == places(kube, "apart-too", TEAMS[0]) != others
+    pipes_of_a, others = (places(kube, "apart", team) for team in TEAMS)
+    assert pipes_of_a == places(kube, "apart-too", TEAMS[0]) != others
     assert not inside(first, others).exists()
-    assert not inside(other, mine).exists()
+    assert not inside(third, pipes_of_a).exists()
     inside(first, "/dev/shm/of-team-a").touch()
     assert inside(second, "/dev/shm/of-team-a").exists()
-    assert not inside(other, "/dev/shm/of-team-a").exists()
+    assert not inside(third, "/dev/shm/of-team-a").exists()
 
-    for pid in (first, second, other):
+    for pid in (first, second, third):
         attached(driver, pid)
-    wait("all to be clients", lambda: alive(driver, first, second, other), 120)
+    wait("all to be clients", lambda: alive(driver, first, second, third), 120)
     assert driver.agent.client("wedge-server", first).returncode == 0
 
     def again():
-        return {one.tenant: one.restarts for one in driver.agent.status().servers}
+        return {server.tenant: server.restarts for server in driver.agent.status().servers}
 
     wait("a restart", lambda: again() == {"team-a": 1, "team-b": 0}, 120)
-    assert alive(driver, other), "what one namespace does to its server is no other's business"
+    assert alive(driver, third), "what one namespace does to its server is no other's business"
 
 
 def test_who_has_a_server_keeps_it_whatever_the_profile_says_and_whoever_is_killed_meanwhile(
@@ -359,26 +363,26 @@ def test_who_has_a_server_keeps_it_whatever_the_profile_says_and_whoever_is_kill
 ):
     profile("servers", SERVERS.replace("WHOSE", "PerNamespace"))
     gpu = kube.uuid("gpu-5")
-    held = starts(kube, "held", on(gpu), *TEAMS)
+    clients = starts(kube, "held", on(gpu), *TEAMS)
     before = [places(kube, "held", team) for team in TEAMS]
-    for pid in held:
+    for pid in clients:
         attached(driver, pid)
 
     driver.kill()
     driver.agent.kill()
-    told = driver.log.count("profile in force")
+    profiles_followed = driver.log.count("profile in force")
     (driver.profiles / "servers.yaml").write_text(SERVERS.replace("WHOSE", "Shared"))
     driver.agent.start()
     driver.start()
-    wait("the other profile", lambda: driver.log.count("profile in force") > told, 120)
-    wait("both to be clients", lambda: alive(driver, *held), 120)
+    wait("the other profile", lambda: driver.log.count("profile in force") > profiles_followed, 120)
+    wait("both to be clients", lambda: alive(driver, *clients), 120)
 
     starts(kube, "joined", on(gpu), *TEAMS)
     assert servers_over(driver, gpu) == {"team-a": 1, "team-b": 1, "": 2}
     together = {places(kube, "joined", team) for team in TEAMS}
     assert len(together) == 1
     assert not together & set(before)
-    assert alive(driver, *held)
+    assert alive(driver, *clients)
 
     for team in TEAMS:
         kube.delete("Pod", "held", team)
@@ -405,8 +409,8 @@ def test_clients_of_a_pod_that_ended_while_no_plugin_ran_are_drained_before_the_
     driver.start()
 
     def drained():
-        said = (line for line in driver.log.splitlines() if "ended the MPS clients" in line)
-        return [re.findall(TIME, line)[0] for line in said if "drained" in line]
+        lines = (line for line in driver.log.splitlines() if "ended the MPS clients" in line)
+        return [re.findall(TIME, line)[0] for line in lines if "drained" in line]
 
     at = datetime.fromisoformat(wait("the client to be drained", drained, 120)[0]).timestamp()
     assert ends_at - 15 < at < ends_at

@@ -116,7 +116,7 @@ def test_cel_selects_by_product_memory_and_driver_version(kube, driver):
         "device.attributes['gpu.nvidia.com']",
         "device.capacity['gpu.nvidia.com']",
     )
-    asked = {
+    selectors = {
         "product": f"{attributes}.productName.contains('H100')",
         "memory": f"{capacity}.memory.isGreaterThan(quantity('79Gi'))",
         "driver": f"{attributes}.driverVersion.isGreaterThan(semver('580.0.0'))",
@@ -124,13 +124,13 @@ def test_cel_selects_by_product_memory_and_driver_version(kube, driver):
         "too-much-memory": f"{capacity}.memory.isGreaterThan(quantity('80Gi'))",
         "too-new-a-driver": f"{attributes}.driverVersion.isGreaterThan(semver('600.0.0'))",
     }
-    for name, cel in asked.items():
+    for name, cel in selectors.items():
         kube.apply(claim(name, request(cel=cel)))
         kube.apply(pod(name, SMI, claim=name))
 
-    for name in [*asked][:3]:
+    for name in [*selectors][:3]:
         kube.wait_pod(name, "Succeeded")
-    for name in [*asked][3:]:
+    for name in [*selectors][3:]:
         wait_refused(kube, name)
         assert kube.phase(name) == "Pending"
 
@@ -145,10 +145,10 @@ def test_two_requests_go_to_the_containers_that_name_them(kube, driver):
     kube.apply(pod_of("two", containers, [{"name": "gpu", "resourceClaimTemplateName": "two"}]))
     kube.wait_pod("two", "Succeeded")
 
-    left, right = kube.logs("two", "left"), kube.logs("two", "right")
+    left_log, right = kube.logs("two", "left"), kube.logs("two", "right")
 
-    assert left != right
-    assert [len(text.splitlines()) for text in (left, right)] == [1, 1]
+    assert left_log != right
+    assert [len(text.splitlines()) for text in (left_log, right)] == [1, 1]
 
 
 @pytest.mark.point(39)
@@ -226,9 +226,9 @@ def test_two_gpus_of_one_pcie_switch_by_match_attribute(kube, driver):
     kube.apply(claim("pair", request(count=2), constraints=[constraint]))
     printed = run(kube, pod("pair", SMI, claim="pair"))
 
-    given = re.findall(r"UUID: (GPU-[0-9a-f-]+)", printed)
-    assert len(given) == 2
-    assert len({switch_of[uuid] for uuid in given}) == 1
+    uuids = re.findall(r"UUID: (GPU-[0-9a-f-]+)", printed)
+    assert len(uuids) == 2
+    assert len({switch_of[uuid] for uuid in uuids}) == 1
 
 
 @pytest.mark.point(81)

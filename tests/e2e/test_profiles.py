@@ -30,8 +30,8 @@ spec: {gpus: [{replicas: none}]}
 
 def sliceable(kube):
     """The GPUs that many claims can have at once."""
-    found = kube.published().items()
-    return {name for name, device in found if device.get("allowMultipleAllocations")}
+    devices = kube.published().items()
+    return {name for name, device in devices if device.get("allowMultipleAllocations")}
 
 
 def wait_event(kube, name, text):
@@ -48,9 +48,9 @@ def test_a_gpu_that_is_given_out_whole_goes_from_one_claim_to_the_next(kube, dri
     """Also to a claim that asks for a part of it."""
     profile("exclusive")
     wait("exclusive GPUs", lambda: not sliceable(kube))
-    here = on(kube.uuid("gpu-0"))
-    kube.apply(template("part", fraction("20Gi", cel=here)))
-    kube.apply(template("whole", request(cel=here)))
+    on_gpu = on(kube.uuid("gpu-0"))
+    kube.apply(template("part", fraction("20Gi", cel=on_gpu)))
+    kube.apply(template("whole", request(cel=on_gpu)))
     run(kube, part="part")
     assert "MEMORY" not in printed(kube, "part", "GPU_DEVICE_0_UUID")
     kube.apply(pod("next", template="whole"))
@@ -94,8 +94,8 @@ def test_old_manifests_get_replicas_as_the_device_plugins_file_says(kube, driver
     kube.apply(old_way("one", LOOK, **{"nvidia.com/gpu.shared": "1"}))
     kube.apply(old_way("more", SMI, **{"nvidia.com/gpu.shared": "2"}))
     kube.wait_pod("one", "Succeeded")
-    one = kube.logs("one").splitlines()
-    assert one[0].startswith("GPU 0: NVIDIA H100")
+    lines = kube.logs("one").splitlines()
+    assert lines[0].startswith("GPU 0: NVIDIA H100")
     wait_event(kube, "more", "more than one share was asked for")
     kube.clean_up()
 
@@ -131,7 +131,7 @@ def test_a_profile_that_changes_under_load_disturbs_no_claim(kube, driver, profi
     kube.delete("Pod", "beside")
     wait("the last one to leave", lambda: sliceable(kube) == {"gpu-1"}, 20)
 
-    profile("broken", BROKEN, said="spec.gpus[0].replicas")
+    profile("broken", BROKEN, message="spec.gpus[0].replicas")
     assert "profile 'exclusive' stays in force" in driver.log
     assert sliceable(kube) == {"gpu-1"}
 
@@ -143,8 +143,8 @@ def test_a_profile_that_changes_under_load_disturbs_no_claim(kube, driver, profi
 
 def run(kube, **templates):
     """Start pods, by name the template of each, until all of them run."""
-    for name, its in templates.items():
-        kube.apply(pod(name, STAYS, template=its))
+    for name, template_name in templates.items():
+        kube.apply(pod(name, STAYS, template=template_name))
     for name in templates:
         kube.wait_pod(name, "Running")
 

@@ -12,7 +12,7 @@ SMI = "nvidia-smi -L"
 
 
 @pytest.fixture(autouse=True)
-def one(kube, driver):
+def gpu_template(kube, driver):
     """A template for one GPU, which every test here uses."""
     kube.apply(template("one"))
 

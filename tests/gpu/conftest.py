@@ -35,14 +35,14 @@ _SMI_SECONDS = 60.0
 @pytest.fixture(scope="session")
 def driver() -> DriverRoot:
     """This machine's driver."""
-    found = DriverRoot(None, Path("/"))
+    root = DriverRoot(None, Path("/"))
     if not Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has no NVIDIA GPU: /dev/nvidiactl is missing")
     try:
-        found.nvml_library()
+        root.nvml_library()
     except NodeError as e:
         pytest.skip(f"this machine's GPU has no driver here: {e}")
-    return found
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -103,8 +103,8 @@ def describe(cuda):
     cuda("cuDeviceGetCount", ctypes.byref(count))
     cuda("cuDeviceGet", ctypes.byref(device), 0)
     cuda("cuDeviceGetName", name, len(name), device)
-    found = {"cuda": version.value, "gpus": count.value, "name": name.value.decode()}
-    return device, found
+    facts = {"cuda": version.value, "gpus": count.value, "name": name.value.decode()}
+    return device, facts
 
 
 def vector_add(cuda, first, second, total):
@@ -141,14 +141,14 @@ def add_up(cuda):
 def compute(cuda):
     """The whole computation; what was found, once every number is right."""
     cuda("cuInit", ctypes.c_uint(0))
-    device, found = describe(cuda)
+    device, facts = describe(cuda)
     # The primary context and not one of cuCtxCreate, whose parameters changed with CUDA 13.
     context = ctypes.c_void_p()
     cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     cuda("cuCtxSetCurrent", context)
     add_up(cuda)
     cuda("cuDevicePrimaryCtxRelease_v2", device)
-    return {**found, "words": COUNT, "right": True}
+    return {**facts, "words": COUNT, "right": True}
 
 
 if __name__ == "__main__":

@@ -65,22 +65,22 @@ def has_mode(functions: NvmlFunctions, handle: Any) -> bool:
     return True
 
 
-def unread(one: Machine) -> dict[str, str]:
+def unread(probed: Machine) -> dict[str, str]:
     """The GPUs that have a MIG mode and of which our code knows no way to cut them, and why."""
-    known = {gpu.uuid for gpu in one.gpus if gpu.mig is not None and gpu.mig.profiles}
+    known = {gpu.uuid for gpu in probed.gpus if gpu.mig is not None and gpu.mig.profiles}
     return {
-        uuid: _why(one.functions, handle)
-        for uuid, handle in one.handles.items()
+        uuid: _why(probed.functions, handle)
+        for uuid, handle in probed.handles.items()
         if uuid not in known
     }
 
 
 def _why(functions: NvmlFunctions, handle: Any) -> str:
     try:
-        found = read_geometry(functions, handle)
+        geometry = read_geometry(functions, handle)
     except pynvml.NVMLError as e:
         return f"NVML refuses to say how it can be cut: {e}"
-    if not found:
+    if not geometry:
         return "NVML says of every kind of partition that the board has none"
     return "it is not among what the node offers: see its log"
 
@@ -96,27 +96,32 @@ class Differences:
 
 def differences(product_name: str, profiles: Iterable[MigProfile]) -> Differences | None:
     """None: the simulation has no such board."""
-    product = next((key for key, one in board_specs().items() if one.name == product_name), None)
+    product = next(
+        (key for key, board in board_specs().items() if board.name == product_name), None
+    )
     ours = simulated(product) if product else None
     if product is None or ours is None:
         return None
     assumed = _assumed(product)
-    found = Differences()
-    theirs = {one.name: one for one in profiles}
-    for name in sorted(theirs.keys() - {one.name for one in ours.profiles}):
-        found.rest.append(f"{name}: the simulation has none: {theirs[name]}")
-    for one in ours.profiles:
-        if one.name not in theirs:
-            where = found.wrong if one.is_plain else found.rest
-            where.append(f"{one.name}: the board has none")
+    result = Differences()
+    theirs = {profile.name: profile for profile in profiles}
+    for name in sorted(theirs.keys() - {profile.name for profile in ours.profiles}):
+        result.rest.append(f"{name}: the simulation has none: {theirs[name]}")
+    for profile in ours.profiles:
+        if profile.name not in theirs:
+            where = result.wrong if profile.is_plain else result.rest
+            where.append(f"{profile.name}: the board has none")
             continue
-        its, said = _columns(theirs[one.name]), _columns(one)
-        for column in said:
-            if its[column] != said[column]:
-                sure = column in (*_HAS_TO_BE, *_ENGINES) and (column, one.name) not in assumed
-                line = f"{one.name}, {column}: {its[column]}, in the simulation {said[column]}"
-                (found.wrong if sure else found.rest).append(line)
-    return found
+        their_columns, our_columns = _columns(theirs[profile.name]), _columns(profile)
+        for column in our_columns:
+            if their_columns[column] != our_columns[column]:
+                sure = column in (*_HAS_TO_BE, *_ENGINES) and (column, profile.name) not in assumed
+                theirs_and_ours = (
+                    f"{their_columns[column]}, in the simulation {our_columns[column]}"
+                )
+                line = f"{profile.name}, {column}: {theirs_and_ours}"
+                (result.wrong if sure else result.rest).append(line)
+    return result
 
 
 def _columns(profile: MigProfile) -> dict[str, Any]:
@@ -134,12 +139,12 @@ def _columns(profile: MigProfile) -> dict[str, Any]:
 
 def _assumed(product: str) -> set[tuple[str, str]]:
     """The columns of the table that no such board was seen to have, with the profile."""
-    entry = next(one for one in geometry_documents().values() if product in one["products"])
+    entry = next(board for board in geometry_documents().values() if product in board["products"])
     return {
         (column, name)
         for how in ("assumed", "guessed")
-        for column, said in entry.get(how, {}).items()
-        for name in (entry["profiles"] if said == "all" else said)
+        for column, profiles in entry.get(how, {}).items()
+        for name in (entry["profiles"] if profiles == "all" else profiles)
     }
 
 
@@ -150,7 +155,7 @@ def answers(functions: NvmlFunctions, handle: Any, profile_ids: Sequence[int]) -
     function takes) is the caller's.
     """
     gi, ci = functions.c_nvmlGpuInstance_t(), functions.c_nvmlComputeInstance_t()
-    asked: dict[str, Callable[[], Any]] = {
+    of_gpu: dict[str, Callable[[], Any]] = {
         f"nvmlDeviceGetGpuInstances {id_}": partial(_list_gpu_instances, functions, handle, id_)
         for id_ in profile_ids
     }
@@ -162,20 +167,22 @@ def answers(functions: NvmlFunctions, handle: Any, profile_ids: Sequence[int]) -
         "nvmlGpuInstanceGetComputeInstances": partial(_list_compute_instances, functions, gi),
         "nvmlComputeInstanceGetInfo_v2": partial(functions.nvmlComputeInstanceGetInfo_v2, ci),
     }
-    return {name: _code(call) for name, call in {**asked, **of_none}.items()}
+    return {name: _code(call) for name, call in {**of_gpu, **of_none}.items()}
 
 
 def _list_gpu_instances(functions: NvmlFunctions, handle: Any, profile_id: int) -> None:
-    found, count = (functions.c_nvmlGpuInstance_t * _LONG_ENOUGH)(), ctypes.c_uint(_LONG_ENOUGH)
+    instances, count = (functions.c_nvmlGpuInstance_t * _LONG_ENOUGH)(), ctypes.c_uint(_LONG_ENOUGH)
     functions.nvmlDeviceGetGpuInstances(
-        handle, profile_id, ctypes.byref(found), ctypes.byref(count)
+        handle, profile_id, ctypes.byref(instances), ctypes.byref(count)
     )
 
 
 def _list_compute_instances(functions: NvmlFunctions, gi: Any) -> None:
-    found = (functions.c_nvmlComputeInstance_t * _LONG_ENOUGH)()
+    instances = (functions.c_nvmlComputeInstance_t * _LONG_ENOUGH)()
     count = ctypes.c_uint(_LONG_ENOUGH)
-    functions.nvmlGpuInstanceGetComputeInstances(gi, 0, ctypes.byref(found), ctypes.byref(count))
+    functions.nvmlGpuInstanceGetComputeInstances(
+        gi, 0, ctypes.byref(instances), ctypes.byref(count)
+    )
 
 
 def _code(call: Callable[[], Any]) -> int:

@@ -88,9 +88,9 @@ class Host:
         none)."""
         edits = mps_edits(served)
         variables = dict(entry.split("=", 1) for entry in edits.env) | changes
-        given = {name: text for name, text in variables.items() if text is not None}
-        shm = next((one.host_path for one in edits.mounts if one.container_path == SHM), "")
-        return self._start(given, shm)
+        environment = {name: text for name, text in variables.items() if text is not None}
+        shm = next((mount.host_path for mount in edits.mounts if mount.container_path == SHM), "")
+        return self._start(environment, shm)
 
     def stranger(self) -> Program:
         """A program that MPS has nothing to do with."""
@@ -113,16 +113,16 @@ class Host:
             if pid not in ours and pipe_of(pid).startswith(f"{self.directory}/")
         }
 
-    def left(self) -> list[str]:
+    def remains(self) -> list[str]:
         """What is there of servers, in words."""
         # Also one that has lost its environment, by which ours are known.
         lost = [pid for pid in mps_processes() if pid not in self._before and not pipe_of(pid)]
-        found = [f"process {pid} (whose?)" for pid in lost]
-        found += [f"process {pid} ({name})" for pid, name in self.processes().items()]
-        found += [f"mount {at}" for at in mounts.mounted_at_or_below(self.directory)]
-        found += [f"server {state.daemon.name}" for state in self._files.load()]
+        remains = [f"process {pid} (whose?)" for pid in lost]
+        remains += [f"process {pid} ({name})" for pid, name in self.processes().items()]
+        remains += [f"mount {at}" for at in mounts.mounted_at_or_below(self.directory)]
+        remains += [f"server {state.daemon.name}" for state in self._files.load()]
         directory = Path(self.directory, mps_server_name([self.gpu]))
-        return [*found, *([f"directory {directory}"] if directory.exists() else [])]
+        return [*remains, *([f"directory {directory}"] if directory.exists() else [])]
 
     def close(self) -> None:
         """Take away whatever is there; what a test asserts came before."""
@@ -164,7 +164,7 @@ def why_not(driver: DriverPrograms, gpu: GpuUuid, program: Sequence[str]) -> str
     )
     try:
         control = Path(directory, "control")
-        until(control.exists, lambda there: there or daemon.poll() is not None)
+        until(control.exists, lambda exists: exists or daemon.poll() is not None)
         if daemon.poll() is not None:
             return f"{CONTROL} -f ended with code {daemon.returncode}: {_logs(directory)}"
         client = Program(program, variables)
@@ -173,7 +173,7 @@ def why_not(driver: DriverPrograms, gpu: GpuUuid, program: Sequence[str]) -> str
         return f"{error}: {_logs(directory)}" if error else ""
     finally:
         daemon.terminate()
-        until(lambda: (daemon.poll(), in_use_by(directory))[1], lambda left: not left, 5.0)
+        until(lambda: (daemon.poll(), in_use_by(directory))[1], lambda users: not users, 5.0)
         for pid in in_use_by(directory):
             end(pid)
         daemon.wait(END_SECONDS)

@@ -24,7 +24,7 @@ class Program:
         self._cuda = cuda
         self._taken = []
         cuda("cuInit", ctypes.c_uint(0))
-        self._device, self._found = describe(cuda)
+        self._device, self._facts = describe(cuda)
         context = ctypes.c_void_p()
         cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         cuda("cuCtxSetCurrent", context)
@@ -35,8 +35,8 @@ class Program:
         attribute = ctypes.c_int(_MULTIPROCESSOR_COUNT)
         self._cuda("cuDeviceGetAttribute", ctypes.byref(count), attribute, self._device)
         self._cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        seen = {"multiprocessors": count.value, "free": free.value, "total": total.value}
-        return {**self._found, **seen}
+        view = {"multiprocessors": count.value, "free": free.value, "total": total.value}
+        return {**self._facts, **view}
 
     def do(self, question):
         word, _, amount = question.strip().partition(" ")

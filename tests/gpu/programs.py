@@ -54,12 +54,12 @@ class Program:
             stderr=self._errors,
         )
         self.pid = self._child.pid
-        self.found = self._answer(_ANSWER_SECONDS)  # what it says first
+        self.greeting = self._answer(_ANSWER_SECONDS)  # what it says first
 
     @property
     def error(self) -> str:
         """Why it cannot use the GPU; empty: it can."""
-        return str(self.found["error"])
+        return str(self.greeting["error"])
 
     def ask(self, question: str, seconds: float = _ANSWER_SECONDS) -> str:
         """What went wrong with it; empty: nothing."""
@@ -87,11 +87,11 @@ class Program:
         self._errors.close()
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        said = self._child.stdout
-        assert said is not None
-        if not select.select([said], [], [], seconds)[0]:
+        output = self._child.stdout
+        assert output is not None
+        if not select.select([output], [], [], seconds)[0]:
             return {"error": f"no answer in {seconds:g} s"}
-        line = said.readline()  # it writes whole ones, and no more than it is asked for
+        line = output.readline()  # it writes whole ones, and no more than it is asked for
         if not line:
             return {"error": f"it has ended: {self._last_words()}"}
         return dict(json.loads(line))
@@ -112,9 +112,9 @@ def program_of(cuda_library: str) -> list[str]:
 def until(look: Callable[[], T], enough: Callable[[T], bool], seconds: float = _LOOK_SECONDS) -> T:
     """What is seen once it is *enough*, or when the time is over."""
     over = time.monotonic() + seconds
-    while not enough(seen := look()) and time.monotonic() < over:
+    while not enough(value := look()) and time.monotonic() < over:
         time.sleep(0.2)
-    return seen
+    return value
 
 
 def why_no_mounts() -> str:
@@ -158,8 +158,8 @@ def program_name(pid: int) -> str:
 
 def pipe_of(pid: int) -> str:
     mark = f"{PIPE_DIRECTORY}="
-    found = (entry for entry in _read(pid, "environ") if entry.startswith(mark))
-    return next(found, "").removeprefix(mark)
+    settings = (entry for entry in _read(pid, "environ") if entry.startswith(mark))
+    return next(settings, "").removeprefix(mark)
 
 
 def _read(pid: int, file: str) -> list[str]:

@@ -30,7 +30,7 @@ def make_rootfs(root: Path, driver: DriverFiles) -> None:
         (root / name).symlink_to(f"usr/{name}")
     for name in ("dev", "proc", "tmp", "etc", "run"):
         (root / name).mkdir()
-    programs = [found for name in TOOLS if (found := shutil.which(name))]
+    programs = [path for name in TOOLS if (path := shutil.which(name))]
     python = os.path.realpath(sys.executable)
     theirs = [library.host_path for library in driver.libraries]
     theirs += [tool.host_path for tool in driver.tools]
@@ -64,13 +64,13 @@ def put(root: Path, source: str, at: str) -> None:
 def needed(programs: Iterable[str], without: set[str]) -> list[str]:
     """The libraries and the loader that *programs* are linked with, but for those in *without*."""
     left_out = {os.path.realpath(path) for path in without}
-    found = {
+    libraries = {
         path
         for program in programs
         for path in linked(_ldd(program))
         if os.path.realpath(path) not in left_out
     }
-    return sorted(found)
+    return sorted(libraries)
 
 
 def linked(text: str) -> list[str]:

@@ -72,20 +72,20 @@ def parse_compute_caps(text: str) -> dict[str, str]:
 
 def differences(gpu: Gpu, smi: Smi, compute_cap: str, numa_node: int | None) -> list[str]:
     """Every field of *gpu* that is not as *smi* has it for that UUID; *numa_node*: of sysfs."""
-    theirs = next((one for one in smi.gpus if one.uuid == gpu.uuid), None)
+    theirs = next((listed for listed in smi.gpus if listed.uuid == gpu.uuid), None)
     if theirs is None:
-        return [f"uuid: {gpu.uuid} is not among {[one.uuid for one in smi.gpus]}"]
+        return [f"uuid: {gpu.uuid} is not among {[listed.uuid for listed in smi.gpus]}"]
     return [
-        f"{field}: ours {ours!r}, nvidia-smi {other!r}"
-        for field, ours, other in _pairs(gpu, theirs, smi)
-        if ours != other
+        f"{field}: ours {ours!r}, nvidia-smi {expected!r}"
+        for field, ours, expected in _pairs(gpu, theirs, smi)
+        if ours != expected
     ] + [
-        f"{field}: ours {ours!r}, expected {other!r}"
-        for field, ours, other in (
+        f"{field}: ours {ours!r}, expected {expected!r}"
+        for field, ours, expected in (
             ("compute capability", _two(str(gpu.compute_capability)), compute_cap),
             ("NUMA node", gpu.topology.numa_node, numa_node),
         )
-        if ours != other
+        if ours != expected
     ]
 
 
@@ -128,8 +128,8 @@ def _text(element: ET.Element, path: str) -> str:
 
 
 def _short_bus_id(text: str) -> str:
-    domain, _, rest = text.partition(":")
-    return f"{int(domain, 16):04x}:{rest}".lower()
+    domain, _, address = text.partition(":")
+    return f"{int(domain, 16):04x}:{address}".lower()
 
 
 def _plain(brand: str) -> str:

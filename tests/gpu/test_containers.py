@@ -20,20 +20,20 @@ def config(world, gpu):
     return world.config("one", gpu.name)
 
 
-def said(run, config, *args):
+def output_of(run, config, *args):
     ran = run(config, args)
     assert ran.code == 0, f"{args}: {ran.out}\n{ran.err}"
     return ran.out
 
 
 def test_nvidia_smi_lists_exactly_the_one_gpu(container, config, gpu):
-    (line,) = said(container, config, "/usr/bin/nvidia-smi", "-L").splitlines()
+    (line,) = output_of(container, config, "/usr/bin/nvidia-smi", "-L").splitlines()
 
     assert f"{gpu.product_name} (UUID: {gpu.uuid})" in line
 
 
 def test_the_device_files_are_those_of_the_one_gpu(container, config, gpu):
-    names = said(container, config, "ls", "/dev").split()
+    names = output_of(container, config, "ls", "/dev").split()
 
     numbered = [name for name in names if name.startswith("nvidia") and name[6:].isdigit()]
     assert numbered == [f"nvidia{gpu.minor}"]
@@ -42,7 +42,9 @@ def test_the_device_files_are_those_of_the_one_gpu(container, config, gpu):
 
 def test_the_workload_is_told_what_it_holds(container, config, gpu):
     environment = dict(
-        line.split("=", 1) for line in said(container, config, "env").splitlines() if "=" in line
+        line.split("=", 1)
+        for line in output_of(container, config, "env").splitlines()
+        if "=" in line
     )
 
     assert environment[f"GPU_DEVICE_{gpu.minor}_UUID"] == gpu.uuid
@@ -51,7 +53,7 @@ def test_the_workload_is_told_what_it_holds(container, config, gpu):
 
 
 def test_cuda_computes_in_the_container(container, config, gpu):
-    answer = json.loads(said(container, config, PYTHON, PROGRAM))
+    answer = json.loads(output_of(container, config, PYTHON, PROGRAM))
 
     assert (answer["gpus"], answer["name"], answer["right"]) == (1, gpu.product_name, True)
 
@@ -69,15 +71,15 @@ def test_all_gpus_of_one_claim_are_seen_together(container, world):
     devices = world.node.inventory().gpus
     config = world.config("all", *(gpu.name for gpu in devices))
 
-    listed = said(container, config, "/usr/bin/nvidia-smi", "-L")
+    listed = output_of(container, config, "/usr/bin/nvidia-smi", "-L")
 
     assert sorted(gpu.uuid in listed for gpu in devices) == [True] * len(devices)
-    assert json.loads(said(container, config, PYTHON, PROGRAM))["gpus"] == len(devices)
+    assert json.loads(output_of(container, config, PYTHON, PROGRAM))["gpus"] == len(devices)
 
 
 def test_the_mounts_and_device_files_are_enough_without_a_container(chroot, config, gpu):
-    listed = said(chroot, config, "/usr/bin/nvidia-smi", "-L")
-    answer = json.loads(said(chroot, config, PYTHON, PROGRAM))
+    listed = output_of(chroot, config, "/usr/bin/nvidia-smi", "-L")
+    answer = json.loads(output_of(chroot, config, PYTHON, PROGRAM))
 
     assert gpu.uuid in listed
     assert answer["right"]

@@ -30,17 +30,17 @@ def test_every_file_that_containers_get_is_there(driver):
 def test_libraries_are_known_by_the_names_that_programs_ask_for(driver):
     sonames = {library.soname for library in driver.files().libraries}
 
-    asked = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"}
-    assert asked <= sonames
+    required = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"}
+    assert required <= sonames
     assert [name for name in sonames if not re.fullmatch(r"lib[\w.+-]+\.so(\.[\d.]+)?", name)] == []
 
 
 def test_each_soname_is_the_one_that_the_loader_reads(driver):
-    wanted = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so")
-    found = [lib for lib in driver.files().libraries if lib.soname.startswith(wanted)]
+    prefixes = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so")
+    libraries = [lib for lib in driver.files().libraries if lib.soname.startswith(prefixes)]
 
-    assert len(found) == len(wanted)
-    for library in found:
+    assert len(libraries) == len(prefixes)
+    for library in libraries:
         ctypes.CDLL(library.host_path)
         ctypes.CDLL(library.soname)  # loaded already: the loader finds it by its DT_SONAME
 

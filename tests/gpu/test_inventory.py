@@ -28,9 +28,9 @@ def test_every_gpu_is_offered_or_said_to_be_unavailable(node, document):
     inventory = node.refresh()
 
     offered = {gpu.uuid for gpu in inventory.gpus}
-    said = " ".join(one.what for one in inventory.unavailable)
+    described = " ".join(unavailable.what for unavailable in inventory.unavailable)
     for gpu in document.gpus:
-        assert (gpu.uuid in offered) != (gpu.uuid in said), gpu
+        assert (gpu.uuid in offered) != (gpu.uuid in described), gpu
     modes = {gpu.uuid: gpu.mig for gpu in document.gpus}
     for ours in inventory.gpus:
         assert bool(ours.mig and ours.mig.on) == (modes[ours.uuid] == "Enabled"), ours

@@ -71,9 +71,9 @@ def start(driver, gpu, tmp_path):
             stderr=subprocess.PIPE,
         )
         started.append(child)
-        said = child.stdout
-        assert said is not None
-        if said.readline() != b"ready\n":
+        output = child.stdout
+        assert output is not None
+        if output.readline() != b"ready\n":
             pytest.fail(f"CUDA does not work here: {child.communicate(timeout=30)[1].decode()}")
         proc.put(child.pid, pod.uid)
         return child
@@ -91,13 +91,13 @@ def holding(claim, gpu, gib):
 
 def uses(nvml, gpu, *children):
     """What NVML says that each of them uses."""
-    used = {one.pid: one.memory_bytes for one in gpu_processes(nvml, gpu.uuid)}
+    used = {process.pid: process.memory_bytes for process in gpu_processes(nvml, gpu.uuid)}
     if not used.keys() >= {child.pid for child in children}:
         pytest.skip(f"NVML sees other processes here than we do (another PID namespace): {used}")
-    found = [used[child.pid] for child in children]
-    if None in found:
+    sizes = [used[child.pid] for child in children]
+    if None in sizes:
         pytest.skip("NVML does not tell here how much memory each process uses")
-    return found
+    return sizes
 
 
 def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
@@ -107,14 +107,14 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
         ClaimRecord(A, (holding(A, gpu, 3),), pods=(WEB,)),  # small and outlier share it
         ClaimRecord(B, (holding(B, gpu, 8),), pods=(DB,)),
     ]
-    told: Any = Told()
+    recorder: Any = Told()
     processes = ContainerProcesses(tmp_path / "proc")
     owners = ProcessOwners(
         lambda uuid: gpu_processes(nvml, uuid), processes, lambda id_: NoContainer.NOWHERE
     )
     guard = MemoryEnforcer(
         lambda: records,
-        MemoryGuardDependencies(MemoryScanner(owners), processes, told, Metrics()),
+        MemoryGuardDependencies(MemoryScanner(owners), processes, recorder, Metrics()),
     )
 
     began = time.monotonic()
@@ -129,7 +129,7 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
     assert outlier.poll() is not None
     assert ended >= GRACE_SECONDS
     assert (small.poll(), neighbour.poll()) == (None, None)
-    assert [(event.regarding.name, event.reason) for event in told.events] == [
+    assert [(event.regarding.name, event.reason) for event in recorder.events] == [
         ("web", "GPUMemoryAboveShare"),
         ("web", "GPUMemoryProcessEnded"),
     ]

@@ -77,19 +77,19 @@ def cgroup():
 @pytest.fixture
 def offered(nvml):
     """What the driver offers; the test is skipped where that is nothing."""
-    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
-    if found.backend is None:
-        pytest.skip(f"the driver does not limit memory by cgroup here: {found.reason}")
-    return found
+    support = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
+    if support.backend is None:
+        pytest.skip(f"the driver does not limit memory by cgroup here: {support.reason}")
+    return support
 
 
 def test_a_driver_says_what_it_offers_or_why_it_does_not(nvml, report):
     version = nvml.system().driver_version
-    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
-    report([f"driver {version}: {found.backend or found.reason}"])
+    support = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
+    report([f"driver {version}: {support.backend or support.reason}"])
     if version.major < MIN_DRIVER_MAJOR:
-        assert found.reason == f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"
-    assert bool(found.reason) == (found.backend is None)
+        assert support.reason == f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"
+    assert bool(support.reason) == (support.backend is None)
 
 
 def test_a_driver_before_615_has_no_such_function(nvml, gpu, tmp_path):
@@ -109,12 +109,12 @@ def test_a_limit_is_read_back_and_cleared(nvml, gpu, cgroup, offered):
 
 
 def test_what_is_no_cgroup_is_refused(nvml, gpu, cgroup, offered, report):
-    said = []
+    answers = []
     for path in (cgroup.parent, cgroup / "gone", Path("/proc")):
         with pytest.raises(NodeError) as refusal:
             set_memory_limit(nvml, gpu.uuid, path, GIB)
-        said.append(f"{path}: {nvml_error_code(refusal.value)}")
-    report(said)
+        answers.append(f"{path}: {nvml_error_code(refusal.value)}")
+    report(answers)
 
 
 def test_a_process_sees_its_share_and_gets_no_more(driver, nvml, gpu, cgroup, offered, report):

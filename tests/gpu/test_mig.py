@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def cuttable(node, driver):
     """This machine, where NVML itself says that a GPU has a MIG mode."""
-    with machine(node, load_nvml(driver.nvml_library())) as found:
-        if not found.handles:
+    with machine(node, load_nvml(driver.nvml_library())) as probed:
+        if not probed.handles:
             pytest.skip("NVML says of no GPU of this machine that it has a MIG mode")
-        yield found
+        yield probed
 
 
 def test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(cuttable):
@@ -38,40 +38,49 @@ def test_every_profile_lies_within_its_board(cuttable):
 
 
 def test_the_simulation_cuts_the_board_as_its_driver_does(cuttable, report):
-    found = {
+    by_product = {
         gpu.product_name: differences(gpu.product_name, gpu.mig.profiles) for gpu in cuttable.gpus
     }
-    report([f"{name}: {line}" for name, one in found.items() if one for line in one.rest])
-    assert {name: one.wrong for name, one in found.items() if one and one.wrong} == {}
-    if not any(found.values()):
-        pytest.skip(f"the simulation has no {', '.join(found)}")
+    report(
+        [
+            f"{name}: {line}"
+            for name, compared in by_product.items()
+            if compared
+            for line in compared.rest
+        ]
+    )
+    assert {
+        name: compared.wrong for name, compared in by_product.items() if compared and compared.wrong
+    } == {}
+    if not any(by_product.values()):
+        pytest.skip(f"the simulation has no {', '.join(by_product)}")
 
 
 def test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(cuttable, report):
     for gpu in cuttable.gpus:
         ids = [profile.id for profile in gpu.mig.profiles]
-        said = answers(cuttable.functions, cuttable.handles[gpu.uuid], ids)
-        report([f"{gpu.name}, {name}: {code}" for name, code in said.items()])
-        of_boards = {name: code for name, code in said.items() if "GetGpuInstances " in name}
+        codes = answers(cuttable.functions, cuttable.handles[gpu.uuid], ids)
+        report([f"{gpu.name}, {name}: {code}" for name, code in codes.items()])
+        of_boards = {name: code for name, code in codes.items() if "GetGpuInstances " in name}
         assert len(of_boards) == len(ids)
         assert set(of_boards.values()) <= ({SUCCESS} if gpu.mig.on else set(NOT_THERE)), of_boards
-        of_none = {name: code for name, code in said.items() if name not in of_boards}
+        of_none = {name: code for name, code in codes.items() if name not in of_boards}
         assert set(of_none.values()) <= set(NOT_THERE), of_none
 
 
 def test_the_mode_is_what_nvidia_smi_says(cuttable, document):
-    said = {gpu.uuid: gpu.mig for gpu in document.gpus}
+    modes = {gpu.uuid: gpu.mig for gpu in document.gpus}
 
     for gpu in cuttable.gpus:
-        assert cuttable.node.mig.mode(gpu.uuid) == (said[gpu.uuid] == "Enabled")
+        assert cuttable.node.mig.mode(gpu.uuid) == (modes[gpu.uuid] == "Enabled")
 
 
 def test_instances_are_those_that_nvidia_smi_lists(cuttable, ask_smi):
     listed = set(re.findall(r"MIG-[0-9a-f-]+", ask_smi("-L")))
 
-    ours = {one.uuid for gpu in cuttable.gpus for one in gpu.mig.instances}
+    ours = {instance.uuid for gpu in cuttable.gpus for instance in gpu.mig.instances}
     assert ours <= listed
-    others = sum(one.cis for gpu in cuttable.gpus for one in gpu.mig.unusable)
+    others = sum(instance.cis for gpu in cuttable.gpus for instance in gpu.mig.unusable)
     assert len(listed) == len(ours) + others
 
 
@@ -80,9 +89,9 @@ def test_who_monitors_gets_its_capability(cuttable):
         pytest.skip("this driver has no capability to monitor instances")
 
     node, gpu = cuttable.node, cuttable.gpus[0]
-    found = node.device_files((gpu.minor,), (MONITOR_CAPABILITY,)).capabilities
+    capabilities = node.device_files((gpu.minor,), (MONITOR_CAPABILITY,)).capabilities
 
-    assert found[MONITOR_CAPABILITY].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
+    assert capabilities[MONITOR_CAPABILITY].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
 
 
 def test_a_look_at_a_gpu_that_can_be_cut_is_quick(cuttable):

@@ -18,7 +18,7 @@ from tests.fakes.simulated import open_simulated
 from tests.gpu import test_mig
 from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, has_mode, machine, unread
 
-PRODUCTS = [product for product, one in board_specs().items() if one.mig]
+PRODUCTS = [product for product, board in board_specs().items() if board.mig]
 ONE = [{"profile": "1g.10gb", "start": 0}]
 HALF = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": []}]
 IN_TWO = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": [1, 1]}]
@@ -30,8 +30,8 @@ class Simulated:
     def __init__(self, directory, product, **fields):
         self.directory = directory / "sim"
         self.file = directory / "node.yaml"
-        one = {"product": product, "bus_id": "0000:1b:00.0", **fields}
-        self.file.write_text(yaml.safe_dump({"gpus": [one]}))
+        gpu = {"product": product, "bus_id": "0000:1b:00.0", **fields}
+        self.file.write_text(yaml.safe_dump({"gpus": [gpu]}))
 
     def __enter__(self):
         self._open = open_simulated(self.file, self.directory.parent)
@@ -59,38 +59,38 @@ def simulated(tmp_path):
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("is_on", [False, True])
 def test_of_a_simulated_board_all_of_it_holds(simulated, product, is_on):
-    with simulated(product, mig=is_on) as found:
-        test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(found)
-        test_mig.test_every_profile_lies_within_its_board(found)
+    with simulated(product, mig=is_on) as probed:
+        test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(probed)
+        test_mig.test_every_profile_lies_within_its_board(probed)
         lines: list[str] = []
-        test_mig.test_the_simulation_cuts_the_board_as_its_driver_does(found, lines.extend)
+        test_mig.test_the_simulation_cuts_the_board_as_its_driver_does(probed, lines.extend)
         assert lines == []
         test_mig.test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(
-            found, lines.extend
+            probed, lines.extend
         )
         assert "nvmlDeviceGetGpuInstances" in lines[0]
-        test_mig.test_a_look_at_a_gpu_that_can_be_cut_is_quick(found)
-        assert len(found.gpus) == 1
+        test_mig.test_a_look_at_a_gpu_that_can_be_cut_is_quick(probed)
+        assert len(probed.gpus) == 1
 
 
 @pytest.mark.parametrize("instances", [[], ONE, HALF, IN_TWO])
 def test_instances_with_no_compute_instance_or_several_are_listed_as_they_are(simulated, instances):
     board = simulated("H100-80-SXM", mig=True, instances=instances)
-    with board as found:
-        test_mig.test_instances_are_those_that_nvidia_smi_lists(found, board.ask)
+    with board as probed:
+        test_mig.test_instances_are_those_that_nvidia_smi_lists(probed, board.ask)
 
 
 def test_an_instance_that_nvidia_smi_lists_and_we_do_not_is_seen(simulated):
-    with simulated("H100-80-SXM", mig=True, instances=ONE) as found, pytest.raises(AssertionError):
+    with simulated("H100-80-SXM", mig=True, instances=ONE) as probed, pytest.raises(AssertionError):
         test_mig.test_instances_are_those_that_nvidia_smi_lists(
-            found, lambda *arguments: "MIG-1 MIG-2"
+            probed, lambda *arguments: "MIG-1 MIG-2"
         )
 
 
 def test_a_board_without_a_mig_mode_is_none_of_them(simulated):
-    with simulated("T4") as found:
-        assert found.handles == {}
-        assert unread(found) == {}
+    with simulated("T4") as probed:
+        assert probed.handles == {}
+        assert unread(probed) == {}
 
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
@@ -109,10 +109,10 @@ def test_a_board_of_which_nobody_can_tell_is_a_failure_and_not_left_out(simulate
 )
 def test_a_board_of_which_we_read_nothing_says_why(simulated, error, why):
     names = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanceProfileInfoV")
-    with simulated(fails=dict.fromkeys(names, error)) as found:
-        assert list(unread(found).values()) == [why]
+    with simulated(fails=dict.fromkeys(names, error)) as probed:
+        assert list(unread(probed).values()) == [why]
         with pytest.raises(AssertionError):
-            test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(found)
+            test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(probed)
 
 
 def test_arguments_that_the_library_does_not_take_are_no_refusal(simulated):
@@ -121,23 +121,23 @@ def test_arguments_that_the_library_does_not_take_are_no_refusal(simulated):
             raise ctypes.ArgumentError("argument 3: expected a pointer")
 
     board = simulated()
-    with board as found:
+    with board as probed:
         functions = Strict(LiveNode(board.file))
         functions.nvmlInit()
         handle = functions.nvmlDeviceGetHandleByIndex(0)
         with pytest.raises(ctypes.ArgumentError):
             answers(functions, handle, [19])
-        assert found.gpus
+        assert probed.gpus
 
 
 def test_what_the_calls_answer_follows_the_mode(simulated):
     for is_on, expected in ((False, NOT_THERE), (True, (SUCCESS,))):
-        with simulated(mig=is_on) as found:
-            (handle,) = found.handles.values()
-            said = answers(found.functions, handle, [19])
-            assert said["nvmlDeviceGetGpuInstances 19"] in expected
-            assert said["nvmlComputeInstanceGetInfo_v2"] in NOT_THERE
-            assert len(said) == 5
+        with simulated(mig=is_on) as probed:
+            (handle,) = probed.handles.values()
+            codes = answers(probed.functions, handle, [19])
+            assert codes["nvmlDeviceGetGpuInstances 19"] in expected
+            assert codes["nvmlComputeInstanceGetInfo_v2"] in NOT_THERE
+            assert len(codes) == 5
 
 
 def test_a_mode_is_one_or_none(simulated):
@@ -149,16 +149,16 @@ def test_a_mode_is_one_or_none(simulated):
 
 
 def table(product):
-    found = board_geometry(product)
-    assert found is not None
-    return found.profiles
+    geometry = board_geometry(product)
+    assert geometry is not None
+    return geometry.profiles
 
 
 A30 = table("A30")
 
 
 def changed(profiles, name, **fields):
-    return [replace(one, **fields) if one.name == name else one for one in profiles]
+    return [replace(profile, **fields) if profile.name == name else profile for profile in profiles]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def changed(profiles, name, **fields):
         ("A30", A30[1:], "wrong", "1g.6gb: the board has none"),
         (
             "A30",
-            [one for one in A30 if one.is_plain],
+            [profile for profile in A30 if profile.is_plain],
             "rest",
             "1g.6gb+me: the board has none",
         ),
@@ -182,28 +182,32 @@ def changed(profiles, name, **fields):
 def test_what_differs_is_named_and_what_was_only_assumed_is_no_failure(
     product, profiles, where, line
 ):
-    found = differences(board_specs()[product].name, profiles)
+    compared = differences(board_specs()[product].name, profiles)
 
-    assert any(one.startswith(line) for one in getattr(found, where)), found
+    assert any(difference.startswith(line) for difference in getattr(compared, where)), compared
 
 
 def test_ids_that_were_assumed_are_told_and_no_more():
     product = "GH200-96"
-    its = table(product)
+    profiles = table(product)
 
-    found = differences(board_specs()[product].name, [replace(one, id=one.id + 50) for one in its])
+    compared = differences(
+        board_specs()[product].name, [replace(profile, id=profile.id + 50) for profile in profiles]
+    )
 
-    assert found is not None
-    assert found.wrong == []
-    assert len(found.rest) == len(its)
+    assert compared is not None
+    assert compared.wrong == []
+    assert len(compared.rest) == len(profiles)
 
 
 def test_what_was_guessed_is_told_like_what_was_assumed():
-    guessed = [replace(one, id=61) if one.name == "2g.12gb+me" else one for one in A30]
-    found = differences(board_specs()["A30"].name, guessed)
-    assert found is not None
-    assert found.wrong == []
-    assert [one.partition(",")[0] for one in found.rest] == ["2g.12gb+me"]
+    guessed = [
+        replace(profile, id=61) if profile.name == "2g.12gb+me" else profile for profile in A30
+    ]
+    compared = differences(board_specs()["A30"].name, guessed)
+    assert compared is not None
+    assert compared.wrong == []
+    assert [difference.partition(",")[0] for difference in compared.rest] == ["2g.12gb+me"]
 
 
 def test_a_board_that_the_simulation_does_not_have_is_not_compared():

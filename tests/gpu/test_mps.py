@@ -51,15 +51,15 @@ def modes_stay(modes, node):
 @pytest.fixture(scope="module")
 def gpu(node, document, modes):
     """One on which MPS can be tried without a change of anything."""
-    found = node.inventory().gpus[-1]
-    mig = next(one.mig for one in document.gpus if one.uuid == found.uuid)
+    chosen = node.inventory().gpus[-1]
+    mig = next(listed.mig for listed in document.gpus if listed.uuid == chosen.uuid)
     if mig == "Enabled":
-        pytest.skip(f"{found.uuid} is divided by MIG, and these tests leave that as it is")
-    if (mode := modes.read(found.uuid)) is not ComputeMode.DEFAULT:
-        pytest.skip(f"{found.uuid} is in compute mode {mode}, and these tests leave it there")
-    if found.compute_capability < Version(7, 0):
-        pytest.skip(f"{found.product_name} is older than Volta: its MPS has no limits")
-    return found
+        pytest.skip(f"{chosen.uuid} is divided by MIG, and these tests leave that as it is")
+    if (mode := modes.read(chosen.uuid)) is not ComputeMode.DEFAULT:
+        pytest.skip(f"{chosen.uuid} is in compute mode {mode}, and these tests leave it there")
+    if chosen.compute_capability < Version(7, 0):
+        pytest.skip(f"{chosen.product_name} is older than Volta: its MPS has no limits")
+    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,14 @@ def newest(driver, gpu, program):
     try:
         for tool in (CONTROL, SERVER):
             driver.tool(tool)
-        found = MpsDaemons(driver).protocol()
+        protocol = MpsDaemons(driver).protocol()
     except NodeError as e:
         pytest.skip(str(e))
     if others := MpsDaemons(driver).unmanaged(()):
         pytest.skip(f"MPS is in use here: {', '.join(others)}")
     if why := why_not(find_driver(NodeConfig()), gpu.uuid, program):
         pytest.skip(f"MPS does not work on this machine: {why}")
-    return found
+    return protocol
 
 
 @pytest.fixture(params=[3, 2], ids=["protocol3", "protocol2"])
@@ -111,7 +111,7 @@ def all_of_it(host):
     if OUT_OF_MEMORY in errors:
         pytest.skip(f"these tests take some GiB of {host.gpu}, and others have them")
     assert not any(errors)
-    return program.found["multiprocessors"]
+    return program.greeting["multiprocessors"]
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def is_about(count, percent, whole):
 def test_each_client_gets_its_memory_and_no_more(all_of_it, host, quarter, half, report):
     large, small = client(host, quarter), client(host, half)
 
-    report([f"free at the start, of 4 and 2 GiB: {[p.found['free'] for p in (large, small)]}"])
+    report([f"free at the start, of 4 and 2 GiB: {[p.greeting['free'] for p in (large, small)]}"])
     assert large.ask(f"allocate {2 * GIB}") == small.ask(f"allocate {GIB}") == ""
     assert large.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
     assert small.ask(f"allocate {2 * GIB}") == OUT_OF_MEMORY
@@ -159,18 +159,20 @@ def test_each_client_gets_its_memory_and_no_more(all_of_it, host, quarter, half,
 
 
 def test_each_client_sees_its_part_of_the_multiprocessors(all_of_it, host, quarter, half, report):
-    seen = [client(host, served).found["multiprocessors"] for served in (quarter, half)]
+    multiprocessors = [
+        client(host, served).greeting["multiprocessors"] for served in (quarter, half)
+    ]
 
-    report([f"of {all_of_it} multiprocessors, 25 and 50 % are {seen}"])
-    assert is_about(seen[0], 25, all_of_it)
-    assert is_about(seen[1], 50, all_of_it)
+    report([f"of {all_of_it} multiprocessors, 25 and 50 % are {multiprocessors}"])
+    assert is_about(multiprocessors[0], 25, all_of_it)
+    assert is_about(multiprocessors[1], 50, all_of_it)
 
 
 @only_protocol_3
 def test_who_throws_its_variables_away_has_its_limits_all_the_same(all_of_it, host, quarter):
     bare = client(host, quarter, **{PERCENT: None, MEMORY: None})
 
-    assert is_about(bare.found["multiprocessors"], 25, all_of_it)
+    assert is_about(bare.greeting["multiprocessors"], 25, all_of_it)
     assert bare.ask(f"allocate {2 * GIB}") == ""
     assert bare.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
 
@@ -179,7 +181,7 @@ def test_who_throws_its_variables_away_has_its_limits_all_the_same(all_of_it, ho
 def test_who_asks_for_more_does_not_get_it(all_of_it, host, quarter):
     greedy = client(host, quarter, **{PERCENT: "100", MEMORY: "0=16384M"})
 
-    assert is_about(greedy.found["multiprocessors"], 25, all_of_it)
+    assert is_about(greedy.greeting["multiprocessors"], 25, all_of_it)
     assert greedy.ask(f"allocate {2 * GIB}") == ""
     assert greedy.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
 
@@ -194,46 +196,46 @@ def test_a_limit_for_a_gpu_that_is_not_seen_leaves_the_multiprocessors_limited(
         return
     beyond = strange.ask(f"allocate {6 * GIB}")
     report([f"a program with 4 GiB that names such a GPU, asking for 6: {beyond or 'it has them'}"])
-    assert is_about(strange.found["multiprocessors"], 25, all_of_it)
+    assert is_about(strange.greeting["multiprocessors"], 25, all_of_it)
 
 
 def test_two_namespaces_have_a_daemon_each_on_one_gpu(all_of_it, host, report):
     """With protocol 2: whether two daemons serve one GPU side by side is not documented."""
-    one, other = (
+    first_namespace, second_namespace = (
         host.agent.serve(host.namespace(number, 50, 2 * GIB, tenant=f"team-{number}"))
         for number in (1, 2)
     )
-    first, second = client(host, one), client(host, other)
+    first, second = client(host, first_namespace), client(host, second_namespace)
 
     servers = host.agent.status().servers
     assert len(servers) == (2 if host.protocol == 2 else 1)
-    assert one.pipe_directory != other.pipe_directory
+    assert first_namespace.pipe_directory != second_namespace.pipe_directory
     for program in (first, second):
         assert program.ask("compute") == ""
-        assert is_about(program.found["multiprocessors"], 50, all_of_it)
+        assert is_about(program.greeting["multiprocessors"], 50, all_of_it)
         assert program.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
 
-    host.agent.terminate(one.namespace.name, [first.pid])
-    said = second.ask("compute")
-    report([f"after a client of the other server was ended: {said or 'it computes'}"])
-    assert said == ""
+    host.agent.terminate(first_namespace.namespace.name, [first.pid])
+    error = second.ask("compute")
+    report([f"after a client of the other server was ended: {error or 'it computes'}"])
+    assert error == ""
     assert host.agent.status().incidents == ()
 
 
 def test_ending_one_client_leaves_the_other(host, quarter, half, report):
-    ended, other = client(host, quarter), client(host, half)
-    both = {host.as_client(ended, quarter), host.as_client(other, half)}
+    ended, remaining = client(host, quarter), client(host, half)
+    both = {host.as_client(ended, quarter), host.as_client(remaining, half)}
     assert until(host.clients, lambda clients: clients == both) == both
 
     host.agent.terminate(quarter.namespace.name, [ended.pid])
 
-    assert other.ask("compute") == ""
-    said = ended.ask("compute")
-    report([f"a client that was ended computes: {said}"])
-    assert said
+    assert remaining.ask("compute") == ""
+    error = ended.ask("compute")
+    report([f"a client that was ended computes: {error}"])
+    assert error
     ended.end()
-    (left,) = both - {host.as_client(ended, quarter)}
-    assert until(host.clients, lambda clients: clients == {left}) == {left}
+    (remaining_client,) = both - {host.as_client(ended, quarter)}
+    assert until(host.clients, lambda clients: clients == {remaining_client}) == {remaining_client}
     assert client(host, quarter).ask("compute") == ""  # its claim goes on
     assert host.agent.status().incidents == ()
 
@@ -260,7 +262,7 @@ def test_a_killed_daemon_comes_back_where_it_was(all_of_it, host, quarter, half,
     lost.end()
     again = client(host, quarter)
     assert again.ask("compute") == ""
-    assert is_about(again.found["multiprocessors"], 25, all_of_it)
+    assert is_about(again.greeting["multiprocessors"], 25, all_of_it)
     assert again.ask(f"allocate {5 * GIB}") == OUT_OF_MEMORY
 
 
@@ -285,13 +287,13 @@ def test_nothing_is_left_of_the_last_claim(host, quarter, half):
     working = client(host, half)
     host.agent.release(quarter.namespace.name)
     assert working.ask("compute") == ""
-    assert any(entry.startswith("process") for entry in host.left())
+    assert any(entry.startswith("process") for entry in host.remains())
     working.end()
 
     host.agent.release(half.namespace.name)
 
     assert host.agent.status().servers == ()
-    assert host.left() == []
+    assert host.remains() == []
 
 
 def test_a_further_claim_costs_less_than_the_first(host, report):

@@ -28,7 +28,7 @@ class LimitedDriver(Driver):
 
     def __init__(self, most=GIB, refuses=""):
         super().__init__()
-        self._left = most
+        self._free = most
         self._refuses = refuses
 
     def __call__(self, function, *args):
@@ -42,12 +42,12 @@ class LimitedDriver(Driver):
         value._obj.value = 66
 
     def _cuMemGetInfo_v2(self, free, total):  # noqa: N802
-        free._obj.value, total._obj.value = self._left, 141 * GIB
+        free._obj.value, total._obj.value = self._free, 141 * GIB
 
     def _cuMemAlloc_v2(self, address, size):  # noqa: N802
-        if size.value > self._left:
+        if size.value > self._free:
             raise SystemExit("cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)")
-        self._left -= size.value
+        self._free -= size.value
         if size.value < GIB // 2:
             super()._cuMemAlloc_v2(address, size)
             return
@@ -70,9 +70,9 @@ def started():
 
 
 def answers(driver, *questions):
-    said = []
-    mps_client.serve(driver, questions, said.append)
-    return said
+    given_answers = []
+    mps_client.serve(driver, questions, given_answers.append)
+    return given_answers
 
 
 def test_it_says_first_what_it_sees():
@@ -91,9 +91,13 @@ def test_it_says_first_what_it_sees():
 
 def test_memory_that_it_takes_stays_taken_until_its_end():
     driver = LimitedDriver()
-    _, *said = answers(driver, f"allocate {GIB // 2}\n", f"allocate {GIB}\n", "compute\n")
+    _, *later_answers = answers(driver, f"allocate {GIB // 2}\n", f"allocate {GIB}\n", "compute\n")
 
-    assert [one["error"] for one in said] == ["", "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)", ""]
+    assert [answer["error"] for answer in later_answers] == [
+        "",
+        "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)",
+        "",
+    ]
     assert driver.calls[-1] == "cuDevicePrimaryCtxRelease_v2"
     assert driver.calls.count("cuLaunchKernel") == 1
 
@@ -104,15 +108,15 @@ def test_what_it_does_not_know_it_says():
 
 @pytest.mark.parametrize("function", ["cuInit", "cuDevicePrimaryCtxRetain", "cuMemGetInfo_v2"])
 def test_a_gpu_that_cannot_be_used_is_its_only_answer(function):
-    said = answers(LimitedDriver(refuses=function), "compute\n")
+    given_answers = answers(LimitedDriver(refuses=function), "compute\n")
 
-    assert said == [{"error": f"{function}: CUDA_ERROR_UNKNOWN (999)"}]
+    assert given_answers == [{"error": f"{function}: CUDA_ERROR_UNKNOWN (999)"}]
 
 
 def test_a_context_that_cannot_be_left_is_no_error():
     driver = LimitedDriver(refuses="cuDevicePrimaryCtxRelease_v2")
 
-    assert [one["error"] for one in answers(driver, "compute\n")] == ["", ""]
+    assert [answer["error"] for answer in answers(driver, "compute\n")] == ["", ""]
 
 
 def test_questions_are_answered_one_by_one(started):

@@ -23,17 +23,17 @@ OURS = gpu(
 
 
 def test_an_h200_is_read():
-    (found,) = DOCUMENT.gpus
+    (gpu,) = DOCUMENT.gpus
 
     assert (DOCUMENT.driver_version, DOCUMENT.cuda_version) == ("580.95.05", "13.0")
-    assert (found.product, found.bus_id, found.memory) == (
+    assert (gpu.product, gpu.bus_id, gpu.memory) == (
         "NVIDIA H200",
         "00000000:1B:00.0",
         "143771 MiB",
     )
-    assert found.settings["compute_mode"] == "Default"
-    assert found.settings["gpu_power_readings/requested_power_limit"] == "700.00 W"
-    assert all(found.settings.values()), "a newer nvidia-smi calls a setting something else"
+    assert gpu.settings["compute_mode"] == "Default"
+    assert gpu.settings["gpu_power_readings/requested_power_limit"] == "700.00 W"
+    assert all(gpu.settings.values()), "a newer nvidia-smi calls a setting something else"
 
 
 def test_the_same_gpu_differs_in_nothing():
@@ -60,9 +60,9 @@ def test_the_same_gpu_differs_in_nothing():
     ids=str,
 )
 def test_each_field_that_differs_is_named(fields, named):
-    (found,) = smi.differences(replace(OURS, **fields), DOCUMENT, "9.0", 1)
+    (difference,) = smi.differences(replace(OURS, **fields), DOCUMENT, "9.0", 1)
 
-    assert found.startswith(f"{named}: ")
+    assert difference.startswith(f"{named}: ")
 
 
 def test_compute_capabilities_come_by_uuid():
