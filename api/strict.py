@@ -45,6 +45,21 @@ def validated(model: type[Model], document: Any) -> Model:
         raise ConfigError([problem_message(error, model) for error in e.errors()]) from e
 
 
+def valid_part(model: type[Model], document: Any) -> Model:
+    """*document* as a *model* without required fields, where each field that is wrong is left out:
+    what is wrong with the others can be reported at the same time."""
+    fields = document.items() if isinstance(document, dict) else ()
+    return validated(model, {k: v for k, v in fields if _is_valid(model, {k: v})})
+
+
+def _is_valid(model: type[Model], document: dict[Any, Any]) -> bool:
+    try:
+        validated(model, document)
+    except ConfigError:
+        return False
+    return True
+
+
 def without_nulls(value: Any) -> Any:
     """An absent field and a null one are the same in the API conventions of Kubernetes."""
     if isinstance(value, dict):

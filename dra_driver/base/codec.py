@@ -23,9 +23,9 @@ class Undecodable(ValueError):
 class OneOf:
     """Marks a union of dataclasses: ``Annotated[Exclusive | Replica, OneOf()]``."""
 
-    def __init__(self, *kinds: type[Any], version: int | None = None) -> None:
+    def __init__(self, *kinds: type[Any], versioned: bool = False) -> None:
         self._kinds = kinds
-        self._version = version
+        self._versioned = versioned
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """A hook of pydantic; this module imports that only for ``Codec``."""
@@ -41,16 +41,17 @@ class OneOf:
         from pydantic_core import core_schema
 
         name = kind.__name__
-        fields = {name: core_schema.typed_dict_field(handler.generate_schema(kind))}
-        versions = {} if self._version is None else {_VERSION_FIELD: self._version}
-        for field, version in versions.items():
-            fields[field] = core_schema.typed_dict_field(core_schema.literal_schema([version]))
+        schemas = {name: handler.generate_schema(kind)}
+        version = {_VERSION_FIELD: VERSION} if self._versioned else {}
+        if version:
+            schemas[_VERSION_FIELD] = core_schema.literal_schema([VERSION])
+        fields = {field: core_schema.typed_dict_field(schema) for field, schema in schemas.items()}
         document = core_schema.typed_dict_schema(fields, extra_behavior="forbid")
         return core_schema.no_info_after_validator_function(
             lambda read: read[name],
             document,
             serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda value: {**versions, name: value}, return_schema=document
+                lambda value: {**version, name: value}, return_schema=document
             ),
         )
 
@@ -68,7 +69,7 @@ class Codec(Generic[T]):
         from pydantic import ConfigDict, TypeAdapter
 
         strict = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
-        document = Annotated[Any, OneOf(*kinds, version=VERSION)]
+        document = Annotated[Any, OneOf(*kinds, versioned=True)]
         self._adapter: Any = TypeAdapter(document, config=strict)
 
     def encode(self, value: T, indent: int | None = None) -> bytes:

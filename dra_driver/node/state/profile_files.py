@@ -12,10 +12,9 @@ import re
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import pydantic
-
+from dra_driver.base.codec import Codec
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.files import write_atomically
 from dra_driver.base.yaml_documents import load_documents
@@ -23,7 +22,7 @@ from dra_driver.model.profiles import Profile
 
 log = logging.getLogger(__name__)
 
-_ADAPTER: pydantic.TypeAdapter[Profile] = pydantic.TypeAdapter(Profile)
+_PROFILES: Final = Codec[Profile](Profile)
 
 
 class LastProfileFile:
@@ -35,7 +34,7 @@ class LastProfileFile:
     def read(self) -> Profile | None:
         """What was kept; None: nothing, or by a release that this one does not understand."""
         try:
-            return _ADAPTER.validate_json(self._path.read_bytes())
+            return _PROFILES.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as e:
@@ -47,7 +46,7 @@ class LastProfileFile:
         """Keep *profile* instead of what was kept before; a reader sees the one or the other."""
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            write_atomically(self._path, _ADAPTER.dump_json(profile))
+            write_atomically(self._path, _PROFILES.encode(profile))
         except OSError as e:
             facts = {"path": str(self._path), "error": str(e)}
             log.warning("the profile in force is not kept for a restart", extra=facts)

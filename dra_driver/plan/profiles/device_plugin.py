@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from api.device_plugin import DevicePluginConfig, ReplicatedResource, ReplicatedResources, unused
-from api.strict import ConfigError, field_path, show_value, validated
+from api.strict import ConfigError, field_path, show_value, valid_part, validated
 from dra_driver.model.profiles import (
     GpuSelector,
     GuardPolicy,
@@ -33,9 +33,12 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
     ``nvidia.com/gpu`` get whole GPUs from that plugin and from us, and that claims can ask for
     fractions as well takes nothing from them.
     """
-    config = validated(DevicePluginConfig, document)
-    sharing = config.sharing
     problems: list[str] = []
+    try:
+        config = validated(DevicePluginConfig, document)
+    except ConfigError as e:
+        config, problems = valid_part(DevicePluginConfig, document), list(e.problems)
+    sharing = config.sharing
     if sharing.time_slicing and sharing.mps:
         problems.append(
             f"{_TIME_SLICING} and {_MPS} exclude each other, as in NVIDIA's device plugin; "

@@ -14,7 +14,7 @@ from api.node_profile import (
     MigSectionConfig,
     NodeProfile,
 )
-from api.strict import ConfigError, field_path, show_value, validated
+from api.strict import ConfigError, show_value, valid_part, validated
 from dra_driver.k8s import quantity
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import (
@@ -117,13 +117,19 @@ def decode_profile(document: Any, name: str) -> Profile:
         raise ConfigError([f"{show_value(document)} is no profile; write a NodeProfile"])
     if "apiVersion" not in document and "kind" not in document:
         return from_device_plugin(document, name)
-    _check_kind(document)
-    profile = validated(NodeProfile, document)
-    entries = profile.spec.gpus
-    places = [
-        (field_path("", "spec", "gpus", number), entry) for number, entry in enumerate(entries)
+    head = {"apiVersion": CONFIG_VERSION, "kind": "NodeProfile"}
+    problems = [
+        f"{key}: {show_value(document.get(key))} is unknown; write {expected}"
+        for key, expected in head.items()
+        if document.get(key) != expected
     ]
-    problems = [problem for path, entry in places for problem in _problems(entry, path)]
+    try:
+        entries = validated(NodeProfile, document | head).spec.gpus
+    except ConfigError as e:
+        entries = _valid_entries(document)
+        problems += e.problems
+    places = [(f"spec.gpus[{number}]", entry) for number, entry in enumerate(entries)]
+    problems += [problem for path, entry in places for problem in _problems(entry, path)]
     problems += _never_reached(entries)
     if problems:
         raise ConfigError(problems)
@@ -133,6 +139,24 @@ def decode_profile(document: Any, name: str) -> Profile:
             ProfileEntry(_selection(entry.select), _rules(entry), path) for path, entry in places
         ),
     )
+
+
+def _valid_entries(document: dict[str, Any]) -> list[GpuRules]:
+    """The entries of *document* without what is wrong by itself, and what depends on that."""
+    spec = document.get("spec")
+    entries = spec.get("gpus") if isinstance(spec, dict) else None
+    return [_valid_entry(entry) for entry in entries] if isinstance(entries, list) else []
+
+
+def _valid_entry(entry: Any) -> GpuRules:
+    rules = valid_part(GpuRules, entry)
+    fields = entry if isinstance(entry, dict) else {"select": entry}
+    changes: dict[str, Any] = {}
+    if fields.get("select") is not None and rules.select is None:
+        changes["select"] = GpuSelectorConfig(product=["*"])  # some GPUs, and not all
+    if fields.get("replicas") is not None and rules.replicas is None:
+        changes["rename"] = None  # which is without effect only where there are no replicas
+    return rules.model_copy(update=changes)
 
 
 def rules_by_gpu(
@@ -155,16 +179,6 @@ def rules_by_gpu(
             why = "earlier entries hold for all that it selects" if selected else "selects no GPU"
             idle.append(f"profile {profile.name!r}, {entry.path}: {why} of this node")
     return {gpu.uuid: rules.get(gpu.uuid, Rules()) for gpu in gpus}, tuple(idle)
-
-
-def _check_kind(document: dict[str, Any]) -> None:
-    wrong = [
-        f"{key}: {show_value(document.get(key))} is unknown; write {expected}"
-        for key, expected in (("apiVersion", CONFIG_VERSION), ("kind", "NodeProfile"))
-        if document.get(key) != expected
-    ]
-    if wrong:
-        raise ConfigError(wrong)
 
 
 def _problems(entry: GpuRules, path: str) -> Iterator[str]:

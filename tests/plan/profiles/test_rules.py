@@ -335,13 +335,34 @@ def test_an_entry_behind_one_for_every_gpu_is_refused():
     assert "spec.gpus[1] has no select" in messages[0]
 
 
-def test_the_problems_of_all_entries_are_told_at_once():
-    messages = problems({"select": {}}, {"memory": {"least": "1Mi"}})
-
-    assert [message.partition(":")[0] for message in messages] == [
-        "spec.gpus[0].select",
-        "spec.gpus[1].memory.least",
+def test_everything_that_is_wrong_is_reported_at_once():
+    """Also what can be told only of fields that are right by themselves."""
+    entries = [
+        {"select": {"index": [-1]}, "replica": 4, "memory": {"step": "1500"}},
+        {"select": {}, "replicas": "four", "rename": True, "shares": 0},
+        7,
+        {"fractions": "Never", "rename": True, "mig": {"profiles": ["1g.5gb"]}, "memory": []},
+        {"select": {"index": [0]}},
     ]
+
+    with pytest.raises(ConfigError) as refused:
+        decode_profile(document(*entries) | {"kind": "Profile"}, "p")
+
+    assert [message.partition(":")[0] for message in refused.value.problems] == [
+        "kind",
+        *("spec.gpus[0].select.index[0]", "spec.gpus[0].replica"),
+        *("spec.gpus[1].replicas", "spec.gpus[1].shares", "spec.gpus[2]", "spec.gpus[3].memory"),
+        *("spec.gpus[0].memory.step", "spec.gpus[1].select"),
+        *("spec.gpus[3].rename", "spec.gpus[3].mig.profiles", "spec.gpus[4]"),
+    ]
+
+
+@pytest.mark.parametrize("spec", [None, [], {"gpus": {}}])
+def test_where_there_are_no_entries_only_that_is_wrong(spec):
+    with pytest.raises(ConfigError) as refused:
+        decode_profile(HEAD | {"spec": spec}, "p")
+
+    assert len(refused.value.problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -354,11 +375,12 @@ def test_the_problems_of_all_entries_are_told_at_once():
             [
                 "apiVersion: 'v1' is unknown; write resource.nvidia.com/v1beta1",
                 "kind: 'ConfigMap' is unknown; write NodeProfile",
+                "spec: missing",
             ],
             id="another kind",
         ),
         pytest.param(
-            {"kind": "NodeProfile"},
+            {"kind": "NodeProfile", "spec": {"gpus": [{}]}},
             ["apiVersion: None is unknown; write resource.nvidia.com/v1beta1"],
             id="no version",
         ),
@@ -397,6 +419,15 @@ def test_the_problems_of_all_entries_are_told_at_once():
                 "nvidia.com/gpu",
             ],
             id="both ways to share",
+        ),
+        pytest.param(
+            shared("mps", resource("a")) | {"flags": {"gdsEnabled": "yes"}, "config": {}},
+            [
+                "flags.gdsEnabled: 'yes' should be a valid boolean",
+                "config: unknown field; remove it",
+                "sharing.mps.resources[0].name: 'a' is not known here; write nvidia.com/gpu",
+            ],
+            id="a name beside fields that are wrong",
         ),
     ],
 )
