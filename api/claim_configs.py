@@ -167,24 +167,24 @@ def _check_version(version: Any, path: str) -> None:
 
 
 def _problem(error: Any, path: str, model: type[pydantic.BaseModel]) -> str:
-    where, found = _where(path, error["loc"]), error["input"]
+    where, value = _where(path, error["loc"]), error["input"]
     match error["type"]:
         case "extra_forbidden":
             why = _not_of_this_strategy(error["loc"]) or f"; {suggestion(error['loc'][-1], model)}"
             return f"{where}: unknown field{why}"
         case "string_pattern_mismatch" | "string_too_long":
-            return f"{where}: {show_value(found)} is not a quantity; write for example 10Gi"
+            return f"{where}: {show_value(value)} is not a quantity; write for example 10Gi"
         case "too_long":
             return f"{where}: has more entries than a claim has GPUs; write one for each"
-        case "union_tag_not_found" if not isinstance(found, dict):
-            return f"{where}: {show_value(found)} should be an object with a strategy"
-        case "union_tag_not_found" if "strategy" not in found:
+        case "union_tag_not_found" if not isinstance(value, dict):
+            return f"{where}: {show_value(value)} should be an object with a strategy"
+        case "union_tag_not_found" if "strategy" not in value:
             return f"{where}.strategy: missing; write TimeSlicing or MPS"
         case "union_tag_not_found" | "union_tag_invalid":
-            tag = show_value(found["strategy"])
+            tag = show_value(value["strategy"])
             return f"{where}.strategy: {tag} is unknown; write TimeSlicing or MPS"
     message = error["msg"].removeprefix("Input ")
-    return f"{where}: {show_value(found)} {message}"
+    return f"{where}: {show_value(value)} {message}"
 
 
 def _where(path: str, loc: tuple[str, ...]) -> str:
@@ -197,5 +197,5 @@ def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:
     strategy = {"mpsConfig": "MPS", "timeSlicingConfig": "TimeSlicing"}.get(str(loc[-1]))
     if strategy is None or chosen is None:
         return ""
-    other = "" if strategy == chosen else ", or change the strategy"
-    return f" with strategy {chosen}: remove it{other}"
+    remedy = "" if strategy == chosen else ", or change the strategy"
+    return f" with strategy {chosen}: remove it{remedy}"

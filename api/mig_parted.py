@@ -34,8 +34,8 @@ def _kebab(name: str) -> str:
 def _listed(value: Any) -> Any:
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, int) and not isinstance(each, bool):
-            what = "is a number" if each is value else f"has {each}, which is a number"
-            raise ValueError(f'{what} to YAML; write it in quotes: "0x{each:X}"')
+            problem = "is a number" if each is value else f"has {each}, which is a number"
+            raise ValueError(f'{problem} to YAML; write it in quotes: "0x{each:X}"')
     return [value] if isinstance(value, str) else value
 
 
@@ -69,12 +69,12 @@ def _devices(value: Any) -> Any:
 
 def _profiles(counts: dict[str, int]) -> dict[str, int]:
     for name in counts:
-        found = _PROFILE.fullmatch(name)
-        if not found:
+        match = _PROFILE.fullmatch(name)
+        if not match:
             raise ValueError(
                 f"has {show_value(name)}, which is no profile; write for example 1g.10gb"
             )
-        compute, slices, _ = found.groups()
+        compute, slices, _ = match.groups()
         if compute not in (None, slices):
             whole = name.partition(".")[2]
             raise ValueError(
@@ -143,8 +143,10 @@ def layouts(document: Mapping[str, Any]) -> dict[str, list[MigConfig] | tuple[st
 
     ConfigError: what is wrong with the file as such, and so with all of them.
     """
-    found = validated(_File, document).mig_configs
-    return {name: _layout(found[name], field_path("", MIG_CONFIGS, name)) for name in sorted(found)}
+    configs = validated(_File, document).mig_configs
+    return {
+        name: _layout(configs[name], field_path("", MIG_CONFIGS, name)) for name in sorted(configs)
+    }
 
 
 def _layout(entries: Any, path: str) -> list[MigConfig] | tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from cdi.encoding import from_text
 from cdi.errors import CdiDeviceError, CdiSpecError
-from cdi.spec import CdiDevice, ContainerEdits, QualifiedName, Spec
+from cdi.spec import CdiDevice, ContainerEdits, Spec
 
 DEFAULT_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 """Where runtimes look: specs that stay, then those that come and go and are lost at boot."""
@@ -43,16 +43,16 @@ class DeviceRegistry:
 
         The edits of a spec come once, before those of its first device.
         """
-        wanted = tuple(dict.fromkeys(names))
-        if unknown := [name for name in wanted if name not in self.devices]:
+        distinct = tuple(dict.fromkeys(names))
+        if unknown := [name for name in distinct if name not in self.devices]:
             raise CdiDeviceError(self._explain(unknown))
         total = ContainerEdits()
         used: set[Path] = set()
-        for found in (self.devices[name] for name in wanted):
-            if found.path not in used:
-                used.add(found.path)
-                total += found.spec.container_edits
-            total += found.device.container_edits
+        for registered in (self.devices[name] for name in distinct):
+            if registered.path not in used:
+                used.add(registered.path)
+                total += registered.spec.container_edits
+            total += registered.device.container_edits
         return total
 
     def _explain(self, unknown: list[str]) -> str:
@@ -67,14 +67,14 @@ def load_registry(directories: Iterable[Directory] = DEFAULT_DIRECTORIES) -> Dev
     conflicts: set[str] = set()
     problems: list[str] = []
     for directory in directories:
-        here: dict[str, RegisteredDevice] = {}
-        for found in _scan(Path(directory), problems):
-            name = str(QualifiedName(found.spec.vendor, found.spec.device_class, found.device.name))
-            if name in here:
-                problems.append(f"{name} is in conflict: {here[name].path} and {found.path}")
+        in_directory: dict[str, RegisteredDevice] = {}
+        for new in _scan(Path(directory), problems):
+            name = f"{new.spec.kind}={new.device.name}"
+            if name in in_directory:
+                problems.append(f"{name} is in conflict: {in_directory[name].path} and {new.path}")
                 conflicts.add(name)
-            here.setdefault(name, found)
-        devices |= here
+            in_directory.setdefault(name, new)
+        devices |= in_directory
     # As in the Go library, a device in conflict stays unusable even if a later directory has it.
     usable = {name: devices[name] for name in sorted(devices.keys() - conflicts)}
     return DeviceRegistry(MappingProxyType(usable), tuple(problems))

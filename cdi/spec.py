@@ -1,8 +1,8 @@
 """A CDI spec as a value: what is done to a container that is given one of these devices.
 
 Fields are named and ordered as in the CDI SPEC, in Python's spelling; a field that holds its
-default is not written. Nothing here is checked on the way in: :func:`cdi.check` says everything
-that is wrong with a whole spec at once.
+default is not written, unless the SPEC requires it. Nothing here is checked on the way in:
+:func:`cdi.check` says everything that is wrong with a whole spec at once.
 
 A spec has no version: which one to write follows from what it says (:mod:`cdi.validate`).
 
@@ -127,19 +127,6 @@ def parse_name(text: str) -> QualifiedName:
     return qualify(vendor, device_class, device)
 
 
-def is_qualified(text: str) -> bool:
-    """Tell a name that a runtime looks up in CDI from a plain device path.
-
-    >>> is_qualified("/dev/null")
-    False
-    """
-    try:
-        parse_name(text)
-    except CdiNameError:
-        return False
-    return True
-
-
 def spec_file_name(vendor: str, device_class: str, transient_id: str) -> str:
     """Name the file of a spec that lives as long as something else does.
 
@@ -223,7 +210,7 @@ class Hook:
 class IntelRdt:
     """Cache and memory bandwidth of the container (Linux resctrl)."""
 
-    clos_id: str = ""
+    clos_id: str = field(default="", metadata={"name": "closID"})
     l3_cache_schema: str = ""
     mem_bw_schema: str = ""
     schemata: tuple[str, ...] = ()
@@ -246,9 +233,9 @@ class ContainerEdits:
     same, the last stays.
     For hooks this keeps "refresh the cache" behind everything that must precede it.
 
-    >>> one = ContainerEdits(env=("LEVEL=1", "COLOR=red"))
-    >>> other = ContainerEdits(env=("LEVEL=2", "COLOR=red"))
-    >>> (one + other).env
+    >>> left = ContainerEdits(env=("LEVEL=1", "COLOR=red"))
+    >>> right = ContainerEdits(env=("LEVEL=2", "COLOR=red"))
+    >>> (left + right).env
     ('LEVEL=1', 'LEVEL=2', 'COLOR=red')
     """
 
@@ -283,7 +270,7 @@ class CdiDevice:
 
     name: str
     annotations: Annotations = ()
-    container_edits: ContainerEdits = field(default_factory=ContainerEdits)
+    container_edits: ContainerEdits = field(default=ContainerEdits(), metadata={"required": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +282,8 @@ class Spec:
 
     kind: str
     annotations: Annotations = ()
-    devices: tuple[CdiDevice, ...] = ()
-    container_edits: ContainerEdits = field(default_factory=ContainerEdits)
+    devices: tuple[CdiDevice, ...] = field(default=(), metadata={"required": True})
+    container_edits: ContainerEdits = ContainerEdits()
 
     @property
     def vendor(self) -> str:

@@ -100,10 +100,10 @@ class SpecStore:
         success."""
         path = self.path(transient_id)
         with self._errors(f"remove {path.name}"):
-            there = self._own_text(path) is not None
+            exists = self._own_text(path) is not None
             for name in self._half_written(path):
                 (self.directory / name).unlink(missing_ok=True)
-            if there:
+            if exists:
                 path.unlink(missing_ok=True)
                 self._sync_directory()
 
@@ -120,16 +120,16 @@ class SpecStore:
         """
         before = time.time() - older_than_seconds
         with self._errors("sweep it"):
-            left = [
+            names = [
                 entry.name
                 for entry in self._entries()
                 if entry.name.startswith(f".{self._prefix}")
                 and entry.name.endswith(".tmp")
                 and entry.stat(follow_symlinks=False).st_mtime <= before
             ]
-            for name in left:
+            for name in names:
                 (self.directory / name).unlink(missing_ok=True)
-        return tuple(sorted(left))
+        return tuple(sorted(names))
 
     def _ids(self) -> Iterator[str]:
         for entry in self._entries():
@@ -143,8 +143,8 @@ class SpecStore:
         """The temporary files of *path*; not of one whose name begins like its name."""
         before, after = f".{path.name}.", ".tmp"
         for name in (entry.name for entry in self._entries()):
-            is_its = name.startswith(before) and name.endswith(after)
-            if is_its and "." not in name[len(before) : -len(after)]:
+            middle = name.removeprefix(before).removesuffix(after)
+            if name == f"{before}{middle}{after}" and "." not in middle:
                 yield name
 
     def _entries(self) -> list[os.DirEntry[str]]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 
 from cdi import (
     CdiDevice,
@@ -19,9 +19,7 @@ from cdi import (
     Spec,
     from_document,
     from_text,
-    to_document,
     to_json,
-    to_yaml,
 )
 from tests.cdi.strategies import one_device, specs, texts
 
@@ -104,7 +102,11 @@ WHOLE_DOCUMENT = {
     ],
     "containerEdits": {"env": ["ALL=1"]},
 }
-SMALL = to_document(one_device(ContainerEdits(env=("A=1",))))
+SMALL = {
+    "cdiVersion": "0.3.0",
+    "kind": "vendor.example/gpu",
+    "devices": [{"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}],
+}
 
 
 def problems(document: object) -> list[str]:
@@ -117,21 +119,13 @@ def small_with(**edits: object) -> dict:
     return SMALL | {"devices": [{"name": "d", "containerEdits": edits}]}
 
 
-@settings(max_examples=30)
 @given(specs)
-def test_what_is_written_is_read_back(spec):
-    assert from_document(to_document(spec)) == spec
-    assert from_text(to_json(spec)) == spec
-    assert from_text(to_yaml(spec)) == spec
+def test_what_is_written_is_read_back_and_has_two_spaces_a_level(spec):
+    text = to_json(spec)
 
-
-@given(specs)
-def test_json_is_the_document_with_two_spaces_a_level(spec):
-    plain = json.dumps(to_document(spec), indent=2)
-
-    assert to_json(spec).endswith("}\n")
-    assert indents(to_json(spec)[:-1]) == indents(plain)
-    assert list(json.loads(to_json(spec)).items()) == list(to_document(spec).items())
+    assert from_text(text) == from_document(yaml.safe_load(text)) == spec
+    assert text.endswith("}\n")
+    assert indents(text[:-1]) == indents(json.dumps(json.loads(text), indent=2))
 
 
 def indents(text: str) -> list[int]:
@@ -139,7 +133,7 @@ def indents(text: str) -> list[int]:
 
 
 def test_a_whole_spec_is_written_with_every_field_in_the_order_of_the_cdi_spec():
-    assert json.dumps(to_document(WHOLE)) == json.dumps(WHOLE_DOCUMENT)
+    assert json.dumps(json.loads(to_json(WHOLE))) == json.dumps(WHOLE_DOCUMENT)
 
 
 def test_an_illegal_spec_is_not_written():
@@ -147,16 +141,8 @@ def test_an_illegal_spec_is_not_written():
         to_json(Spec("vendor/gpu"))
 
 
-@pytest.mark.parametrize("name", ["y", "1e3", "0o17", "null", "123", "1_0", "on", "path"])
-def test_a_string_is_quoted_where_another_yaml_reader_may_see_something_else(name):
-    text = to_yaml(one_device(ContainerEdits(env=("A=1",)), name=name))
-
-    assert (f'name: "{name}"' in text) == (name != "path")
-    assert yaml.safe_load(text)["devices"][0]["name"] == name
-
-
 @pytest.mark.parametrize(
-    ("held", "written"),
+    ("value", "written"),
     [
         pytest.param("\x00\n", "\\u0000\\n", id="what JSON itself escapes"),
         pytest.param("\x7f\x85", "\\u007f\\u0085", id="control characters"),
@@ -164,8 +150,8 @@ def test_a_string_is_quoted_where_another_yaml_reader_may_see_something_else(nam
         pytest.param("é€😀", "é€😀", id="everything else as it is"),
     ],
 )
-def test_json_is_written_so_that_a_yaml_parser_reads_it(held, written):
-    spec = one_device(ContainerEdits(env=(f"A={held}",)))
+def test_json_is_written_so_that_a_yaml_parser_reads_it(value, written):
+    spec = one_device(ContainerEdits(env=(f"A={value}",)))
 
     assert f'"A={written}"' in to_json(spec)
     assert from_document(yaml.safe_load(to_json(spec))) == spec

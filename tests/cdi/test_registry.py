@@ -3,8 +3,9 @@
 import os
 
 import pytest
+import yaml
 
-from cdi import CdiDevice, CdiDeviceError, ContainerEdits, Spec, to_json, to_yaml
+from cdi import CdiDevice, CdiDeviceError, ContainerEdits, Spec, to_json
 from cdi.registry import load_registry
 
 
@@ -17,6 +18,10 @@ def spec(*names: str, value: str = "1", kind: str = "vendor.example/gpu", shared
         ),
         container_edits=ContainerEdits(env=(shared,) if shared else ()),
     )
+
+
+def as_yaml(spec: Spec) -> str:
+    return yaml.safe_dump(yaml.safe_load(to_json(spec)))
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def high(tmp_path):
 
 def test_devices_of_json_and_yaml_files_are_found(low):
     (low / "a.json").write_text(to_json(spec("x")))
-    (low / "b.yaml").write_text(to_yaml(spec("y", kind="other.example/nic")))
+    (low / "b.yaml").write_text(as_yaml(spec("y", kind="other.example/nic")))
 
     registry = load_registry([low, low / "missing"])
 
