@@ -246,13 +246,12 @@ class ClaimReader:
 
         For a record whose claim's name is lost. ClaimError: the claim holds nothing of ours.
         """
-        document = self._resources.claim_with_uid(uid)
-        if document is None:
-            return None
-        metadata = document["metadata"]
-        return parse_claim(
-            document, ClaimRef(metadata["namespace"], metadata["name"], uid), self._driver
-        )
+        for document in self._resources.claims():
+            metadata = document["metadata"]
+            if metadata["uid"] == uid:
+                ref = ClaimRef(metadata["namespace"], metadata["name"], uid)
+                return parse_claim(document, ref, self._driver)
+        return None
 
     def allocated(self) -> frozenset[str]:
         """The devices of this node that are allocated to claims of the cluster, prepared or not;

@@ -43,10 +43,8 @@ class RetryAfter(Unreachable):
     def __init__(self, message: str, status: int, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
-        self.is_turned_away = status in (
-            429,
-            503,
-        )  # nothing was done; with a 504 something may have been
+        # Nothing was done; with a 504 something may have been.
+        self.is_turned_away = status in (429, 503)
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -173,9 +171,8 @@ class ApiClient:
         while True:
             try:
                 page = self.get(path, query, deadline_seconds)
-            except (
-                ResponseTooLarge
-            ):  # whoever fills claims to the brim keeps nobody from listing them
+            except ResponseTooLarge:
+                # Whoever fills claims to the brim keeps nobody from listing them.
                 if int(query["limit"]) < 10:
                     raise
                 query = {**query, "limit": str(int(query["limit"]) // 10)}
@@ -284,17 +281,16 @@ class ApiClient:
                 f"{request}: not sent, because the connection to {self.url} was closed"
             )
         headers = self._headers | self._authorization(request)
+        if call.body is not None:
+            headers["Content-Type"] = call.content_type
+        query = f"?{urllib.parse.urlencode(call.query)}" if call.query else ""
         asked_at = time.monotonic()
         with self._network_errors(request):
             response: urllib3.BaseHTTPResponse = self._pool.request(
                 call.method,
-                self.url
-                + call.path
-                + ("?" + urllib.parse.urlencode(call.query) if call.query else ""),
+                f"{self.url}{call.path}{query}",
                 body=None if call.body is None else json.dumps(call.body),
-                headers=headers
-                if call.body is None
-                else headers | {"Content-Type": call.content_type},
+                headers=headers,
                 timeout=urllib3.Timeout(connect=call.connect_seconds, read=call.answer_seconds),
                 preload_content=False,
                 retries=False,
@@ -366,9 +362,9 @@ def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
     """The server ends a watch; this long wait notices a connection that died in silence. Whoever
     closes the connection after each answer, as some proxies do, has the watch opened anew when
     nothing happens."""
-    held = getattr(response.connection, "sock", None)
-    if held is not None:
-        held.settimeout(seconds)
+    connected = getattr(response.connection, "sock", None)
+    if connected is not None:
+        connected.settimeout(seconds)
 
 
 def _configuration(access: ApiServerAccess) -> kubernetes.client.Configuration:

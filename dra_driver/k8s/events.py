@@ -156,10 +156,13 @@ class EventRecorder:
             except Unreachable as error:
                 del self._known[key]  # others come first the next time
                 self._known[key] = replace(written_event, written=now)
-                self._wait(error)
+                if not self._is_away:
+                    log.warning("events wait for the API server", extra={"error": str(error)})
+                self._is_away = True
                 return
             except DriverError as error:
-                self._lose(key, event, error)
+                log.warning("an event is lost", extra=_log_fields(event) | {"error": str(error)})
+                del self._known[key]
             self._is_away = self._is_losing = False
 
     def _written(self, event: Event, written_event: _WrittenEvent, now: float) -> _WrittenEvent:
@@ -170,15 +173,6 @@ class EventRecorder:
         except NotFound:
             return _WrittenEvent(self._create(event, 1), 1, now)
         return replace(written_event, written=now, unwritten=None)
-
-    def _wait(self, error: DriverError) -> None:
-        if not self._is_away:
-            log.warning("events wait for the API server", extra={"error": str(error)})
-        self._is_away = True
-
-    def _lose(self, key: _EventKey, event: Event, error: DriverError) -> None:
-        log.warning("an event is lost", extra=_log_fields(event) | {"error": str(error)})
-        del self._known[key]
 
     def _create(self, event: Event, count: int) -> str:
         """Create it: the path that it has on the API server."""
@@ -232,15 +226,10 @@ def _namespace(regarding: PodRef | NodeRef) -> str:
 
 
 def _reference(regarding: PodRef | NodeRef) -> Document:
-    if isinstance(regarding, NodeRef):
-        return {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": regarding.name,
-            "uid": regarding.uid or regarding.name,
-        }
-    pod = {"namespace": regarding.namespace, "name": regarding.name, "uid": regarding.uid}
-    return {"apiVersion": "v1", "kind": "Pod"} | pod
+    reference = {"apiVersion": "v1", "name": regarding.name, "uid": regarding.uid or regarding.name}
+    if isinstance(regarding, PodRef):
+        return reference | {"kind": "Pod", "namespace": regarding.namespace}
+    return reference | {"kind": "Node"}
 
 
 def _timestamp() -> str:
@@ -249,9 +238,6 @@ def _timestamp() -> str:
 
 def _log_fields(event: Event) -> dict[str, str]:
     regarding = event.regarding
-    name = (
-        f"{regarding.namespace}/{regarding.name}"
-        if isinstance(regarding, PodRef)
-        else regarding.name
-    )
-    return {"pod" if isinstance(regarding, PodRef) else "node": name, "reason": event.reason}
+    if isinstance(regarding, PodRef):
+        return {"pod": f"{regarding.namespace}/{regarding.name}", "reason": event.reason}
+    return {"node": regarding.name, "reason": event.reason}

@@ -61,22 +61,20 @@ class ResourceApi:
 
     def create_slice(self, document: Document) -> Document:
         """Create the slice: what the API server made of it."""
-
-        def create(base: str) -> Document:
-            sent = convert_slice_from_v1(_version(base), document)
-            return convert_slice_to_v1(self._api.create(f"{base}/resourceslices", sent))
-
-        return self._call(create)
+        return self._write(document, self._api.create)
 
     def update_slice(self, document: Document) -> Document:
         """Replace the slice: what the API server made of it. Conflict: it was changed since."""
-        name = document["metadata"]["name"]
+        return self._write(document, self._api.update, f"/{document['metadata']['name']}")
 
-        def update(base: str) -> Document:
-            sent = convert_slice_from_v1(_version(base), document)
-            return convert_slice_to_v1(self._api.update(f"{base}/resourceslices/{name}", sent))
+    def _write(
+        self, document: Document, write: Callable[[str, Document], Document], name: str = ""
+    ) -> Document:
+        def write_in(base: str) -> Document:
+            written = convert_slice_from_v1(base.rpartition("/")[2], document)
+            return convert_slice_to_v1(write(f"{base}/resourceslices{name}", written))
 
-        return self._call(update)
+        return self._call(write_in)
 
     def delete_slice(self, document: Mapping[str, Any]) -> None:
         """Delete exactly this slice, as it was seen. Conflict: it was changed since."""
@@ -100,17 +98,6 @@ class ResourceApi:
     def _claim(self, namespace: str, name: str, query: Mapping[str, str]) -> Document:
         path = f"namespaces/{namespace}/resourceclaims/{name}"
         return convert_claim_to_v1(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
-
-    def claim_with_uid(self, uid: str) -> Document | None:
-        """The claim with *uid* among all of the cluster; needs the right to list them."""
-
-        def find(base: str) -> Document | None:
-            pages = self._api.pages(f"{base}/resourceclaims")
-            items = (item for page in pages for item in page.get("items") or ())
-            return next((item for item in items if item["metadata"]["uid"] == uid), None)
-
-        document = self._call(find)
-        return convert_claim_to_v1(document) if document else None
 
     def claims(self) -> list[Document]:
         """Every claim of the cluster; needs the right to list them."""
@@ -147,7 +134,3 @@ class ResourceApi:
 
 def _selector(driver: str, node: str) -> str:
     return f"spec.driver={driver},spec.nodeName={node}"
-
-
-def _version(base: str) -> str:
-    return base.rpartition("/")[2]

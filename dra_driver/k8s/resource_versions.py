@@ -82,5 +82,5 @@ def _flat(device: Mapping[str, Any]) -> Document:
 def _exactly(request: Mapping[str, Any]) -> Document:
     if "exactly" in request or "firstAvailable" in request:
         return dict(request)
-    asked = {key: value for key, value in request.items() if key != "name"}
-    return {"name": request["name"], "exactly": asked}
+    fields = {key: value for key, value in request.items() if key != "name"}
+    return {"name": request["name"], "exactly": fields}

@@ -39,11 +39,11 @@ class PodResourcesClient:
         return tuple(_pod(pod) for pod in answer.pod_resources)
 
     def _error(self, error: grpc.RpcError) -> NodeError:
-        what = f"the kubelet's list of pods at {self._socket}"
+        source = f"the kubelet's list of pods at {self._socket}"
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TimedOut(f"{what}: no answer within {self._timeout_seconds:g} s")
+            return TimedOut(f"{source}: no answer within {self._timeout_seconds:g} s")
         return NodeError(
-            f"{what}: {error.details()}; it has to be mounted, and the kubelet has to run"
+            f"{source}: {error.details()}; it has to be mounted, and the kubelet has to run"
         )
 
 

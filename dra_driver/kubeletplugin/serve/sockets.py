@@ -156,12 +156,13 @@ def remove_dead_sockets(paths: SocketPaths) -> None:
     data, registry = paths.service.parent, paths.registration.parent
     names = glob.escape(paths.driver)
     for path in sorted((*data.glob("dra*.sock"), *registry.glob(f"{names}-*reg.sock"))):
-        found = _identity(path)
+        identity = _identity(path)
         ours = path in (paths.service, paths.registration)
-        if found and not ours and not _answers(path) and _identity(path) == found:
+        if identity and not ours and not _answers(path) and _identity(path) == identity:
             _remove_dead(path)
     for path in sorted(_hidden(paths)):
-        if _age_seconds(path) > _APPEARS_SECONDS and _refuses(path):
+        is_old_socket = _identity(path) and _age_seconds(path) > _APPEARS_SECONDS
+        if is_old_socket and isinstance(_failure(path), ConnectionRefusedError):
             _remove_dead(path)
 
 
@@ -198,11 +199,6 @@ def _clear(path: Path) -> bool:
 def _answers(path: Path) -> bool:
     """Whether a live process listens on the socket *path*."""
     return _failure(path) is None
-
-
-def _refuses(path: Path) -> bool:
-    """Whether *path* is for certain a socket on which nobody listens."""
-    return _identity(path) is not None and isinstance(_failure(path), ConnectionRefusedError)
 
 
 def _failure(path: Path) -> OSError | None:

@@ -27,14 +27,14 @@ def comparable_spec(spec: Document) -> str:
     return json.dumps(_normal(spec), sort_keys=True, separators=(",", ":"))
 
 
-def dropped_fields(sent: Document, kept: Document) -> tuple[str, ...]:
-    """Which fields of the *sent* spec are missing or different in the *kept* one, sorted.
+def dropped_fields(sent: Document, stored: Document) -> tuple[str, ...]:
+    """Which fields of the *sent* spec are missing or different in the *stored* one, sorted.
 
     >>> sent = {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoExecute"}]}]}
     >>> dropped_fields(sent, {"devices": [{"name": "a"}]})
     ('devices[].taints',)
     """
-    return tuple(sorted(set(_differences("", _normal(sent), _normal(kept)))))
+    return tuple(sorted(set(_differences("", _normal(sent), _normal(stored)))))
 
 
 def taint_times(specs: Iterable[Document]) -> TaintTimes:
@@ -74,11 +74,11 @@ def _identity(taint: Document) -> tuple[str, str, str]:
     return taint.get("key", ""), taint.get("value") or "", taint.get("effect", "")
 
 
-def _agree(one: str, other: str) -> bool:
+def _agree(time: str, known: str) -> bool:
     try:
-        return abs(datetime.fromisoformat(one) - datetime.fromisoformat(other)) <= _SAME_TIME
+        return abs(datetime.fromisoformat(time) - datetime.fromisoformat(known)) <= _SAME_TIME
     except (ValueError, TypeError):  # no time, or one with and one without a zone
-        return one == other
+        return time == known
 
 
 def _normal(spec: Document) -> Any:
@@ -121,8 +121,8 @@ def _amounts(value: Any) -> Any:
 def _without_empty(value: Any) -> Any:
     """*value* without what JSON's omitempty leaves out; False and 0 are values."""
     if isinstance(value, Mapping):
-        kept = {key: _without_empty(each) for key, each in value.items()}
-        return {key: each for key, each in kept.items() if not _is_empty(each)}
+        plain = {key: _without_empty(each) for key, each in value.items()}
+        return {key: each for key, each in plain.items() if not _is_empty(each)}
     if isinstance(value, list | tuple):
         return [_without_empty(each) for each in value]
     return value
@@ -132,16 +132,16 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping | list) and not value)
 
 
-def _differences(path: str, sent: Any, kept: Any) -> Iterator[str]:
-    if isinstance(sent, Mapping) and isinstance(kept, Mapping):
+def _differences(path: str, sent: Any, stored: Any) -> Iterator[str]:
+    if isinstance(sent, Mapping) and isinstance(stored, Mapping):
         for key, value in sent.items():
             below = f"{path}.{key}" if path else key
-            if key in kept:
-                yield from _differences(below, value, kept[key])
+            if key in stored:
+                yield from _differences(below, value, stored[key])
             else:
                 yield below
-    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
-        for one, other in zip(sent, kept, strict=True):
-            yield from _differences(f"{path}[]", one, other)
-    elif sent != kept:
+    elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        for sent_item, stored_item in zip(sent, stored, strict=True):
+            yield from _differences(f"{path}[]", sent_item, stored_item)
+    elif sent != stored:
         yield path

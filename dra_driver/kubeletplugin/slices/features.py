@@ -79,10 +79,10 @@ def probe_device_features(
     plain = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())
     counting = _devices(**{**plain["devices"][0], **_consumer()["devices"][0]})
     try:
-        _, kept = _dry_run(api, version, _document(counting, driver, node))
+        _, stored = _dry_run(api, version, _document(counting, driver, node))
     except Refused:
-        _, kept = _dry_run(api, version, _document(plain, driver, node))
-    device: Document = next(iter(kept.get("devices") or ({},)))
+        _, stored = _dry_run(api, version, _document(plain, driver, node))
+    device: Document = next(iter(stored.get("devices") or ({},)))
     policy = device.get("capacity", {}).get("probe", {}).get("requestPolicy")
     return (
         bool(device.get("allowMultipleAllocations") and policy),

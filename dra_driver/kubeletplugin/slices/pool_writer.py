@@ -28,14 +28,14 @@ class PoolWriter:
         self._since = ""
         self._valid: Pool | None = None
         self._echoes: set[str] = set()  # resource versions of our writes that a watch will repeat
-        self._kept: dict[str, str] = {}  # what we sent -> what the API server made of it
+        self._stored_specs: dict[str, str] = {}  # what we sent -> what the API server made of it
         self.dropped: tuple[str, ...] = ()  # fields that it does not keep
 
     def forget(self, error: Exception | None = None) -> None:
         """Look again next time. An API server that was away may come back with other features."""
         self._home = None
         if isinstance(error, Unreachable):
-            self._kept.clear()
+            self._stored_specs.clear()
 
     def look(self) -> SliceOwner:
         """See which slices are there, and whose they are: a Node may have come back as another."""
@@ -52,14 +52,14 @@ class PoolWriter:
         """
         self._refuse_invalid(pool)
         owner = self._home or self.look()
-        writes = plan_writes(pool, tuple(self._seen.values()), owner, self._kept)
+        writes = plan_writes(pool, tuple(self._seen.values()), owner, self._stored_specs)
         dropped: set[str] = set()
         for document in writes.delete:
             self._delete(document)
         for document in writes.update:
-            dropped.update(self._stored(document, self._resources.update_slice(dict(document))))
+            dropped.update(self._remember(document, self._resources.update_slice(dict(document))))
         for document in writes.create:
-            dropped.update(self._stored(document, self._resources.create_slice(dict(document))))
+            dropped.update(self._remember(document, self._resources.create_slice(dict(document))))
         if writes.update or writes.create:
             self._note_dropped(tuple(sorted(dropped)))
         return len(writes)
@@ -96,7 +96,7 @@ class PoolWriter:
             log.debug("slice was gone already", extra={"slice": document["metadata"]["name"]})
         self._seen.pop(document["metadata"]["name"], None)
 
-    def _stored(self, sent: Mapping[str, Any], stored: Document) -> tuple[str, ...]:
+    def _remember(self, sent: Mapping[str, Any], stored: Document) -> tuple[str, ...]:
         """Remember what is there now: the fields of *sent* that *stored* lacks."""
         name, version = stored["metadata"]["name"], stored["metadata"]["resourceVersion"]
         if version != sent["metadata"].get("resourceVersion"):  # the same: nothing was written
@@ -105,13 +105,15 @@ class PoolWriter:
         sent_spec, stored_spec = comparable_spec(sent["spec"]), comparable_spec(stored["spec"])
         if sent_spec == stored_spec:
             return ()
-        self._kept[sent_spec] = stored_spec
+        self._stored_specs[sent_spec] = stored_spec
         return dropped_fields(sent["spec"], stored["spec"])
 
     def _note_dropped(self, fields: tuple[str, ...]) -> None:
-        if self._kept:
+        if self._stored_specs:
             specs = {comparable_spec(document["spec"]) for document in self._seen.values()}
-            self._kept = {sent: kept for sent, kept in self._kept.items() if kept in specs}
+            self._stored_specs = {
+                sent: spec for sent, spec in self._stored_specs.items() if spec in specs
+            }
         if fields == self.dropped:
             return
         self.dropped = fields

@@ -30,7 +30,7 @@ MAX_COUNTER_SETS = 8  # ResourceSliceMaxCounterSets
 _MAX_NAME_PREFIX = 58  # of a generated name: the API server would cut it there, and refuse 254
 _INDEX = re.compile(r"([0-9a-f]{5,})-")
 _LISTS = ("bools", "ints", "strings", "versions")
-_NOTHING_KEPT: Mapping[str, str] = MappingProxyType({})
+_NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ def plan_writes(
     pool: Pool,
     existing: Sequence[Document],
     owner: SliceOwner,
-    kept: Mapping[str, str] = _NOTHING_KEPT,
+    stored: Mapping[str, str] = _NOTHING_KNOWN,
 ) -> SliceWrites:
     """The writes that turn the *existing* slices of *owner* into *pool*; none if they are that.
 
     Slices of other drivers and nodes are left alone, those of other pools of *owner* are deleted.
-    *kept*: what the API server is known to make of a spec (``comparable_spec``) where a feature is
-    off; a slice with that is as wanted.
+    *stored*: what the API server is known to make of a spec (``comparable_spec``) where a feature
+    is off; a slice with that is as wanted.
     """
     own = sorted((document for document in existing if _is_at(document, owner)), key=_name)
     in_pool = [document for document in own if _pool(document).get("name") == pool.name]
@@ -138,7 +138,7 @@ def plan_writes(
         index
         for index, spec in enumerate(specs)
         if index not in reusable
-        or not (_same(spec, reusable[index], owner, kept) and same_taint_times(spec, times))
+        or not (_same(spec, reusable[index], owner, stored) and same_taint_times(spec, times))
     ]
     if len(changed) > 1 or any(index not in reusable for index in changed):
         generation, changed = generation + 1, list(range(len(specs)))
@@ -237,10 +237,10 @@ def _reusable_slices(pool: Sequence[Document], generation: int, count: int) -> d
     return reusable
 
 
-def _same(spec: Document, existing: Document, owner: SliceOwner, kept: Mapping[str, str]) -> bool:
-    wanted_spec = comparable_spec(spec)
+def _same(spec: Document, existing: Document, owner: SliceOwner, stored: Mapping[str, str]) -> bool:
+    desired_spec = comparable_spec(spec)
     return (
-        comparable_spec(existing["spec"]) in (wanted_spec, kept.get(wanted_spec))
+        comparable_spec(existing["spec"]) in (desired_spec, stored.get(desired_spec))
         and _pool(existing).get("resourceSliceCount") == spec["pool"]["resourceSliceCount"]
         and owner.owner in (existing["metadata"].get("ownerReferences") or ())
     )
