@@ -5,6 +5,7 @@ left by what is published.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -109,9 +110,9 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
         )
         for gpu in inventory.gpus
     ]
-    cut_first = sorted(gpu_offers, key=lambda gpu_offer: bool(gpu_offer.whole))
+    by_wholeness = sorted(gpu_offers, key=lambda gpu_offer: bool(gpu_offer.whole))
     partitions = serve_as_gpus(
-        [device for gpu_offer in cut_first for device in gpu_offer.partitions]
+        [device for gpu_offer in by_wholeness for device in gpu_offer.partitions]
     )
     return Offer(
         (
@@ -137,13 +138,12 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
 def _by_gpu(held: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
     """What is held by claims without admin access, each once."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
-    for holding in (
-        holding for holdings in held.values() for holding in holdings if not holding.admin
-    ):
+    for holding in itertools.chain.from_iterable(held.values()):
         shape = HeldShape(
             holding.shape, holding.partition, holding.created_for_claims, holding.offered
         )
-        shapes.setdefault(holding.gpu, {})[shape] = None
+        if not holding.admin:
+            shapes.setdefault(holding.gpu, {})[shape] = None
     return shapes
 
 
@@ -160,14 +160,12 @@ def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
         shape, dynamic.desired_offer(free, rules.mig, shape, features, context.unmanaged)
     )
     shapes = _kept(context, desired)
-    partitions = partition_devices(context, shapes.cutting)
+    partitions = partition_devices(context, shapes.mig)
     whole = _whole(context, shapes, partitions)
     unusable = unusable_instances(gpu, context.unmanaged)
     if not whole and not partitions.devices:
-        return _GpuOffer(
-            unavailable=(no_partitions_problem(gpu, desired.cutting.problem), *unusable)
-        )
-    problems = [text for text in (problem, desired.cutting.problem, *partitions.problems) if text]
+        return _GpuOffer(unavailable=(no_partitions_problem(gpu, desired.mig.problem), *unusable))
+    problems = [text for text in (problem, desired.mig.problem, *partitions.problems) if text]
     message = f"{inputs.where}{'; '.join(problems)}" if problems else ""
     return _GpuOffer(
         whole,
@@ -184,10 +182,10 @@ class _GpuShapes:
     """How a GPU is offered: the shape of it as a whole, and its partitions."""
 
     shape: Shape
-    cutting: MigOffer
+    mig: MigOffer
 
     def looks_like(self, other: "_GpuShapes") -> bool:
-        return same_shape(self.shape, other.shape) and self.cutting.names == other.cutting.names
+        return same_shape(self.shape, other.shape) and self.mig.names == other.mig.names
 
 
 def _kept(context: GpuContext, desired: _GpuShapes) -> _GpuShapes:
@@ -207,10 +205,10 @@ def _kept(context: GpuContext, desired: _GpuShapes) -> _GpuShapes:
 def _whole(
     context: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
 ) -> tuple[Device, ...]:
-    if not shapes.cutting.whole:
+    if not shapes.mig.whole:
         return ()
     device = Device(
-        context.gpu, rules=context.rules, takes=partitions.of_whole, offered=shapes.cutting.names
+        context.gpu, rules=context.rules, takes=partitions.of_whole, offered=shapes.mig.names
     )
     return tuple(replace(device, shape=shape) for shape in device_shapes(shapes.shape))
 
@@ -219,10 +217,10 @@ def _monitors(
     context: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
 ) -> tuple[Device, ...]:
     """A device for admin access, where the other devices can be used up and would refuse it."""
-    shared = shapes.cutting.whole and isinstance(shapes.shape, Fractional)
+    shared = shapes.mig.whole and isinstance(shapes.shape, Fractional)
     if not context.features.device_taints or not (shared or partitions.devices):
         return ()
-    return (Device(context.gpu, AdminAccess(), context.rules, offered=shapes.cutting.names),)
+    return (Device(context.gpu, AdminAccess(), context.rules, offered=shapes.mig.names),)
 
 
 def _pending(
@@ -230,7 +228,7 @@ def _pending(
 ) -> Iterator[PendingChange]:
     name, include = context.gpu.name, context.rules.include
     text = (
-        dynamic.describe_mig_offer(desired.cutting, describe_shape(desired.shape))
+        dynamic.describe_mig_offer(desired.mig, describe_shape(desired.shape))
         if include
         else "left out"
     )

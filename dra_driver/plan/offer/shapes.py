@@ -63,10 +63,9 @@ def possible_rules(gpu: Gpu, rules: Rules, agent: bool) -> tuple[Rules, str]:
     if SharingStrategy.MPS not in rules.strategies:
         return possible, ""
     possible = replace(possible, default_strategy=SharingStrategy.TIME_SLICING)
-    return (
-        possible,
-        "" if strategies else f"only MPS is allowed, and {why}; add TimeSlicing to strategies",
-    )
+    if strategies:
+        return possible, ""
+    return possible, f"only MPS is allowed, and {why}; add TimeSlicing to strategies"
 
 
 def strategy_warnings(
@@ -125,9 +124,8 @@ def shape_of_partitions(
     """The same for the partitions of *profile* that *gpu* has."""
     matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
     partition_rules = replace(rules, replicas=next(matching, 1), rename=False)
-    if (
-        not partition_rules.fractions or partition_rules.strict
-    ):  # no driver limits a part of a partition (``plan.memory.pod_limits``)
+    # No driver limits a part of a partition (``plan.memory.pod_limits``).
+    if not partition_rules.fractions or partition_rules.strict:
         return EXCLUSIVE, ""
     most = max_mps_clients(gpu, profile)
     if problem := _too_many_clients(most, f"partitions of {profile.name}", partition_rules):
@@ -222,19 +220,17 @@ def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
             f"one of {rules.replicas} replicas has {default // _MIB}Mi, less than a CUDA context "
             f"takes ({CUDA_CONTEXT_BYTES // _MIB}Mi); lower replicas"
         )
-    return (
-        Fractional(
-            memory_default=default,
-            memory_least=least,
-            memory_step=step,
-            shares=rules.replicas if rules.replicas > 1 else shares,
-            cores=SharingStrategy.MPS in rules.strategies,
-            replicas=rules.replicas,
-            renamed=rules.rename and rules.replicas > 1,
-            cores_default=_cores(rules),
-        ),
-        "",
+    shape = Fractional(
+        memory_default=default,
+        memory_least=least,
+        memory_step=step,
+        shares=rules.replicas if rules.replicas > 1 else shares,
+        cores=SharingStrategy.MPS in rules.strategies,
+        replicas=rules.replicas,
+        renamed=rules.rename and rules.replicas > 1,
+        cores_default=_cores(rules),
     )
+    return shape, ""
 
 
 def _cores(rules: Rules) -> int:

@@ -17,7 +17,6 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import SharingStrategy
 
-_MIB = 1024 * 1024
 _LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
 # Attributes and capacities of a device: ResourceSliceMaxAttributesAndCapacitiesPerDevice.
 _MOST_NAMES = 32
@@ -197,17 +196,13 @@ def _amount(number: int, device: Device) -> dict[str, Any]:
 
 
 def _counted(most: int, default: int, least: int) -> dict[str, Any]:
+    policy: dict[str, Any] = {"default": str(default)}
     if most == least:
         # A range needs room for one step (validateRequestPolicy): this one is a list of one.
-        return {
-            "value": str(most),
-            "requestPolicy": {"default": str(default), "validValues": [str(most)]},
-        }
-    ranged = {"min": str(least), "max": str(most), "step": "1"}
-    return {
-        "value": str(most),
-        "requestPolicy": {"default": str(default), "validRange": ranged},
-    }
+        policy["validValues"] = [str(most)]
+    else:
+        policy["validRange"] = {"min": str(least), "max": str(most), "step": "1"}
+    return {"value": str(most), "requestPolicy": policy}
 
 
 def _counters(amounts: Iterable[tuple[str, int]]) -> dict[str, dict[str, str]]:
@@ -221,10 +216,10 @@ def _attribute(value: str | int | Version | None) -> dict[str, Any]:
         return {"bool": value}
     if isinstance(value, int):
         return {"int": value}
-    return {"string": _cut(str(value))}
+    return {"string": _truncated(str(value))}
 
 
-def _cut(text: str) -> str:
+def _truncated(text: str) -> str:
     """At most 64 bytes, without a broken character at the end."""
     return text.encode()[:_LONGEST_STRING].decode(errors="ignore")
 
@@ -232,12 +227,7 @@ def _cut(text: str) -> str:
 def bytes_quantity(size: int) -> str:
     """In the canonical form of the API server for whole MiB, which NVML's totals are; else plain
     bytes."""
-    for unit, factor in (
-        ("Ti", _MIB * 1024 * 1024),
-        ("Gi", _MIB * 1024),
-        ("Mi", _MIB),
-        ("Ki", 1024),
-    ):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor}{unit}"
+    for unit, exponent in (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size >= 1 << exponent and size % (1 << exponent) == 0:
+            return f"{size >> exponent}{unit}"
     return str(size)

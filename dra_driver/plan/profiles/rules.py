@@ -33,7 +33,7 @@ from dra_driver.model.profiles import (
 from dra_driver.plan.profiles.device_plugin import from_device_plugin
 
 
-def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
+def _mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
     """What is wrong with the field ``mig`` of *entry*, each value of which is of the right type."""
     if entry.include is False:  # said for all of it already
         return
@@ -42,8 +42,8 @@ def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
         yield f"{path}.profiles: has no effect without mode: Dynamic; add it, or remove this"
     if mig.layout and mig.mode == "Dynamic":
         yield (
-            f"{path}.layout: has no effect with mode: Dynamic, which cuts what claims need; remove "
-            "one of them"
+            f"{path}.layout: has no effect with mode: Dynamic, which creates what claims need; "
+            "remove one of them"
         )
     if mig.replicas and entry.fractions == "Never":
         yield f"{path}.replicas: has no effect with fractions: Never; remove one of them"
@@ -54,7 +54,7 @@ def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
         )
 
 
-def decode_mig_rules(section: MigSectionConfig) -> MigRules:
+def _mig_rules(section: MigSectionConfig) -> MigRules:
     """What it does not say is as without a profile."""
     return MigRules(
         dynamic=section.mode == "Dynamic",
@@ -188,7 +188,7 @@ def _problems(entry: GpuRules, path: str) -> Iterator[str]:
     yield from _without_effect(entry, path)
     yield from _strategy_problems(entry, path)
     yield from _memory_problems(entry, path)
-    yield from mig_problems(entry, f"{path}.mig")
+    yield from _mig_problems(entry, f"{path}.mig")
     grace = entry.memory_guard.grace
     if grace and _seconds(grace) > _LONGEST_GRACE_SECONDS:
         yield (
@@ -304,7 +304,7 @@ def _rules(entry: GpuRules) -> Rules:
         "memory_step": _bytes(entry.memory.step),
         "guard": _guard(entry.memory_guard),
         "strict": entry.memory_limit and entry.memory_limit == "Strict",
-        "mig": decode_mig_rules(entry.mig),
+        "mig": _mig_rules(entry.mig),
     }
     return replace(Rules(), **{key: value for key, value in fields.items() if value is not None})
 

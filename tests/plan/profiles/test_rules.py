@@ -212,8 +212,8 @@ def test_of_several_strategies_time_slicing_is_the_default_one():
         pytest.param(
             {"mig": {"mode": "Dynamic", "layout": "all-1g.5gb"}},
             [
-                "spec.gpus[0].mig.layout: has no effect with mode: Dynamic, which cuts what claims "
-                "need; remove one of them"
+                "spec.gpus[0].mig.layout: has no effect with mode: Dynamic, which creates what "
+                "claims need; remove one of them"
             ],
             id="a layout of what claims need",
         ),
