@@ -3,29 +3,15 @@
 import pytest
 
 from dra_driver.base.errors import ClaimError, Forbidden, Unreachable
-from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.claims import AllocationResult, ClaimReader, ClaimRef, ClaimUid
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.resource_api import ResourceApi
-from tests.fakes.api_server import ApiServer
 
 DRIVER, POOL = "gpu.example.com", "n1"
 
 
 @pytest.fixture
-def server():
-    with ApiServer() as running:
-        yield running
-
-
-@pytest.fixture
-def reader(server, tmp_path):
-    client = Client(
-        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
-    )
-    yield ClaimReader(ResourceApi(client), DRIVER, POOL)
-    client.close()
+def reader(client):
+    return ClaimReader(ResourceApi(client), DRIVER, POOL)
 
 
 def claim(name="c", device="gpu-0", driver=DRIVER, pool=POOL):

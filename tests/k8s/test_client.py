@@ -26,12 +26,6 @@ PODS = "/api/v1/namespaces/ns/pods"
 
 
 @pytest.fixture
-def server():
-    with FakeApiServer() as running:
-        yield running
-
-
-@pytest.fixture
 def connect(server, tmp_path):
     """A client of *server* with other timeouts or another user; closed after the test."""
     made = []

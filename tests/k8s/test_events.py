@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import Forbidden, Unreachable
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef, PodRef
-from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.waiting import eventually
 
 POD = PodRef("team", "web", "uid-web")
@@ -57,13 +54,8 @@ class Desk:
 
 
 @pytest.fixture
-def api(tmp_path):
-    with FakeApiServer() as server:
-        client = ApiClient(
-            load_kubeconfig(server.kubeconfig(tmp_path / "config")), ApiTimeouts(retry=0.01)
-        )
-        yield client
-        client.close()
+def api(client):
+    return client
 
 
 @pytest.fixture

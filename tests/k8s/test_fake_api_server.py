@@ -5,27 +5,14 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import Conflict, NotFound, Refused, Unreachable
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
-from tests.fakes.api_server import ApiServer
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
 
 
 @pytest.fixture
-def server():
-    with ApiServer() as running:
-        yield running
-
-
-@pytest.fixture
-def api(server, tmp_path):
-    access = load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
-    client = Client(access, ApiTimeouts(retry=0.005))
-    yield client
-    client.close()
+def api(client):
+    return client
 
 
 def node(name="n1", **labels):

@@ -7,27 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import Forbidden, NotFound, Unreachable
-from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.claims import PodUid
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.pods import ContainerSpec, PodDeletion, PodReader, PodSpec, parse_pod
-from tests.fakes.api_server import ApiServer
 
 
 @pytest.fixture
-def server():
-    with ApiServer() as running:
-        yield running
-
-
-@pytest.fixture
-def reader(server, tmp_path):
-    client = Client(
-        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
-    )
-    yield PodReader(client)
-    client.close()
+def reader(client):
+    return PodReader(client)
 
 
 def container(name="main", claims=(), **fields):

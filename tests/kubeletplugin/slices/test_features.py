@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import Forbidden, Refused
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient
 from dra_driver.kubeletplugin.slices.features import (
     SliceFeatures,
     probe_device_features,
     probe_slice_features,
 )
-from tests.fakes import api_server
 
 DRIVER, NODE = "driver.example", "n1"
 ALL = SliceFeatures(
@@ -24,19 +21,6 @@ ALL = SliceFeatures(
     counters_beside=False,
     list_attributes=True,
 )
-
-
-@pytest.fixture
-def server():
-    with api_server.ApiServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server, tmp_path):
-    connected = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
-    yield connected
-    connected.close()
 
 
 class Older:

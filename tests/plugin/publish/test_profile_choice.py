@@ -7,15 +7,11 @@ import time
 import pytest
 
 from dra_driver.base.errors import ApiServerError, SettingsError
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.profiles import Profile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.publish.profiles import ActiveProfile, ProfileCatalog
-from tests.fakes.api_server import ApiServer
 
 NODE = "n1"
 LABEL, OLDER = "gpu.nvidia.com/profile", "nvidia.com/device-plugin.config"
@@ -69,12 +65,6 @@ def name_of(choice):
 
 
 @pytest.fixture
-def server():
-    with ApiServer() as running:
-        yield running
-
-
-@pytest.fixture
 def label(server):
     """Give the Node these labels."""
 
@@ -90,15 +80,12 @@ def metadata(labels):
 
 
 @pytest.fixture
-def run(server, tmp_path):
+def run(client, tmp_path):
     """A choice that runs, with the profiles a, b and c; by labels, unless a flag is given."""
     started = []
     (tmp_path / "profiles").mkdir()
     for number, name in enumerate("abc", 2):
         (tmp_path / "profiles" / name).write_text(PROFILE.format(number))
-    client = Client(
-        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
-    )
 
     def run(flag="", pace=FAST):
         labels = NodeLabels(client, NODE, pace)
@@ -108,7 +95,6 @@ def run(server, tmp_path):
     yield run
     for running in started:
         running.choice.stop()
-    client.close()
 
 
 def is_watching(server, times=1):
