@@ -18,7 +18,7 @@ from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.processes import gpu_processes
-from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
+from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.process_owners import ProcessOwners
 from tests.builders import ref
@@ -114,7 +114,7 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
     )
     guard = MemoryEnforcer(
         lambda: records,
-        MemoryGuardDependencies(MemoryScanner(owners), processes, recorder, Metrics()),
+        MemoryGuardDependencies(owners, processes, recorder, Metrics()),
     )
 
     began = time.monotonic()

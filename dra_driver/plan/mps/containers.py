@@ -32,11 +32,11 @@ class ContainerRequests:
     container: ContainerSpec
 
     def requests(self, claim: ClaimRef, known: Collection[str]) -> set[str]:
-        """Which of the *known* requests of *claim* it uses; one without a name may be any."""
+        """Which of the *known* requests of *claim* it uses."""
         used = {request for name, request in self.container.uses if name == claim.name}
-        if self.pod.namespace != claim.namespace or not used:
+        if self.pod.namespace != claim.namespace:
             return set()
-        return {name for name in known if "" in used or name in ("", *used)}
+        return {name for name in known if name in used or "" in used}
 
     def __str__(self) -> str:
         return f"pod {self.pod.namespace}/{self.pod.name}, container {self.container.name!r}"
@@ -48,16 +48,16 @@ def container_requests(pods: Iterable[PodSpec]) -> tuple[ContainerRequests, ...]
 
 
 def mixed_problems(
-    claim: ClaimRef, used: Iterable[ContainerRequests], ours: set[str], everything: set[str]
+    claim: ClaimRef, used: Iterable[ContainerRequests], under: set[str], everything: set[str]
 ) -> Iterator[str]:
-    """Containers with requests of *claim* under MPS (*ours*) and others without."""
+    """Containers with requests of *claim* under MPS and others without."""
     for container in used:
         requests = container.requests(claim, everything)
-        if requests & ours and requests - ours:
+        if requests & under and requests - under:
             yield (
-                f"{container} uses request {_list(requests & ours)} under MPS and "
-                f"{_list(requests - ours)} without: a program under MPS sees no other GPU; use the "
-                "same strategy for both, or different containers"
+                f"{container} uses request {_join(requests & under)} under MPS and "
+                f"{_join(requests - under)} without: a program under MPS sees no other GPU; use "
+                "the same strategy for both, or different containers"
             )
 
 
@@ -77,8 +77,8 @@ def split_problems(
             has = set().union(*(gpus[request] for request in container.requests(claim, group)))
             if has and has != everything:
                 yield (
-                    f"{container} uses {_list(has)} under MPS, and another container "
-                    f"{_list(everything)}: a GPU of a claim is on one MPS server; let both use the "
+                    f"{container} uses {_join(has)} under MPS, and another container "
+                    f"{_join(everything)}: a GPU of a claim is on one MPS server; let both use the "
                     "same requests, or write a claim for each"
                 )
 
@@ -113,11 +113,11 @@ def strictest_tenants(tenants: Iterable[MpsTenants]) -> MpsTenants:
     return max(tenants, key=list(MpsTenants).index, default=MpsTenants.ANY)
 
 
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))
 
 
-_HOW = (
+_REMEDY = (
     "write both as requests of one claim with the same strategy, or use them in different "
     "containers"
 )
@@ -125,7 +125,7 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True)
 class _ServedRequests:
-    """The requests of a claim, but for those that look on.
+    """The requests of a claim, but for those with admin access.
 
     Of a GPU, or a MIG partition, that a claim has parts of both under MPS and without, all count as
     under MPS.
@@ -137,20 +137,21 @@ class _ServedRequests:
 
 
 def separate_server_problems(
-    mine: ClaimRecord, others: Iterable[ClaimRecord], pods: Iterable[PodSpec]
+    record: ClaimRecord, others: Iterable[ClaimRecord], pods: Iterable[PodSpec]
 ) -> Sequence[str]:
-    """Containers that use *mine* and another claim, though no MPS server leads to both."""
-    sides, more = _sides(mine), [_sides(other) for other in others if other.claim != mine.claim]
+    """Containers that use *record* and another claim, though no MPS server leads to both."""
+    served = _served(record)
+    other_served = [_served(other) for other in others if other.claim != record.claim]
     return [
         problem
         for container in container_requests(pods)
-        for problem in _pair_problems(container, sides, more)
+        for problem in _pair_problems(container, served, other_served)
     ]
 
 
 def served_requests(record: ClaimRecord) -> frozenset[str]:
-    """The requests under MPS; "": one that an earlier release did not name."""
-    return _sides(record).under
+    """The requests under MPS."""
+    return _served(record).under
 
 
 def mps_tenants_of(record: ClaimRecord) -> MpsTenants:
@@ -158,23 +159,29 @@ def mps_tenants_of(record: ClaimRecord) -> MpsTenants:
     return strictest_tenants(holding.tenants for holding in record.holdings)
 
 
-def _sides(record: ClaimRecord) -> _ServedRequests:
-    served = {gpu for namespace in record.namespaces for gpu in namespace.gpus}
+def _served(record: ClaimRecord) -> _ServedRequests:
+    gpus = {gpu for namespace in record.namespaces for gpu in namespace.gpus}
     taken = [holding for holding in record.holdings if not holding.admin]
     return _ServedRequests(
         record.claim,
-        frozenset(holding.request for holding in taken if holding.uuid in served),
-        frozenset(holding.request for holding in taken if holding.uuid not in served),
+        frozenset(holding.request for holding in taken if holding.uuid in gpus),
+        frozenset(holding.request for holding in taken if holding.uuid not in gpus),
     )
 
 
 def _pair_problems(
-    container: ContainerRequests, mine: _ServedRequests, others: Iterable[_ServedRequests]
+    container: ContainerRequests, served: _ServedRequests, others: Iterable[_ServedRequests]
 ) -> Iterator[str]:
-    used = [side for side in others if container.requests(side.claim, side.under | side.without)]
-    under = _names(side for side in used if container.requests(side.claim, side.under))
-    without = _names(side for side in used if container.requests(side.claim, side.without))
-    if container.requests(mine.claim, mine.under):
+    others = [
+        other for other in others if container.requests(other.claim, other.under | other.without)
+    ]
+    under = _join(
+        other.claim.name for other in others if container.requests(other.claim, other.under)
+    )
+    without = _join(
+        other.claim.name for other in others if container.requests(other.claim, other.without)
+    )
+    if container.requests(served.claim, served.under):
         if under:
             yield (
                 f"{container} uses claim {under} too: it is under MPS as well, and a program "
@@ -184,20 +191,16 @@ def _pair_problems(
         if without:
             yield (
                 f"{container} uses claim {without} too, which is not under MPS: a program under "
-                f"MPS sees no other GPU; {_HOW}"
+                f"MPS sees no other GPU; {_REMEDY}"
             )
-    elif under and container.requests(mine.claim, mine.without):
+    elif under and container.requests(served.claim, served.without):
         yield (
             f"{container} uses claim {under} too, which is under MPS: a program under MPS sees no "
-            f"other GPU; {_HOW}"
+            f"other GPU; {_REMEDY}"
         )
 
 
-def _names(sides: Iterable[_ServedRequests]) -> str:
-    return ", ".join(sorted(side.claim.name for side in sides))
-
-
-_OURS = "CUDA_MPS_"
+_MPS_VARIABLE = "CUDA_MPS_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +246,6 @@ def _is_joined_unnoticed(record: ClaimRecord) -> bool:
     return not (record.pod_claim_name or record.limited or record.namespaces)
 
 
-def requested_devices(record: ClaimRecord) -> tuple[RequestedDevice, ...]:
-    """What containers get of a claim, but for what only looks on. *record*: the whole of it."""
-    return tuple(_given(record))
-
-
 def tenant_violations(joined: JoinedPod, spec: PodSpec) -> Sequence[str]:
     """The pod's containers that the profile does not let use the claim, in words."""
     record = joined.record
@@ -257,22 +255,22 @@ def tenant_violations(joined: JoinedPod, spec: PodSpec) -> Sequence[str]:
 def unusable_devices(
     joined: JoinedPod,
     spec: PodSpec,
-    given: Sequence[RequestedDevice],
+    devices: Sequence[RequestedDevice],
     records: Iterable[ClaimRecord],
 ) -> Sequence[str]:
-    """What the pod's containers cannot use of the claim, in words. *given*: of the claim."""
+    """What the pod's containers cannot use of the claim, in words. *devices*: of the claim."""
     return (
         *(f"{problem}; its clients are ended" for problem in tenant_violations(joined, spec)),
-        *separate_server_problems(joined.record, _others(joined, records), [spec]),
+        *separate_server_problems(joined.record, _other_claims(joined, records), [spec]),
         *(
-            f"pod {spec.namespace}/{spec.name}, container {container.name!r} {problem}"
-            for container in spec.containers
-            for problem in _problems(given, _requests(container, joined.record.claim.name))
+            f"{container} {problem}"
+            for container in container_requests([spec])
+            for problem in _problems(devices, container, joined.record.claim)
         ),
     )
 
 
-def _others(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[ClaimRecord]:
+def _other_claims(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[ClaimRecord]:
     """The prepared claims that the pod may use, but for those of which it is told of this one."""
     for record in records:
         same_pod = any(pod.uid == joined.pod.uid for pod in record.pods)
@@ -281,46 +279,45 @@ def _others(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[Claim
             yield record
 
 
-def _requests(container: ContainerSpec, claim: str) -> frozenset[str]:
-    """Of the claim; "" is all of them."""
-    return frozenset(request for name, request in container.uses if name == claim)
-
-
-def _given(record: ClaimRecord) -> Iterator[RequestedDevice]:
+def requested_devices(record: ClaimRecord) -> tuple[RequestedDevice, ...]:
+    """What containers get of a claim, without admin access. *record*: with its CDI file."""
     try:
         spec = cdi.from_text(record.spec or "")
     except cdi.CdiError:  # it is written anew when the claim is prepared
-        return
-    edits = {entry.name: entry.container_edits for entry in spec.devices}
-    for holding, device in zip(record.holdings, record.prepared or (), strict=False):
-        names = [cdi.parse_name(id_).device for id_ in device.cdi_ids]
-        env = [entry for name in names if name in edits for entry in edits[name].env]
+        return ()
+    env = {entry.name: entry.container_edits.env for entry in spec.devices}
+    devices = []
+    for holding, prepared in zip(record.holdings, record.prepared or (), strict=False):
+        names = [cdi.parse_name(id_).device for id_ in prepared.cdi_ids]
+        variables = (variable for name in names for variable in env.get(name, ()))
+        mps = tuple(sorted(entry for entry in variables if entry.startswith(_MPS_VARIABLE)))
         if not holding.admin:
-            mps = tuple(sorted(entry for entry in env if entry.startswith(_OURS)))
-            yield RequestedDevice(device.requests, holding.unit, mps)
+            devices.append(RequestedDevice(prepared.requests, holding.unit, mps))
+    return tuple(devices)
 
 
-def _problems(given: Sequence[RequestedDevice], requests: frozenset[str]) -> Iterator[str]:
-    mine = [device for device in given if "" in requests or requests & set(device.requests)]
-    under = [device for device in mine if device.mps]
+def _problems(
+    devices: Sequence[RequestedDevice], container: ContainerRequests, claim: ClaimRef
+) -> Iterator[str]:
+    used = [device for device in devices if container.requests(claim, device.requests)]
+    under = [device for device in used if device.mps]
+    without = [device for device in used if not device.mps]
     if not under:
         return
-    if len(under) < len(mine):
-        without = [device for device in mine if not device.mps]
+    if without:
         yield (
             f"uses {_gpus(under)} under MPS and {_gpus(without)} "
             "without: a program under MPS sees no other GPU; use them in different containers"
         )
     if len({device.mps for device in under}) > 1:
         yield (
-            f"uses requests {_join_names(name for device in under for name in device.requests)} "
+            f"uses requests {_join(name for device in under for name in device.requests)} "
             "together, which were prepared for containers that use them apart, and a program "
             "reaches one MPS server; use one of them in each container, or write a claim for each "
             "pod"
         )
         return
-    (mps,) = {device.mps for device in under}
-    everything = [device for device in given if device.mps == mps]
+    everything = [device for device in devices if device.mps == under[0].mps]
     if {device.gpu for device in everything} != {device.gpu for device in under}:
         yield (
             f"uses {_gpus(under)} under MPS, and its MPS server is over {_gpus(everything)}: let "
@@ -328,9 +325,5 @@ def _problems(given: Sequence[RequestedDevice], requests: frozenset[str]) -> Ite
         )
 
 
-def _gpus(given: Iterable[RequestedDevice]) -> str:
-    return _join_names(device.gpu for device in given)
-
-
-def _join_names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names)))
+def _gpus(devices: Iterable[RequestedDevice]) -> str:
+    return _join(device.gpu for device in devices)

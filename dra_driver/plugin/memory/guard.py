@@ -8,13 +8,12 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.events import Event, EventRecorder, PodRef
-from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import GuardPolicy
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import ContainerProcesses
@@ -29,8 +28,6 @@ from dra_driver.plan.memory.guard import (
     guard_actions,
 )
 from dra_driver.plan.memory.usage import (
-    GpuMemorySample,
-    MemoryShare,
     PodClaims,
     ProcessUsage,
     claim_usages,
@@ -39,50 +36,12 @@ from dra_driver.plan.memory.usage import (
     pod_claims,
 )
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.process_owners import ProcessOwners
+from dra_driver.plugin.process_owners import ProcessOwners, ProcessReport
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """A sample of each GPU that answered. *unreadable*: GPUs whose use per process is unknown."""
-
-    samples: tuple[GpuMemorySample, ...] = ()
-    unreadable: frozenset[GpuUuid] = frozenset()
-    joined: Mapping[PodUid, PodClaims] = field(default_factory=dict)  # as in ``ProcessReport``
-
-
-class MemoryScanner:
-    """Samples what each process of claims uses, and logs where that cannot be read."""
-
-    def __init__(self, owners: ProcessOwners) -> None:
-        self._owners = owners
-        self._unreadable: dict[GpuUuid, str] = {}
-
-    def scan(
-        self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
-    ) -> MemoryReport:
-        """Who uses how much of these GPUs. One that does not answer is missing."""
-        report = self._owners.scan(shares, holders)
-        unreadable = dict(report.errors)
-        for sample in report.samples:
-            if any(usage.memory_bytes is None for usage in sample.usages):
-                unreadable[sample.gpu] = "NVML does not tell how much memory each process uses"
-        for gpu, error in unreadable.items():
-            if self._unreadable.get(gpu) != error:
-                log.warning("memory shares are not guarded", extra={"gpu": gpu, "error": error})
-        self._unreadable = unreadable
-        samples = tuple(map(_of_claims, report.samples))
-        return MemoryReport(samples, frozenset(unreadable), report.joined)
-
-
-def _of_claims(sample: GpuMemorySample) -> GpuMemorySample:
-    return replace(sample, usages=tuple(usage for usage in sample.usages if usage.claims))
-
-
 _GIB: Final = 1024**3
-_EMPTY: Final = MemoryReport()
 _SIGNALLED: Final = {
     signal.SIGTERM: "was asked to end (SIGTERM)",
     signal.SIGKILL: "was killed (SIGKILL)",
@@ -93,7 +52,7 @@ _SIGNALLED: Final = {
 class MemoryGuardDependencies:
     """What the guard works with."""
 
-    scanner: MemoryScanner
+    owners: ProcessOwners
     processes: ContainerProcesses
     events: EventRecorder
     metrics: Metrics
@@ -122,7 +81,7 @@ class MemoryEnforcer:
         self._guarded = _GuardedShares(())
         self._pods: Mapping[PodUid, PodClaims] = {}  # the users of guarded claims, at the last scan
         self._state: GuardState = {}
-        self._reported = _EMPTY
+        self._report = ProcessReport()
         self._was_guarding = False
 
     def check(self) -> None:
@@ -132,71 +91,91 @@ class MemoryEnforcer:
         guarded, dependencies = self._guarded, self._dependencies
         if not guarded.shares and not self._was_guarding:
             return
-        report = (
-            dependencies.scanner.scan(guarded.shares, guarded.pods) if guarded.shares else _EMPTY
-        )
+        report = self._scan() if guarded.shares else ProcessReport()
         self._pods = {**guarded.pods, **report.joined}
         self._state, actions = guard_actions(report.samples, self._state, dependencies.clock())
         for action in actions:
-            self._do(action, guarded)
-        if report != self._reported:
+            self._do(action)
+        if report != self._report:
             usages = [usage for sample in report.samples for usage in claim_usages(sample)]
-            dependencies.metrics.memory_used(usages, len(report.unreadable))
-        self._reported, self._was_guarding = report, bool(guarded.shares)
+            dependencies.metrics.memory_used(usages, len(report.errors))
+        self._report, self._was_guarding = report, bool(guarded.shares)
 
-    def _do(self, action: GuardAction, guarded: _GuardedShares) -> None:
+    def _scan(self) -> ProcessReport:
+        """What each process of claims uses. A GPU that does not tell that is among the errors."""
+        report = self._dependencies.owners.scan(self._guarded.shares, self._guarded.pods)
+        errors = {**report.errors}
+        for sample in report.samples:
+            if any(usage.memory_bytes is None for usage in sample.usages):
+                errors[sample.gpu] = "NVML does not tell how much memory each process uses"
+        for gpu, error in errors.items():
+            if self._report.errors.get(gpu) != error:
+                log.warning("memory shares are not guarded", extra={"gpu": gpu, "error": error})
+        samples = (
+            replace(sample, usages=tuple(usage for usage in sample.usages if usage.claims))
+            for sample in report.samples
+        )
+        return replace(report, samples=tuple(samples), errors=errors)
+
+    def _do(self, action: GuardAction) -> None:
         match action:
             case LimitExceeded():
                 self._dependencies.metrics.memory_excursion()
             case WarnOverLimit(group):
-                self._warn(group, guarded)
+                self._warn(group)
             case TerminateProcess(group, usage):
                 if self._signal(group, usage, signal.SIGTERM):
                     self._dependencies.metrics.memory_kill()
-                    self._report_end(group, usage, signal.SIGTERM, guarded)
+                    self._report_end(group, usage, signal.SIGTERM)
             case KillProcess(group, usage):
                 if self._signal(group, usage, signal.SIGKILL):
-                    self._report_end(group, usage, signal.SIGKILL, guarded)
+                    self._report_end(group, usage, signal.SIGKILL)
             case _:
                 assert_never(action)
 
-    def _warn(self, group: ClaimGroup, guarded: _GuardedShares) -> None:
+    def _warn(self, group: ClaimGroup) -> None:
         log.warning("a claim uses more GPU memory than its share", extra=_log_fields(group))
         consequence = (
             f"; if it stays so for {group.guard.grace_seconds:g} s, its largest process is ended"
             if group.guard.policy is GuardPolicy.KILL
             else ""
         )
+        message = f"{self._above(group)}{consequence}"
         for pod in sorted({usage.process.pod for usage in group.usages}):
-            about, message = _about(group), f"{_above(group, guarded)}{consequence}"
-            ref = _ref(pod, self._pods)
-            self._dependencies.events.emit(Event(ref, "GPUMemoryAboveShare", about, message))
+            self._send_event(pod, "GPUMemoryAboveShare", _about(group), message)
 
-    def _report_end(
-        self,
-        group: ClaimGroup,
-        usage: ProcessUsage,
-        number: signal.Signals,
-        guarded: _GuardedShares,
-    ) -> None:
+    def _report_end(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> None:
         message = (
             f"process {usage.process.pid} of the host, "
             f"which used {_gib(usage.memory_bytes)} of it, {_SIGNALLED[number]}: "
-            f"{_above(group, guarded)}"
+            f"{self._above(group)}"
         )
         # Each signal is an event of its own: the same one again so soon would only be counted.
         about = f"{_about(group)} {number.name}"
-        pod = _ref(usage.process.pod, self._pods)
-        self._dependencies.events.emit(Event(pod, "GPUMemoryProcessEnded", about, message))
+        self._send_event(usage.process.pod, "GPUMemoryProcessEnded", about, message)
+
+    def _send_event(self, uid: PodUid, reason: str, about: str, message: str) -> None:
+        pod = self._pods[uid]
+        ref = PodRef(pod.namespace, pod.name, uid)
+        self._dependencies.events.emit(Event(ref, reason, about, message))
+
+    def _above(self, group: ClaimGroup) -> str:
+        claims = "claim" if len(group.claims) == 1 else "claims (told apart by nothing)"
+        return (
+            f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of "
+            f"{self._guarded.names.get(group.gpu, group.gpu)}, "
+            f"but has a share of {_gib(group.limit_bytes)}"
+        )
 
     def _signal(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> bool:
+        process = usage.process
         fields = _log_fields(group) | {
-            "pid": usage.process.pid,
-            "container": usage.process.container,
+            "pid": process.pid,
+            "container": process.container,
             "signal": number.name,
         }
         try:
-            sent = self._dependencies.processes.signal(usage.process, number)
+            sent = self._dependencies.processes.signal(process, number)
         except NodeError as error:
             fields["error"] = str(error)
             log.warning("a process of a claim above its share cannot be ended", extra=fields)
@@ -208,19 +187,6 @@ class MemoryEnforcer:
         else:
             log.warning("asked a process of a claim above its share to end", extra=fields)
         return sent
-
-
-def _ref(pod: PodUid, pods: Mapping[PodUid, PodClaims]) -> PodRef:
-    return PodRef(pods[pod].namespace, pods[pod].name, pod)
-
-
-def _above(group: ClaimGroup, guarded: _GuardedShares) -> str:
-    claims = "claim" if len(group.claims) == 1 else "claims (told apart by nothing)"
-    return (
-        f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of "
-        f"{guarded.names.get(group.gpu, group.gpu)}, "
-        f"but has a share of {_gib(group.limit_bytes)}"
-    )
 
 
 def _about(group: ClaimGroup) -> str:

@@ -8,7 +8,7 @@ from dra_driver.base.threads import Loop
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import ContainerProcesses
-from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
+from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies
 from dra_driver.plugin.memory.pod_limits import KubeletPods, PodLimits
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.process_owners import ProcessOwners
@@ -42,7 +42,7 @@ def start(parts: PluginParts, stack: ExitStack, intervals: MemoryIntervals = _IN
     owners = ProcessOwners(parts.node.processes, processes, containers.find)
     guard = MemoryEnforcer(
         kubelet_pods.records,
-        MemoryGuardDependencies(MemoryScanner(owners), processes, parts.events, parts.metrics),
+        MemoryGuardDependencies(owners, processes, parts.events, parts.metrics),
     )
 
     def update_pods() -> float | None:

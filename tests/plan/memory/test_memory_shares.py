@@ -69,10 +69,6 @@ def test_a_gpu_whose_guards_are_all_off_needs_no_look():
     assert memory_shares([record(A, holding(A, guard=off)), record(B, holding(B, guard=off))]) == {}
 
 
-def test_a_holding_of_a_release_that_did_not_write_the_gpu_is_not_guarded():
-    assert memory_shares([record(A, holding(A, gpu=None))]) == {}
-
-
 def partition(claim, start, uuid="", **fields):
     """A part of a partition, which is *uuid* once it was cut."""
     key = PartitionKey(19, start, 1, 1)

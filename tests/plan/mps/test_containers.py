@@ -114,14 +114,6 @@ def test_of_a_claim_only_the_requests_count_that_the_container_uses():
     assert len(said(both, [turns("b")], ("a", "gpu"), ("b", ""))) == 1
 
 
-def test_what_an_earlier_release_recorded_without_its_request_may_be_any():
-    earlier = record("b", ("", 0, "mps"))
-
-    assert len(said(turns("a"), [earlier], ("a", ""), ("b", "one"))) == 1
-    assert served_requests(earlier) == {""}
-    assert said(turns("a"), [earlier], ("a", "")) == []
-
-
 def test_who_only_looks_on_has_no_gpus():
     assert turns("a").computes
     assert not record("a", ("gpu", 0, "admin access")).computes

@@ -24,7 +24,7 @@ from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.nvml.processes import gpu_processes
-from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
+from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.process_owners import ProcessOwners
 from tests.builders import ref
@@ -68,9 +68,7 @@ class World:
         containers = ContainerBundles(self.host_root)
         owners = ProcessOwners(self.listed_on, self.processes, containers.find)
         me: Any = self
-        self.dependencies = MemoryGuardDependencies(
-            MemoryScanner(owners), me, me, self.metrics, lambda: self.now
-        )
+        self.dependencies = MemoryGuardDependencies(owners, me, me, self.metrics, lambda: self.now)
         self.rewire()
 
     def rewire(self, **changed):
