@@ -64,16 +64,16 @@ def look(*uses, shares=None, gpu=GPU):
     return GpuMemorySample(gpu, tuple(shares or [share(A)]), uses)
 
 
-class Told:
+class Guard:
     """Looks one after another; what is done about each."""
 
     def __init__(self):
-        self.excursions: GuardState = {}
+        self.state: GuardState = {}
         self.now = 1000.0
 
     def __call__(self, *looks, after=1.0):
         self.now += after
-        self.excursions, actions = guard_actions(looks, self.excursions, self.now)
+        self.state, actions = guard_actions(looks, self.state, self.now)
         return [brief(action) for action in actions]
 
 
@@ -88,123 +88,161 @@ def brief(action):
 
 @pytest.fixture
 def guard():
-    return Told()
+    return Guard()
 
 
-def test_a_claim_within_its_share_is_left_alone(guard):
-    assert guard(look(use(1, 6), use(2, 4))) == []
+EXCEEDED, WARNED = "LimitExceeded a", ("LimitExceeded a", "WarnOverLimit a")
+AB, ABC = [share(A), share(B)], [share(A), share(B), share(C)]
+HIGH, LOW = look(use(1, 11)), look(use(1, 9))
+UNEVEN = look(use(1, 3), use(2, 9))
+TWO, LARGE = look(use(1, 12), use(2, 20)), look(use(1, 11), use(2, 20))
+YOUNG = look(use(1, 6, started=7), use(2, 6, started=5))
+NEXT = look(use(2, 3), use(3, 9))
+WARN, OFF = (look(use(1, 11), shares=[share(A, policy=policy)]) for policy in ("Warn", "Off"))
+NEIGHBOURS = look(use(1, 11, A), use(2, 10, B), shares=AB)
+EITHER = look(use(1, 7), use(2, 6), use(3, 8, B), use(4, 1, A, B), shares=AB)
+BOTH = look(use(1, 11, A), use(2, 12, B), use(3, 5, A, B), shares=AB)
+ALONE, TIED = look(use(1, 14), shares=AB), look(use(1, 9), use(2, 12, A, B), shares=AB)
+MILD = look(use(1, 21, A, B), shares=[share(A), share(B, policy="Warn")])
+FREE = [share(A), MemoryShare(B, frozenset({POD}), None)]
+UNKNOWN = look(use(1, None), use(2, 11))
+STRAY = ProcessUsage(process(1), 99 * GIB, frozenset())
+END_1, END_2 = "TerminateProcess 1", "TerminateProcess 2"
+KILL_1, KILL_2 = "KillProcess 1", "KillProcess 2"
+
+# Seconds since the look before, what is seen, and what is done about it.
+STORIES = {
+    "a claim within its share is left alone": [(1, look(use(1, 6), use(2, 4)))],
+    "a claim above its share is warned of once": [(1, HIGH, *WARNED), (1, HIGH)],
+    "the processes of a claim count together": [(1, look(use(1, 6), use(2, 6)), *WARNED)],
+    "the largest process is asked to end after the grace period, and killed once": [
+        (1, UNEVEN, *WARNED),
+        (GRACE - 0.5, UNEVEN),
+        (0.5, UNEVEN, END_2),
+        (KILL_AFTER_SECONDS - 0.1, UNEVEN),
+        (0.1, UNEVEN, KILL_2),
+        (KILL_AFTER_SECONDS, UNEVEN),
+    ],
+    "of equal processes the youngest is ended": [(1, YOUNG, *WARNED), (GRACE, YOUNG, END_1)],
+    "where one was not enough the next follows at once": [
+        (1, TWO, *WARNED),
+        (GRACE, TWO, END_2),
+        (1, look(use(1, 12)), END_1),
+    ],
+    "a process that frees its memory when asked is not killed": [
+        (1, HIGH, *WARNED),
+        (GRACE, HIGH, END_1),
+        *[(KILL_AFTER_SECONDS, LOW)] * 4,
+        (1, HIGH, EXCEEDED),
+        (GRACE, HIGH, END_1),
+    ],
+    "a process that frees its memory for a moment only is killed": [
+        (1, HIGH, *WARNED),
+        (GRACE, HIGH, END_1),
+        (KILL_AFTER_SECONDS, LOW),
+        (1, HIGH, KILL_1),
+    ],
+    "a process that ended does not have the next one forgiven": [
+        (1, LARGE, *WARNED),
+        (GRACE, LARGE, END_2),
+        (1, HIGH, END_1),
+        (1, LOW),
+        (KILL_AFTER_SECONDS, HIGH, KILL_1),
+    ],
+    "what comes after a process that ended has a whole grace period": [
+        (1, HIGH, *WARNED),
+        (GRACE, HIGH, END_1),
+        (1, look(use(2, 3))),
+        (1, NEXT, EXCEEDED),
+        (GRACE - 0.5, NEXT),
+        (0.5, NEXT, "TerminateProcess 3"),
+    ],
+    "another process with the same number is another one": [
+        (1, HIGH, *WARNED),
+        (GRACE, HIGH, END_1),
+        (KILL_AFTER_SECONDS, look(use(1, 11, started=2)), END_1),
+    ],
+    "below for a moment and the grace period begins anew": [
+        (1, HIGH, *WARNED),
+        (GRACE / 2, LOW),
+        (1, HIGH, EXCEEDED),
+        (GRACE - 0.5, HIGH),
+        (0.5, HIGH, END_1),
+    ],
+    "after a long time without a look it is judged anew": [
+        (1, HIGH, *WARNED),
+        (60, HIGH, *WARNED),
+    ],
+    "a guard that warns ends nobody": [(1, WARN, *WARNED), (GRACE, WARN)],
+    "a guard that is off does nothing": [(1, OFF), (GRACE, OFF)],
+    "neighbours are judged each for itself": [(1, NEIGHBOURS, *WARNED), (GRACE, NEIGHBOURS, END_1)],
+    "claims that a container uses together count together": [
+        (1, look(use(1, 20, A, B), shares=AB)),
+        (
+            1,
+            look(use(1, 15, A, B), use(2, 6, B), shares=AB),
+            "LimitExceeded a b",
+            "WarnOverLimit a b",
+        ),
+    ],
+    # A is above by itself; what both use together is also too much, and B's is the largest.
+    "a claim that fits loses nothing because of one that shares a container with it": [
+        (1, EITHER, *WARNED),
+        (GRACE, EITHER, END_1),
+    ],
+    "a claim that is tied to one that was above for long keeps its grace period": [
+        (1, ALONE, *WARNED),
+        (GRACE - 1, ALONE),
+        (1, TIED),
+        (GRACE - 0.5, TIED),
+        (0.5, TIED, END_2),
+    ],
+    "two claims that are above by themselves lose one process each": [
+        (1, BOTH, *WARNED, "LimitExceeded b", "WarnOverLimit b"),
+        (GRACE, BOTH, END_1, END_2),
+    ],
+    "a claim without limit frees those that it cannot be told from": [
+        (1, look(use(1, 99, A, B), shares=FREE)),
+        (1, look(use(1, 99, A), shares=FREE), *WARNED),
+    ],
+    "the milder guard holds for claims that cannot be told apart": [
+        (1, MILD, "LimitExceeded a b", "WarnOverLimit a b"),
+        (GRACE, MILD),
+    ],
+    "memory that NVML does not tell is not counted and nobody is ended for it": [
+        (1, look(use(1, None), use(2, 9))),
+        (1, UNKNOWN, *WARNED),
+        (GRACE, UNKNOWN, END_2),
+    ],
+    "processes that may be of no claim are nobody's business": [(1, look(STRAY, use(2, 9)))],
+    # What the driver lets a claim have, it may fill.
+    "a claim that fills its share in pages is within it": [
+        (1, look(replace(use(1, 0), memory_bytes=10 * GIB + TOLERANCE_BYTES))),
+        (1, look(replace(use(1, 0), memory_bytes=10 * GIB + TOLERANCE_BYTES + 1)), *WARNED),
+    ],
+}
 
 
-def test_a_claim_above_its_share_is_warned_of_once(guard):
-    above = look(use(1, 11))
-
-    assert guard(above) == ["LimitExceeded a", "WarnOverLimit a"]
-    assert guard(above) == []
-
-
-def test_the_processes_of_a_claim_count_together(guard):
-    assert guard(look(use(1, 6), use(2, 6))) == ["LimitExceeded a", "WarnOverLimit a"]
-
-
-def test_after_the_grace_period_the_largest_process_is_asked_to_end(guard):
-    above = look(use(1, 3), use(2, 9))
-    guard(above)
-
-    assert guard(above, after=GRACE - 0.5) == []
-    assert guard(above, after=0.5) == ["TerminateProcess 2"]
-
-
-def test_of_equal_processes_the_youngest_is_ended(guard):
-    above = look(use(1, 6, started=7), use(2, 6, started=5))
-    guard(above)
-
-    assert guard(above, after=GRACE) == ["TerminateProcess 1"]
-
-
-def test_a_process_that_does_not_end_is_killed_once(guard):
-    above = look(use(1, 3), use(2, 9))
-    guard(above)
-    guard(above, after=GRACE)
-
-    assert guard(above, after=KILL_AFTER_SECONDS - 0.1) == []
-    assert guard(above, after=0.1) == ["KillProcess 2"]
-    assert guard(above, after=KILL_AFTER_SECONDS) == []
-
-
-def test_where_one_was_not_enough_the_next_follows_at_once(guard):
-    guard(look(use(1, 12), use(2, 20)))
-    guard(look(use(1, 12), use(2, 20)), after=GRACE)
-
-    assert guard(look(use(1, 12))) == ["TerminateProcess 1"]
-
-
-def test_a_process_that_frees_its_memory_when_asked_is_not_killed(guard):
-    guard(look(use(1, 11)))
-    guard(look(use(1, 11)), after=GRACE)
-    for _ in range(4):
-        assert guard(look(use(1, 9)), after=KILL_AFTER_SECONDS) == []
-
-    assert guard(look(use(1, 11))) == ["LimitExceeded a"]
-    assert guard(look(use(1, 11)), after=GRACE) == ["TerminateProcess 1"]
-
-
-def test_a_process_that_frees_its_memory_for_a_moment_only_is_killed(guard):
-    guard(look(use(1, 11)))
-    guard(look(use(1, 11)), after=GRACE)
-    assert guard(look(use(1, 9)), after=KILL_AFTER_SECONDS) == []
-
-    assert guard(look(use(1, 11))) == ["KillProcess 1"]
-
-
-def test_a_process_that_ended_does_not_have_the_next_one_forgiven(guard):
-    guard(look(use(1, 11), use(2, 20)))
-    guard(look(use(1, 11), use(2, 20)), after=GRACE)
-    assert guard(look(use(1, 11))) == ["TerminateProcess 1"]
-    assert guard(look(use(1, 9))) == []
-
-    assert guard(look(use(1, 11)), after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
-
-
-def test_what_comes_after_a_process_that_ended_has_a_whole_grace_period(guard):
-    guard(look(use(1, 11)))
-    guard(look(use(1, 11)), after=GRACE)
-    guard(look(use(2, 3)))
-
-    assert guard(look(use(2, 3), use(3, 9))) == ["LimitExceeded a"]
-    assert guard(look(use(2, 3), use(3, 9)), after=GRACE - 0.5) == []
-    assert guard(look(use(2, 3), use(3, 9)), after=0.5) == ["TerminateProcess 3"]
-
-
-def test_another_process_with_the_same_number_is_another_one(guard):
-    guard(look(use(1, 11, started=1)))
-    guard(look(use(1, 11, started=1)), after=GRACE)
-
-    assert guard(look(use(1, 11, started=2)), after=KILL_AFTER_SECONDS) == ["TerminateProcess 1"]
-
-
-def test_below_for_a_moment_and_the_grace_period_begins_anew(guard):
-    guard(look(use(1, 11)))
-    guard(look(use(1, 9)), after=GRACE / 2)
-
-    assert guard(look(use(1, 11))) == ["LimitExceeded a"]
-    assert guard(look(use(1, 11)), after=GRACE - 0.5) == []
-    assert guard(look(use(1, 11)), after=0.5) == ["TerminateProcess 1"]
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_the_guard_ends_the_right_process_at_the_right_time(guard, story):
+    for after, sample, *actions in story:
+        assert guard(sample, after=after) == actions
 
 
 def test_below_in_every_fifth_look_does_not_save_a_process(guard):
     briefs = []
     for number in range(20):
-        briefs += guard(look(use(1, 11 if number % 5 else 9)), after=2)
+        briefs += guard(HIGH if number % 5 else LOW, after=2)
 
-    assert briefs == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
+    assert briefs == [*WARNED, END_1, KILL_1]
 
 
 def test_above_in_every_fifth_look_ends_nobody(guard):
     briefs = []
     for number in range(200):
-        briefs += guard(look(use(1, 9 if number % 5 else 11)), after=2)
+        briefs += guard(LOW if number % 5 else HIGH, after=2)
 
-    assert set(briefs) == {"LimitExceeded a", "WarnOverLimit a"}
+    assert set(briefs) == set(WARNED)
 
 
 def test_who_was_above_for_long_is_forgiven_after_one_grace_period_below(guard):
@@ -215,243 +253,144 @@ def test_who_was_above_for_long_is_forgiven_after_one_grace_period_below(guard):
     assert guard(below, after=GRACE - 0.5) == []
     assert guard(below, after=0.5) == []
 
-    assert guard(above) == ["LimitExceeded a", "WarnOverLimit a"]
+    assert guard(above) == list(WARNED)
     assert guard(above, after=GRACE - 0.5) == []
 
 
 def test_a_gpu_that_could_not_be_looked_at_stays_as_it_was(guard):
-    guard(look(use(1, 11)))
+    guard(HIGH)
     guard(after=GRACE / 2)
 
-    assert guard(look(use(1, 11)), after=GRACE / 2) == ["TerminateProcess 1"]
+    assert guard(HIGH, after=GRACE / 2) == [END_1]
     assert guard(after=KILL_AFTER_SECONDS) == []
-    assert guard(look(use(1, 11))) == ["KillProcess 1"]
+    assert guard(HIGH) == [KILL_1]
     assert guard(after=1) == []
-    assert guard(look(use(1, 11))) == []
+    assert guard(HIGH) == []
 
 
 def test_a_gpu_that_misses_one_look_in_each_grace_period_is_guarded(guard):
     briefs = []
     for number in range(10):
-        briefs += guard(*([look(use(1, 11))] if number % 4 else []), after=2)
+        briefs += guard(*([HIGH] if number % 4 else []), after=2)
 
-    assert briefs == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
+    assert briefs == [*WARNED, END_1, KILL_1]
 
 
 def test_what_is_known_of_one_gpu_does_not_hang_on_looks_at_another(guard):
-    guard(look(use(1, 11)), look(use(2, 11), gpu=OTHER))
+    guard(HIGH, look(use(2, 11), gpu=OTHER))
     for _ in range(int(LONGEST_GAP_SECONDS / 5) + 1):
         guard(look(use(2, 11), gpu=OTHER), after=5)
 
-    assert guard(look(use(1, 11))) == ["LimitExceeded a", "WarnOverLimit a"]
-
-
-def test_after_a_long_time_without_a_look_it_is_judged_anew(guard):
-    guard(look(use(1, 11)))
-
-    assert guard(look(use(1, 11)), after=60) == ["LimitExceeded a", "WarnOverLimit a"]
+    assert guard(HIGH) == list(WARNED)
 
 
 def test_who_stays_above_is_warned_of_again_every_few_minutes(guard):
-    above = look(use(1, 11), shares=[share(A, policy="Warn")])
-    briefs = [guard(above, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
+    briefs = [guard(WARN, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
 
-    assert [actions for actions in briefs if actions] == [
-        ["LimitExceeded a", "WarnOverLimit a"],
-        ["WarnOverLimit a"],
-        ["WarnOverLimit a"],
-    ]
+    assert [actions for actions in briefs if actions] == [list(WARNED), *[["WarnOverLimit a"]] * 2]
 
 
 def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
     briefs = []
     for _ in range(12):
-        briefs += guard(look(use(1, 11)), after=5)
-        briefs += guard(look(use(1, 9)), after=5)
+        briefs += [*guard(HIGH, after=5), *guard(LOW, after=5)]
 
     assert briefs.count("LimitExceeded a") == 12
     assert briefs.count("WarnOverLimit a") == 2
 
 
-def test_a_guard_that_warns_ends_nobody(guard):
-    above = look(use(1, 11), shares=[share(A, policy="Warn")])
-    guard(above)
+@pytest.mark.parametrize(
+    ("shares", "uses", "claims", "pids"),
+    [
+        # C's process is the largest, and may be of B; but A and B are above whoever it is of.
+        pytest.param(
+            ABC,
+            [use(1, 12, A, B), use(2, 13, A, B), use(3, 14, B, C)],
+            [(A, B)],
+            [1, 2],
+            id="those of one container without those of the next",
+        ),
+        pytest.param(
+            ABC, [use(1, 16, A, B), use(2, 15, B, C)], [(A, B, C)], [1, 2], id="all that are tied"
+        ),
+        # All four together are above; D fits even with all that may be D's.
+        pytest.param(
+            [*ABC, share(D)],
+            [use(1, 16, A, B), use(2, 16, B, C), use(3, 0.5, C, D), use(4, 9, D)],
+            [(A, B, C)],
+            [1, 2],
+            id="not one that fits whatever is counted",
+        ),
+        pytest.param(
+            [*ABC, share(D)],
+            [
+                use(1, 16, A, B),
+                use(2, 16, B, C),
+                use(3, 0, C, D),
+                replace(use(4, 0, D), memory_bytes=10 * GIB + (1 << 20)),
+            ],
+            [(A, B, C)],
+            [1, 2],
+            id="nor one that fits as the driver counts",
+        ),
+        pytest.param(
+            AB,
+            [replace(use(1, 0, A, B), memory_bytes=20 * GIB + 2 * TOLERANCE_BYTES)],
+            [],
+            [],
+            id="each of several may have what the driver lets it have",
+        ),
+        pytest.param(
+            AB,
+            [replace(use(1, 0, A, B), memory_bytes=20 * GIB + 2 * TOLERANCE_BYTES + 1)],
+            [(A, B)],
+            [1],
+            id="and no more",
+        ),
+        pytest.param(
+            ABC,
+            [use(3, 11, C), use(1, 11, B), use(2, 11, A)],
+            [(A,), (B,), (C,)],
+            [2, 1, 3],
+            id="in the order of their claims",
+        ),
+    ],
+)
+def test_which_claims_are_certainly_above_together(shares, uses, claims, pids):
+    groups = claims_over_limit(look(*uses, shares=shares))
 
-    assert guard(above, after=GRACE) == []
-
-
-def test_a_guard_that_is_off_does_nothing(guard):
-    above = look(use(1, 11), shares=[share(A, policy="Off"), share(B)])
-
-    assert guard(above) == []
-    assert guard(above, after=GRACE) == []
-
-
-def test_neighbours_are_judged_each_for_itself(guard):
-    both = look(use(1, 11, A), use(2, 10, B), shares=[share(A), share(B)])
-
-    assert guard(both) == ["LimitExceeded a", "WarnOverLimit a"]
-    assert guard(both, after=GRACE) == ["TerminateProcess 1"]
-
-
-def test_claims_that_a_container_uses_together_count_together(guard):
-    shares = [share(A), share(B)]
-
-    assert guard(look(use(1, 20, A, B), shares=shares)) == []
-    assert guard(look(use(1, 15, A, B), use(2, 6, B), shares=shares)) == [
-        "LimitExceeded a b",
-        "WarnOverLimit a b",
-    ]
-
-
-def test_a_claim_that_fits_loses_nothing_because_of_one_that_shares_a_container_with_it(guard):
-    """A is above by itself; what both use together is also too much, and B's is the largest."""
-    shares = [share(A), share(B)]
-    both = look(use(1, 7, A), use(2, 6, A), use(3, 8, B), use(4, 1, A, B), shares=shares)
-    guard(both)
-
-    assert guard(both, after=GRACE) == ["TerminateProcess 1"]
-
-
-def test_a_claim_that_is_tied_to_one_that_was_above_for_long_keeps_its_grace_period(guard):
-    shares = [share(A), share(B)]
-    guard(look(use(1, 14, A), shares=shares))
-    guard(look(use(1, 14, A), shares=shares), after=GRACE - 1)
-    tied = look(use(1, 9, A), use(2, 12, A, B), shares=shares)
-
-    assert guard(tied) == []
-    assert guard(tied, after=GRACE - 0.5) == []
-    assert guard(tied, after=0.5) == ["TerminateProcess 2"]
-
-
-def test_two_claims_that_are_above_by_themselves_lose_one_process_each(guard):
-    shares = [share(A), share(B)]
-    both = look(use(1, 11, A), use(2, 12, B), use(3, 5, A, B), shares=shares)
-
-    assert guard(both) == [
-        "LimitExceeded a",
-        "WarnOverLimit a",
-        "LimitExceeded b",
-        "WarnOverLimit b",
-    ]
-    assert guard(both, after=GRACE) == ["TerminateProcess 1", "TerminateProcess 2"]
-
-
-def test_claims_of_one_container_that_are_above_are_judged_without_those_of_the_next():
-    """C's process is the largest, and may be of B; but A and B are above whoever it is of."""
-    shares = [share(A), share(B), share(C)]
-    uses = [use(1, 12, A, B), use(2, 13, A, B), use(3, 14, B, C)]
-    (group,) = claims_over_limit(look(*uses, shares=shares))
-
-    assert group.claims == (A, B)
-    assert [usage.process.pid for usage in group.usages] == [1, 2]
-
-
-def test_claims_that_are_above_only_as_all_that_hang_together_are_found():
-    shares = [share(A), share(B), share(C)]
-    chain = look(use(1, 16, A, B), use(2, 15, B, C), shares=shares)
-
-    assert [group.claims for group in claims_over_limit(chain)] == [(A, B, C)]
-
-
-def test_a_claim_that_fits_whatever_is_counted_is_not_taken_along_by_those_it_hangs_on():
-    """All four together are above; D fits even with all that may be D's."""
-    shares = [share(A), share(B), share(C), share(D)]
-    uses = [use(1, 16, A, B), use(2, 16, B, C), use(3, 0.5, C, D), use(4, 9, D)]
-    (group,) = claims_over_limit(look(*uses, shares=shares))
-
-    assert group.claims == (A, B, C)
-    assert [usage.process.pid for usage in group.usages] == [1, 2]
-
-
-def test_a_claim_that_fits_as_the_driver_counts_is_not_taken_along_either():
-    shares = [share(A), share(B), share(C), share(D)]
-    filling = replace(use(4, 0, D), memory_bytes=10 * GIB + (1 << 20))
-    uses = [use(1, 16, A, B), use(2, 16, B, C), use(3, 0, C, D), filling]
-    (group,) = claims_over_limit(look(*uses, shares=shares))
-
-    assert group.claims == (A, B, C)
-
-
-def test_who_fills_what_the_driver_lets_it_have_is_within_its_share(guard):
-    def using(bytes_):
-        return look(replace(use(1, 0), memory_bytes=bytes_))
-
-    assert guard(using(10 * GIB + (2 << 20))) == []
-    assert guard(using(10 * GIB + (2 << 20) + 1)) == ["LimitExceeded a", "WarnOverLimit a"]
-
-
-def test_each_of_several_claims_may_have_what_the_driver_lets_it_have():
-    def using(bytes_):
-        return look(replace(use(1, 0, A, B), memory_bytes=bytes_), shares=[share(A), share(B)])
-
-    assert claims_over_limit(using(20 * GIB + (4 << 20))) == ()
-    assert claims_over_limit(using(20 * GIB + (4 << 20) + 1)) != ()
-
-
-def test_a_claim_without_limit_frees_those_that_it_cannot_be_told_from(guard):
-    shares = [share(A), MemoryShare(B, frozenset({POD}), None)]
-
-    assert guard(look(use(1, 99, A, B), shares=shares)) == []
-    assert guard(look(use(1, 99, A), shares=shares)) == ["LimitExceeded a", "WarnOverLimit a"]
-
-
-def test_the_milder_guard_holds_for_claims_that_cannot_be_told_apart(guard):
-    above = look(use(1, 21, A, B), shares=[share(A), share(B, policy="Warn")])
-    guard(above)
-
-    assert guard(above, after=GRACE) == []
+    assert [group.claims for group in groups] == claims
+    assert [usage.process.pid for group in groups for usage in group.usages] == pids
 
 
 def test_processes_that_come_and_go_do_not_start_the_grace_period_anew(guard):
     """Else a claim could stay above for ever by changing which claims it is tied to."""
-    shares = [share(A), share(B), share(C)]
-    guard(look(use(1, 31, A), shares=shares))
+    guard(look(use(1, 31, A), shares=ABC))
     for number in range(4):
-        assert guard(look(use(1, 31, A), use(number + 2, 1, A, B), shares=shares)) == []
-        assert guard(look(use(1, 31, A), use(number + 6, 1, A, C), shares=shares)) == []
+        assert guard(look(use(1, 31, A), use(number + 2, 1, A, B), shares=ABC)) == []
+        assert guard(look(use(1, 31, A), use(number + 6, 1, A, C), shares=ABC)) == []
 
-    tied = look(use(1, 31, A), use(10, 25, A, B), shares=shares)
-    assert guard(tied, after=2) == ["TerminateProcess 1"]
-
-
-def test_memory_that_nvml_does_not_tell_is_not_counted_and_nobody_is_ended_for_it(guard):
-    assert guard(look(use(1, None), use(2, 9))) == []
-    above = look(use(1, None), use(2, 11))
-    guard(above)
-    assert guard(above, after=GRACE) == ["TerminateProcess 2"]
-
-
-def test_processes_that_may_be_of_no_claim_are_nobodys_business(guard):
-    stray = ProcessUsage(process(1), 99 * GIB, frozenset())
-
-    assert guard(look(stray, use(2, 9))) == []
+    tied = look(use(1, 31, A), use(10, 25, A, B), shares=ABC)
+    assert guard(tied, after=2) == [END_1]
 
 
 def test_a_process_on_two_gpus_is_asked_once(guard):
-    above = [look(use(1, 11), gpu=GPU), look(use(1, 11), use(2, 1), gpu=OTHER)]
+    above = [HIGH, look(use(1, 11), use(2, 1), gpu=OTHER)]
     guard(*above)
 
-    assert guard(*above, after=GRACE) == ["TerminateProcess 1"]
-    assert guard(*above, after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
+    assert guard(*above, after=GRACE) == [END_1]
+    assert guard(*above, after=KILL_AFTER_SECONDS) == [KILL_1]
 
 
 def test_a_process_that_was_killed_for_one_gpu_is_not_killed_for_another(guard):
-    sample, other = look(use(1, 11), gpu=GPU), look(use(1, 11), gpu=OTHER)
-    guard(sample, other)
-    assert guard(sample, other, after=GRACE) == ["TerminateProcess 1"]
-    assert guard(sample, other) == []
-    assert guard(other, look(use(1, 9), gpu=GPU), after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
+    other = look(use(1, 11), gpu=OTHER)
+    guard(HIGH, other)
+    assert guard(HIGH, other, after=GRACE) == [END_1]
+    assert guard(HIGH, other) == []
+    assert guard(other, LOW, after=KILL_AFTER_SECONDS) == [KILL_1]
 
-    assert guard(sample, other) == []
-    assert guard(other, sample) == []
-
-
-def test_groups_are_in_the_order_of_their_claims():
-    shares = [share(A), share(B), share(C)]
-    seen = look(use(3, 11, C), use(1, 11, B), use(2, 11, A), shares=shares)
-
-    assert [group.claims for group in claims_over_limit(seen)] == [(A,), (B,), (C,)]
+    assert guard(HIGH, other) == []
+    assert guard(other, HIGH) == []
 
 
 def test_what_claims_use_is_told_for_each_and_in_proportion_where_it_is_not_known():
@@ -558,20 +497,20 @@ def test_where_claims_are_certainly_above_some_are_found(seen):
 
 @given(histories())
 def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(history):
-    excursions: GuardState = {}
+    states: GuardState = {}
     now, looked = 0.0, 0.0
     high, seconds = set(), {}  # claims above at the last look, and for how long until then
     for passed, seen in history:
         now += passed
         if seen is None:
-            excursions, actions = guard_actions([], excursions, now)
+            states, actions = guard_actions([], states, now)
             assert actions == ()
             continue
         above = {claim.uid for group in claims_over_limit(seen) for claim in group.claims}
         for uid in above & high:
             seconds[uid] = seconds.get(uid, 0.0) + now - looked
         high, looked = above, now
-        excursions, actions = guard_actions([seen], excursions, now)
+        states, actions = guard_actions([seen], states, now)
         policies = {share.claim.uid: share.guard for share in seen.shares}
         for action in actions:
             uids = {claim.uid for claim in action.group.claims}
@@ -590,12 +529,12 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
 @given(worlds(), st.sets(st.integers(1, 5)), st.sampled_from([0.5, 1.0, 2.0]))
 def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, seconds):
     """*stubborn*: processes that end only when they are killed."""
-    excursions: GuardState = {}
+    states: GuardState = {}
     now = 0.0
     killed = []
     for _ in range(200):
         now += seconds
-        excursions, actions = guard_actions([seen], excursions, now)
+        states, actions = guard_actions([seen], states, now)
         gone = {
             action.usage.process
             for action in actions
