@@ -99,6 +99,19 @@ class World:
         holding = Holding(claim, DeviceName("gpu-0"), gpu=GPU, limit=limit, **fields)
         self.records.append(ClaimRecord(claim, (holding,), pods=pods))
 
+    def partition(self, claim, pod, instance, name, gib=10):
+        """A claim that holds part of the memory of a MIG instance."""
+        limit = ClaimMemoryLimit(gib * GIB, KILL)
+        device, key = DeviceName(name), instance.key
+        part = Holding(claim, device, gpu=GPU, limit=limit, partition=key, instance=instance)
+        self.records.append(ClaimRecord(claim, (part,), pods=(pod,)))
+
+    def outlier(self, gib=12, guard=KILL, **fields):
+        """The only process of a claim of 10 GiB."""
+        self.claim(A, WEB, guard=guard)
+        self.pod(WEB, main=[A])
+        return self.start(WEB, "main", gib, **fields)
+
     def pod(self, pod, **containers):
         """The claims of each container of a pod, which it is given when it starts."""
         for name, claims in containers.items():
@@ -136,14 +149,15 @@ class World:
         """The container runtime is one whose files are somewhere else."""
         shutil.rmtree(self.host_root)
 
-    def look(self, after=1.0):
-        """One look; whoever is ended by it does not take long."""
-        self.now += after
-        before = len(self.signals)
-        self.guard.check()
-        for pid, number in self.signals[before:]:
-            if number == signal.SIGKILL or pid not in self.stubborn:
-                self.children[pid].wait(10)
+    def look(self, *after):
+        """A look after each of so many seconds; whoever is ended by one does not take long."""
+        for seconds in after or (1.0,):
+            self.now += seconds
+            before = len(self.signals)
+            self.guard.check()
+            for pid, number in self.signals[before:]:
+                if number == signal.SIGKILL or pid not in self.stubborn:
+                    self.children[pid].wait(10)
 
     def metric(self, name, **labels):
         """Its value; None: there is none with these labels."""
@@ -175,15 +189,13 @@ def test_the_outlier_is_ended_and_only_it(world, version):
     stranger = subprocess.Popen(["sleep", "60"])  # a process of the host, larger than all
     world.set(stranger, 50)
     try:
-        world.look()
-        world.look(after=9)
+        world.look(1, 9)
         assert world.signals == []
-        world.look(after=1)
+        world.look()
 
         assert world.signals == [(outlier.pid, signal.SIGTERM)]
         assert outlier.wait(10) == -signal.SIGTERM
-        world.look()
-        world.look(after=20)
+        world.look(1, 20)
         assert len(world.signals) == 1
         assert alive(small, neighbour, stranger) == [True, True, True]
     finally:
@@ -192,30 +204,13 @@ def test_the_outlier_is_ended_and_only_it(world, version):
 
 
 def test_a_process_that_does_not_care_is_killed(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    stubborn = world.start(WEB, "main", 11, stubborn=True)
-    for seconds in (1, 10, 4):
-        world.look(after=seconds)
-        assert alive(stubborn) == [True]
-    world.look(after=1)
+    stubborn = world.outlier(11, stubborn=True)
+    world.look(1, 10, 4)
+    assert alive(stubborn) == [True]
+    world.look()
 
     assert [number for _, number in world.signals] == [signal.SIGTERM, signal.SIGKILL]
     assert stubborn.wait(10) == -signal.SIGKILL
-
-
-def test_processes_are_ended_until_the_claim_is_within_its_share(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    children = [world.start(WEB, "main", gib) for gib in (9, 12, 15)]
-    world.look()
-    for child in (children[2], children[1]):
-        world.look(after=10)
-        assert child.wait(10) == -signal.SIGTERM
-    world.look(after=10)
-
-    assert alive(*children) == [True, False, False]
-    assert len(world.signals) == 2
 
 
 def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
@@ -227,8 +222,7 @@ def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
         world.start(WEB, "side", 3),
         world.start(DB, "store", 5),
     ]
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert [pid for pid, _ in world.signals] == [children[2].pid]
     events = {(event.regarding.name, event.reason) for event in world.events}
@@ -239,39 +233,15 @@ def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
     }
 
 
-def test_a_container_of_the_pod_that_does_not_use_the_claim_is_left_alone(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A], other=[])
-    world.start(WEB, "main", 5)
-    world.start(WEB, "other", 40)
-    world.look()
-    world.look(after=10)
-
-    assert world.signals == []
-
-
-def test_a_monitor_is_left_alone(world):
+def test_a_monitor_and_a_container_that_does_not_use_the_claim_are_left_alone(world):
     world.claim(A, WEB)
     world.claim(M, WEB, gib=None, admin=True)
-    world.pod(WEB, main=[A], monitor=[M])
-    world.start(WEB, "main", 5)
-    world.start(WEB, "monitor", 40)
-    world.look()
-    world.look(after=10)
+    world.pod(WEB, main=[A], other=[], monitor=[M])
+    for container, gib in (("main", 5), ("other", 40), ("monitor", 40)):
+        world.start(WEB, container, gib)
+    world.look(1, 10)
 
     assert world.signals == []
-
-
-def test_containers_that_hold_different_claims_are_judged_each_by_its_own(world):
-    world.claim(A, WEB, gib=4)
-    world.claim(B, WEB, gib=20)
-    world.pod(WEB, first=[A], second=[B])
-    above = world.start(WEB, "first", 5)
-    world.start(WEB, "second", 10)
-    world.look()
-    world.look(after=10)
-
-    assert [pid for pid, _ in world.signals] == [above.pid]
 
 
 def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world):
@@ -281,13 +251,11 @@ def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world
     first = world.start(WEB, "first", 5)
     second = world.start(WEB, "second", 10)
     world.hide_bundles()
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
     assert world.signals == []
 
     world.set(second, 20)
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
     assert [pid for pid, _ in world.signals] == [second.pid]
     assert alive(first) == [True]
 
@@ -299,7 +267,7 @@ def test_a_container_is_read_once(world):
     above = world.start(WEB, "main", 5)
     world.look()
     world.hide_bundles()
-    world.look(after=10)
+    world.look(10)
 
     assert [pid for pid, _ in world.signals] == [above.pid], "what it was given stays known"
 
@@ -318,41 +286,26 @@ def test_a_container_that_cannot_be_read_now_is_read_at_the_next_look(world, cap
     assert caplog.text.count("which container uses which claim is not known") == 1
 
     bundle.write_text(text)
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
     assert [pid for pid, _ in world.signals] == [above.pid]
 
 
-def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world):
-    """It names a template's claim by resourceClaimName, and no record says so."""
-    world.claim(A, WEB)
+@pytest.mark.parametrize("recorded", [[WEB], []], ids=["template", "PodGroup"])
+def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world, recorded):
+    """It names a template's claim by resourceClaimName, or the claim is reserved for a PodGroup."""
+    world.claim(A, *recorded)
     world.pod(WEB, main=[A])
     world.pod(DB, setup=[A])
-    recorded = world.start(WEB, "main", 5)
+    other = world.start(WEB, "main", 5)
     joined = world.start(DB, "setup", 9)
 
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert [pid for pid, _ in world.signals] == [joined.pid]
-    assert alive(recorded) == [True]
+    assert alive(other) == [True]
     about_joined = PodRef("default", "db", DB.uid)
     reasons = {event.reason for event in world.events if event.regarding == about_joined}
     assert reasons == {"GPUMemoryAboveShare", "GPUMemoryProcessEnded"}
-
-
-def test_the_members_of_a_claim_that_is_recorded_for_no_pod_are_guarded(world):
-    """It is reserved for a PodGroup."""
-    world.claim(A)
-    world.pod(WEB, main=[A])
-    world.pod(DB, store=[A])
-    world.start(WEB, "main", 4)
-    above = world.start(DB, "store", 8)
-
-    world.look()
-    world.look(after=10)
-
-    assert [pid for pid, _ in world.signals] == [above.pid]
 
 
 def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
@@ -361,19 +314,15 @@ def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
     id_, pod_identity = container_id("store"), ("other", "db", str(DB.uid))
     bundles.containerd(world.host_root, id_, "store", [A.uid], pod=pod_identity)
 
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert world.signals == []
 
 
 def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
-    world.claim(A, WEB, guard=GuardRules(GuardPolicy.OFF))
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", 50)
+    world.outlier(50, GuardRules(GuardPolicy.OFF))
     world.node.change(gpu=0, fails="GPU_IS_LOST")
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert world.signals == []
     assert world.events == []
@@ -381,11 +330,8 @@ def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
 
 
 def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
-    world.claim(A, WEB, guard=GuardRules(GuardPolicy.WARN))
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", 12.5)
-    world.look()
-    world.look(after=20)
+    world.outlier(12.5, GuardRules(GuardPolicy.WARN))
+    world.look(1, 20)
 
     (event,) = world.events
     assert event.message == (
@@ -399,19 +345,9 @@ def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
 
 
 def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_partition(world):
-    key = PartitionKey(9, 4, 4, 3)
-    instance = MigInstance(key, 2, 0, GpuUuid("MIG-1"))
+    instance = MigInstance(PartitionKey(9, 4, 4, 3), 2, 0, GpuUuid("MIG-1"))
     for claim, pod in ((A, WEB), (B, DB)):
-        holding = Holding(
-            claim,
-            DeviceName("gpu-0-mig-3g40gb-9-4"),
-            gpu=GPU,
-            limit=ClaimMemoryLimit(10 * GIB, KILL),
-            partition=key,
-            created_for_claims=True,
-            instance=instance,
-        )
-        world.records.append(ClaimRecord(claim, (holding,), pods=(pod,)))
+        world.partition(claim, pod, instance, "gpu-0-mig-3g40gb-9-4")
     world.pod(WEB, main=[A])
     world.pod(DB, store=[B])
     above, within = world.start(WEB, "main", 0), world.start(DB, "store", 0)
@@ -419,8 +355,7 @@ def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_par
         GpuProcess(above.pid, 11 * GIB),
         GpuProcess(within.pid, 10 * GIB),
     ]
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert world.signals == [(above.pid, signal.SIGTERM)]
     assert "uses 11.00 GiB of gpu-0-mig-3g40gb-9-4 (MIG-1), but" in world.events[0].message
@@ -431,51 +366,28 @@ def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_par
 
 
 def test_an_instance_that_does_not_answer_leaves_the_guard_blind_for_it_alone(world, caplog):
-    key = PartitionKey(19, 0, 1, 1)
-    instance = MigInstance(key, 2, 0, GpuUuid("MIG-9"))  # nobody lists it
-    name = DeviceName("gpu-0-mig-1g10gb-19-0")
-    limit = ClaimMemoryLimit(GIB, KILL)
-    holding = Holding(B, name, gpu=GPU, limit=limit, partition=key, instance=instance)
-    world.records.append(ClaimRecord(B, (holding,), pods=(DB,)))
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    above = world.start(WEB, "main", 12)
-    world.look()
-    world.look(after=10)
+    instance = MigInstance(PartitionKey(19, 0, 1, 1), 2, 0, GpuUuid("MIG-9"))  # nobody lists it
+    world.partition(B, DB, instance, "gpu-0-mig-1g10gb-19-0", gib=1)
+    above = world.outlier()
+    world.look(1, 10)
 
     assert world.signals == [(above.pid, signal.SIGTERM)]
     assert world.metric("memory_guard_unreadable_gpus") == 1.0
     assert [entry.gpu for entry in caplog.records if "not guarded" in entry.message] == ["MIG-9"]
 
 
-def test_whoever_is_ended_is_told_why(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    child = world.start(WEB, "main", 12)
-    world.look()
-    world.look(after=10)
+def test_whoever_is_ended_and_has_to_be_killed_is_told_why(world, caplog):
+    child = world.outlier(stubborn=True)
+    world.look(1, 10, 5)
 
-    first, second = world.events
-    assert "if it stays so for 10 s, its largest process is ended" in first.message
-    assert second.message == (
-        f"process {child.pid} of the host, which used 12.00 GiB of it, "
-        "was asked to end (SIGTERM): "
-        f"claim default/a uses 12.00 GiB of {GPU}, but has a share of 10.00 GiB"
-    )
-    assert second.regarding == PodRef("default", "web", WEB.uid)
-
-
-def test_whoever_has_to_be_killed_is_told_that_too(world, caplog):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    child = world.start(WEB, "main", 12, stubborn=True)
-    for seconds in (1, 10, 5):
-        world.look(after=seconds)
-
-    _, asked, killed = world.events
+    warned, asked, killed = world.events
+    above = f"claim default/a uses 12.00 GiB of {GPU}, but has a share of 10.00 GiB"
+    assert warned.message == f"{above}; if it stays so for 10 s, its largest process is ended"
+    ended = f"process {child.pid} of the host, which used 12.00 GiB of it, was"
+    assert asked.message == f"{ended} asked to end (SIGTERM): {above}"
+    assert killed.message == f"{ended} killed (SIGKILL): {above}"
+    assert asked.regarding == killed.regarding == PodRef("default", "web", WEB.uid)
     assert (asked.reason, killed.reason) == ("GPUMemoryProcessEnded",) * 2
-    assert f"process {child.pid} of the host" in killed.message
-    assert "was killed (SIGKILL): claim default/a uses 12.00 GiB" in killed.message
     assert asked.about != killed.about  # else the second would only be counted
     assert caplog.messages[-2:] == [
         "asked a process of a claim above its share to end",
@@ -485,9 +397,7 @@ def test_whoever_has_to_be_killed_is_told_that_too(world, caplog):
 
 
 def test_a_process_that_ended_before_it_was_killed_is_not_told_of_as_killed(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", 12, stubborn=True)
+    world.outlier(stubborn=True)
     asked = []
 
     class Slow:
@@ -498,8 +408,7 @@ def test_a_process_that_ended_before_it_was_killed_is_not_told_of_as_killed(worl
             return number is signal.SIGTERM
 
     world.rewire(processes=Slow())
-    for seconds in (1, 10, 5):
-        world.look(after=seconds)
+    world.look(1, 10, 5)
 
     assert asked == [signal.SIGTERM, signal.SIGKILL]
     assert [event.message for event in world.events if "SIGKILL" in event.message] == []
@@ -513,9 +422,7 @@ def test_a_look_that_found_the_same_is_not_told_again(world):
             self.reports += 1
 
     counting = Counting()
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    child = world.start(WEB, "main", 2)
+    child = world.outlier(2)
     world.rewire(metrics=counting)
     for _ in range(3):
         world.look()
@@ -529,9 +436,7 @@ def test_a_look_that_found_the_same_is_not_told_again(world):
 def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplog):
     """Between the look and the signal it ended, and its number was given away."""
     caplog.set_level("INFO")
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    child = world.start(WEB, "main", 12)
+    child = world.outlier()
     world.look()
 
     class Late:
@@ -540,8 +445,7 @@ def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplo
             return world.processes.signal(process, number)
 
     world.rewire(processes=Late())
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert alive(child) == [True]
     assert world.metric("memory_guard_kills_total") == 0.0
@@ -550,27 +454,21 @@ def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplo
 
 
 def test_a_process_that_cannot_be_signalled_does_not_keep_the_guard_from_looking(world, caplog):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", 12)
+    world.outlier()
 
     class Forbidden:
         def signal(self, process, number):
             raise NodeError("process 1 cannot be signalled: it is not permitted")
 
     world.rewire(processes=Forbidden())
-    world.look()
-    world.look(after=10)
-    world.look(after=10)
+    world.look(1, 10, 10)
 
     assert "a process of a claim above its share cannot be ended" in caplog.messages
     assert world.metric("memory_excursions_total") == 1.0
 
 
 def test_a_process_that_is_younger_than_what_nvml_said_is_not_meant_by_it(world):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    child = world.start(WEB, "main", 12)
+    child = world.outlier()
     world.proc.write(child.pid, WEB.uid, started=world.processes.now() + 100)
     world.look()
 
@@ -578,11 +476,8 @@ def test_a_process_that_is_younger_than_what_nvml_said_is_not_meant_by_it(world)
 
 
 def test_memory_that_nvml_does_not_tell_is_said_once_and_nobody_is_ended(world, caplog):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", None)
-    world.look()
-    world.look(after=20)
+    world.outlier(None)
+    world.look(1, 20)
 
     assert caplog.messages.count("memory shares are not guarded") == 1
     assert world.metric("memory_guard_unreadable_gpus") == 1.0
@@ -590,9 +485,7 @@ def test_memory_that_nvml_does_not_tell_is_said_once_and_nobody_is_ended(world, 
 
 
 def test_where_other_pods_cannot_be_seen_it_says_what_to_change(world, caplog):
-    world.claim(A, WEB)
-    world.pod(WEB, main=[A])
-    world.start(WEB, "main", 12)
+    world.outlier()
     world.proc.write(1, WEB.uid, name="pause")  # the first process of a pod, not of the host
     world.look()
 
@@ -609,8 +502,7 @@ def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
     world.records.append(ClaimRecord(B, (holding,), pods=(DB,)))
     world.pod(WEB, main=[A])
     child = world.start(WEB, "main", 12)
-    world.look()
-    world.look(after=10)
+    world.look(1, 10)
 
     assert [pid for pid, _ in world.signals] == [child.pid]
     assert world.metric("memory_guard_unreadable_gpus") == 1.0
