@@ -19,8 +19,7 @@ from tests.fakes.simulated import h100
 
 
 class Clock:
-    def __init__(self):
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self):
         return self.now
@@ -31,15 +30,35 @@ def looking(node, cgroups=None):
     return MemoryLimitProbe(node.nvml, cgroups or node.cgroups, clock), clock
 
 
+def offered(node, cgroups=None):
+    return looking(node, cgroups)[0].support()
+
+
+def counting(node, error=None):
+    """The cgroups of a node, and the names of those that are made for a trial."""
+    tries = []
+
+    def make(path):
+        tries.append(path.name)
+        if error:
+            raise error
+        return node.tree.make(path)
+
+    return Cgroups(node.tree.root, make, node.tree.remove), tries
+
+
+DMEM = MemoryLimitSupport(MemoryAccounting.DMEM)
+READ_ONLY = OSError(30, "Read-only file system")
+
+
 @pytest.mark.parametrize("backend", list(MemoryAccounting))
 @pytest.mark.parametrize("controllers", ["cpu dmem misc\n", "cpu misc\n"])
 def test_who_counts_is_told_apart(tmp_path, backend, controllers):
     node = LimitedNode(tmp_path, backend.value)
-    if (
-        backend is MemoryAccounting.MISC
-    ):  # with dmem files also where the driver was told not to use them
+    # With dmem files also where the driver was told not to use them.
+    if backend is MemoryAccounting.MISC:
         (node.tree.root / "cgroup.subtree_control").write_text(controllers)
-    assert looking(node)[0].support() == MemoryLimitSupport(backend)
+    assert offered(node) == MemoryLimitSupport(backend)
     assert [path.name for path in node.tree.root.iterdir() if path.is_dir()] == []
 
 
@@ -53,70 +72,60 @@ def test_who_counts_is_told_apart(tmp_path, backend, controllers):
     ],
 )
 def test_what_is_missing_is_said(tmp_path, fields, reason):
-    offered = looking(LimitedNode(tmp_path, **fields))[0].support()
-    assert offered.backend is None
-    assert reason in offered.reason
+    support = offered(LimitedNode(tmp_path, **fields))
+    assert support.backend is None
+    assert reason in support.reason
 
 
 def test_gpus_in_mig_mode_are_passed_over(tmp_path):
     node = LimitedNode(tmp_path)
     node.node.change(gpu=0, mig=True)
-    assert looking(node)[0].support() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert offered(node) == DMEM
 
     (tmp_path / "all").mkdir()
-    node = LimitedNode(tmp_path / "all")
-    node.node.change(gpu=0, mig=True)
-    node.node.change(gpu=1, mig=True)
-    assert "every GPU is in MIG mode" in looking(node)[0].support().reason
+    node = LimitedNode(tmp_path / "all", gpus=[h100("1b", mig=True)])
+    assert "every GPU is in MIG mode" in offered(node).reason
 
 
 def test_cgroup_v1_is_said_and_so_is_none_at_all(tmp_path):
     node = LimitedNode(tmp_path)
     (tmp_path / "v1/memory").mkdir(parents=True)
     for root, reason in ((tmp_path / "v1", "is cgroup v1: boot with"), (tmp_path / "x", "missing")):
-        offered = looking(node, Cgroups(root))[0].support()
-        assert (offered.backend, reason in offered.reason) == (None, True)
+        support = offered(node, Cgroups(root))
+        assert (support.backend, reason in support.reason) == (None, True)
 
 
-def test_without_a_controller_there_is_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "controllers", "reason"),
+    [
+        ("cgroup.controllers", "cpu memory\n", "neither the dmem nor the misc"),
+        ("cgroup.subtree_control", "cpu misc\n", "add +dmem"),
+    ],
+)
+def test_a_controller_that_is_missing_or_not_given_on_is_said(tmp_path, file, controllers, reason):
     node = LimitedNode(tmp_path)
-    (node.tree.root / "cgroup.controllers").write_text("cpu memory\n")
-    assert "neither the dmem nor the misc" in looking(node)[0].support().reason
-
-
-def test_a_controller_that_is_not_given_on_is_said(tmp_path):
-    node = LimitedNode(tmp_path)
-    (node.tree.root / "cgroup.subtree_control").write_text("cpu misc\n")
-    assert "add +dmem" in looking(node)[0].support().reason
+    (node.tree.root / file).write_text(controllers)
+    assert reason in offered(node).reason
 
 
 def test_without_the_right_to_set_it_is_said(tmp_path):
     node = LimitedNode(tmp_path)
     node.is_root = False
-    assert "run this as root" in looking(node)[0].support().reason
+    assert "run this as root" in offered(node).reason
 
 
 def test_a_cgroup_file_system_that_cannot_be_written_is_said(tmp_path):
     node = LimitedNode(tmp_path)
-
-    def read_only(path):
-        raise OSError(30, "Read-only file system")
-
-    offered = looking(node, Cgroups(node.tree.root, read_only))[0].support()
-    assert "Read-only file system; it has to be mounted writable" in offered.reason
+    cgroups, _ = counting(node, READ_ONLY)
+    reason = offered(node, cgroups).reason
+    assert "Read-only file system; it has to be mounted writable" in reason
 
 
 def test_each_process_tries_on_a_cgroup_of_its_own(tmp_path):
     node = LimitedNode(tmp_path)
-    made = []
-
-    def make(path):
-        made.append(path.name)
-        return node.tree.make(path)
-
-    backend, _ = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
-    assert made == [f"dra-driver-gpu-trial-{os.getpid()}"]
+    cgroups, tries = counting(node)
+    assert offered(node, cgroups) == DMEM
+    assert tries == [f"dra-driver-gpu-trial-{os.getpid()}"]
 
 
 def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_path):
@@ -124,7 +133,7 @@ def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_pa
     cgroup = node.tree.make("dra-driver-gpu-trial-1")
     goes_on = node.tree.make("dra-driver-gpu-trial-2")
     os.utime(cgroup, (0.0, time.time() - 61.0))
-    assert looking(node)[0].support() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert offered(node) == DMEM
     assert not cgroup.exists()
     assert goes_on.exists()
 
@@ -138,7 +147,7 @@ def test_the_trial_goes_without_its_limit(tmp_path, backend):
         kept.append(node.limit(path))
         node.tree.remove(path)
 
-    looking(node, Cgroups(node.tree.root, node.tree.make, remove))[0].support()
+    offered(node, Cgroups(node.tree.root, node.tree.make, remove))
     assert kept == [None]
 
 
@@ -155,52 +164,41 @@ REFUSALS: dict[str, dict[str, Any]] = {
 def test_what_was_refused_is_tried_again_after_a_minute(tmp_path, refusal):
     node = LimitedNode(tmp_path, **REFUSALS[refusal])
     node.is_root = refusal != "it may not"
-    tries = []
-
-    def make(path):
-        tries.append(path)
-        if refusal == "the cgroup file system is read-only":
-            raise OSError(30, "Read-only file system")
-        return node.tree.make(path)
-
+    read_only = refusal == "the cgroup file system is read-only"
+    cgroups, tries = counting(node, READ_ONLY if read_only else None)
     node.nvml.system()
-    backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
-    assert backend.known() is None
-    first, made = backend.support(), len(tries)
+    probe, clock = looking(node, cgroups)
+    assert probe.known() is None
+    first, tried = probe.support(), len(tries)
     node.node.change(memory_limits="dmem", gpus=[h100("1b")])
     assert node.nvml.restart()
     node.is_root = True
     clock.now = 59.9
-    assert backend.support() == first
-    assert len(tries) == made
+    assert probe.support() == first
+    assert len(tries) == tried
     clock.now = 60.0
-    backend.support()
-    assert len(tries) == made + 1
+    probe.support()
+    assert len(tries) == tried + 1
 
 
 def test_it_is_tried_once_as_long_as_the_driver_is_the_same(tmp_path):
     node = LimitedNode(tmp_path)
-    made = []
-
-    def make(path):
-        made.append(path)
-        return node.tree.make(path)
-
-    backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
+    cgroups, tries = counting(node)
+    probe, clock = looking(node, cgroups)
     for clock.now in (0.0, 60.0, 3600.0):
-        assert backend.support().backend is backend.known() is MemoryAccounting.DMEM
-    assert len(made) == 1
+        assert probe.support().backend is probe.known() is MemoryAccounting.DMEM
+    assert len(tries) == 1
 
 
 def test_a_driver_that_is_not_ready_is_looked_at_again_soon(tmp_path):
     node = LimitedNode(tmp_path, driver="not-loaded")
-    backend, clock = looking(node)
-    assert backend.support().fault
+    probe, clock = looking(node)
+    assert probe.support().fault
     node.node.change(driver="ready")
     clock.now = 4.9
-    assert backend.support().fault
+    assert probe.support().fault
     clock.now = 5.0
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert probe.support() == DMEM
 
 
 class LateNvml:
@@ -223,17 +221,16 @@ def test_a_driver_that_is_late_once_limits_as_before_and_no_more_when_it_is_late
     node = LimitedNode(tmp_path)
     nvml: Any = LateNvml(node.nvml)
     clock = Clock()
-    backend = MemoryLimitProbe(nvml, node.cgroups, clock)
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
-
-    nvml.late, clock.now = True, 60.0
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
-    clock.now = 65.0
-    assert backend.support().fault
-    nvml.late, clock.now = False, 70.0
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
-    nvml.late, clock.now = True, 130.0
-    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    probe = MemoryLimitProbe(nvml, node.cgroups, clock)
+    for now, late, limits in (
+        (0.0, False, True),
+        (60.0, True, True),
+        (65.0, True, False),
+        (70.0, False, True),
+        (130.0, True, True),
+    ):
+        clock.now, nvml.late = now, late
+        assert (probe.support() == DMEM, probe.support().fault) == (limits, not limits)
 
 
 def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
@@ -246,13 +243,13 @@ def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
 
 def test_another_driver_is_tried_anew(tmp_path):
     node = LimitedNode(tmp_path)
-    backend, clock = looking(node)
-    assert backend.support().backend is MemoryAccounting.DMEM
+    probe, clock = looking(node)
+    assert probe.support().backend is MemoryAccounting.DMEM
     node.node.change(driver_version="580.95.05")
     clock.now = 60.0
-    assert "older" in backend.support().reason or "changed in use" in backend.support().reason
+    assert "older" in probe.support().reason or "changed in use" in probe.support().reason
     clock.now = 120.0
-    assert "too old" in backend.support().reason
+    assert "too old" in probe.support().reason
 
 
 def test_a_limit_that_the_driver_left_as_it_was_is_seen(tmp_path):

@@ -2,7 +2,6 @@
 
 import tempfile
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.memory.pod_limits import GpuMemoryLimits
 from tests.fakes.limits import GIB, LimitedNode, container_id
 from tests.fakes.open_files import no_more_files
+from tests.waiting import eventually
 
 SECONDS = 10.0
 MOST = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -67,6 +67,12 @@ class Limits:
         held = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
         return PodMemoryShare(PodUid(pod), self.node.gpus[gpu], held)
 
+    def reload_driver(self):
+        """It forgets every limit."""
+        self.node.node.change(gpu=0, present=False)
+        self.node.node.live.current()
+        self.node.node.change(gpu=0, present=True)
+
     def settle(self, *shares, joinable=False):
         """What pods hold, and whoever joins the claims of ``joined``."""
 
@@ -82,31 +88,6 @@ class Limits:
         self.limits.settle(read, joinable)
 
 
-@pytest.fixture(params=["dmem", "misc"])
-def either(tmp_path, request):
-    yield from opened(Limits(tmp_path, request.param))
-
-
-@pytest.fixture
-def dmem(tmp_path):
-    yield from opened(Limits(tmp_path, "dmem"))
-
-
-@pytest.fixture
-def misc(tmp_path):
-    yield from opened(Limits(tmp_path, "misc"))
-
-
-@pytest.fixture
-def hasty(tmp_path):
-    yield from opened(Limits(tmp_path, deadline_seconds=0.3))
-
-
-@pytest.fixture
-def old(tmp_path):
-    yield from opened(Limits(tmp_path, driver_version="580.95.05"))
-
-
 def opened(limits):
     yield limits
     for world in limits.opened:
@@ -114,11 +95,24 @@ def opened(limits):
     limits.node.nvml.stop()
 
 
-def eventually(condition):
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.002)
+@pytest.fixture(params=["dmem", "misc"])
+def either(tmp_path, request):
+    yield from opened(Limits(tmp_path, request.param))
+
+
+def fixture(*arguments, **fields):
+    """One that gives a world like this."""
+
+    def world(tmp_path):
+        yield from opened(Limits(tmp_path, *arguments, **fields))
+
+    return pytest.fixture(world)
+
+
+dmem, misc = fixture("dmem"), fixture("misc")
+hasty = fixture(deadline_seconds=0.3)
+old = fixture(driver_version="580.95.05")
+unloaded = fixture(driver="not-loaded")
 
 
 def test_a_pod_is_limited_and_unlimited(either):
@@ -197,26 +191,16 @@ def test_nothing_held_means_nothing_is_looked_at(tmp_path):
     )
 
 
-def test_a_container_sees_its_share_as_it_appears(dmem):
+def test_containers_see_their_share_those_that_were_there_and_those_that_appear(dmem):
     dmem.node.pod("a")
+    before = dmem.node.container("a", "before")
     dmem.limits.carry_out(dmem.step(a=4 * GIB))
+    assert dmem.node.limit(before) == 4 * GIB
     leaf = dmem.node.container("a", "main")
     eventually(lambda: dmem.node.limit(leaf) == 4 * GIB)
     assert dmem.node.limit(leaf, gpu=1) is None
-
-
-def test_a_container_that_was_there_before_sees_its_share_too(dmem):
-    dmem.node.pod("a")
-    leaf = dmem.node.container("a", "main")
-    dmem.limits.carry_out(dmem.step(a=4 * GIB))
-    assert dmem.node.limit(leaf) == 4 * GIB
-
-
-def test_the_innermost_cgroup_of_crun_sees_its_share(dmem):
-    dmem.node.pod("a")
-    dmem.limits.carry_out(dmem.step(a=4 * GIB))
-    scope = f"kubepods/burstable/poda/crio-{container_id('main')}.scope"
-    inner = dmem.node.tree.make(f"{scope}/container")
+    of_crun = f"kubepods/burstable/poda/crio-{container_id('crun')}.scope/container"
+    inner = dmem.node.tree.make(of_crun)
     eventually(lambda: dmem.node.limit(inner) == 4 * GIB)
 
 
@@ -278,14 +262,6 @@ def test_a_pod_that_comes_later_is_limited_as_it_appears(either):
     eventually(lambda: either.node.limit(leaf) == 4 * GIB)
 
 
-def test_a_pod_that_leaves_its_claim_early_is_no_longer_limited(either):
-    a, b = either.node.pod("a"), either.node.pod("b")
-    either.settle(either.share("a", c=4 * GIB), either.share("b", c=4 * GIB))
-    either.settle(either.share("b", c=4 * GIB))
-    assert either.node.limit(a) is None
-    assert either.node.limit(b) == 4 * GIB
-
-
 def test_whole_gpus_have_no_limit_and_end_one(either):
     pod = either.node.pod("a")
     either.settle(either.share("a", c=4 * GIB))
@@ -303,21 +279,6 @@ def test_cgroups_that_go_are_forgotten_and_come_again_as_others(either):
     either.node.end("a")
     either.settle()
     either.limits.carry_out(either.step(a=None))
-
-
-def test_limits_that_the_driver_lost_are_set_again(either, caplog):
-    pod = either.node.pod("a")
-    either.settle(either.share("a", c=4 * GIB))
-    either.node.node.change(gpu=0, present=False)
-    either.node.node.live.current()
-    either.node.node.change(gpu=0, present=True)
-    either.now = 59.0
-    either.settle(either.share("a", c=4 * GIB))
-    assert either.node.limit(pod) is None
-    either.now = 60.0
-    either.settle(either.share("a", c=4 * GIB))
-    assert either.node.limit(pod) == 4 * GIB
-    assert "a GPU memory limit was lost: it is set again" in caplog.text
 
 
 def test_a_limit_that_failed_is_tried_again_after_a_minute_and_said_once(either, caplog):
@@ -397,21 +358,15 @@ def test_rounds_without_news_ask_the_driver_nothing(either, caplog):
     assert "GPU is lost" in caplog.text
 
 
-def test_a_cgroup_that_is_gone_needs_no_limit(either):
-    gone = either.node.tree.root / "gone"
-    limits = GpuMemoryLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
-    assert limits.limit(gone, GIB) == ""
-    limits.clear(gone)
-    assert limits.idle
-
-
-def test_a_cgroup_that_goes_while_it_is_limited_needs_no_limit(either):
+def test_a_cgroup_that_is_gone_or_goes_while_it_is_limited_needs_no_limit(either):
     goes = either.node.tree.make("goes")
     either.node.nvml.system()
     nvml: Any = Vanishing(either.node, goes)
     limits = GpuMemoryLimits(nvml, either.node.gpus[0], lambda: 0.0)
-    assert limits.limit(goes, GIB) == ""
-    assert limits.idle
+    for _ in range(2):  # it goes, and is gone
+        assert limits.limit(goes, GIB) == ""
+        assert limits.idle
+    limits.clear(goes)
     limits.limit(either.node.tree.make("goes"), GIB)
     limits.clear(goes)
     assert limits.idle
@@ -472,9 +427,8 @@ def held(either):
 def test_a_turn_that_does_not_come_fails_a_strict_step_alone(held, caplog):
     world, _ = held
     world.node.pod("a")
-    with pytest.raises(
-        NodeError, match=r"insists on: the memory limits of GPU .* after 0.05 s; or"
-    ):
+    refusal = r"insists on: the memory limits of GPU .* after 0.05 s; or"
+    with pytest.raises(NodeError, match=refusal):
         world.limits.carry_out(world.step(strict=True, a=4 * GIB))
     caplog.clear()
     world.limits.carry_out(world.step(a=4 * GIB))
@@ -514,36 +468,28 @@ def test_a_container_is_read_once(either):
     assert either.found == [container_id(name) for _, name in containers]
 
 
-def test_a_pod_that_joins_a_claim_unseen_is_limited_as_its_first_container_appears(either):
+@pytest.mark.parametrize("reserved", [True, False], ids=["for a pod", "for a PodGroup"])
+def test_a_pod_that_joins_a_claim_unseen_is_limited_as_its_first_container_appears(
+    either, reserved
+):
     either.joined = {"c": 4 * GIB}
-    either.node.pod("a")
-    either.settle(either.share("a", c=4 * GIB), joinable=True)
+    shares = [either.share("a", c=4 * GIB)] if reserved else []
+    before = either.node.pod("before")
+    either.use("before", "one", "c")
+    either.node.container("before", "one")
+    either.settle(*shares, joinable=True)
+    assert either.node.limit(before) == 4 * GIB
+
     joins, other = either.node.pod("joins"), either.node.pod("other")
     either.use("joins", "setup", "c")
     either.use("other", "main")
     leaf = either.node.container("joins", "setup")
     either.node.container("other", "main")
-
     eventually(lambda: either.node.limit(joins) == either.node.limit(leaf) == 4 * GIB)
 
-    either.settle(either.share("a", c=4 * GIB), joinable=True)
+    either.settle(*shares, joinable=True)
     assert either.node.limit(joins) == 4 * GIB
     assert either.node.limit(other) is None
-
-
-def test_the_members_of_a_claim_that_names_no_pod_are_limited(either):
-    """It is reserved for a PodGroup."""
-    either.joined = {"c": 4 * GIB}
-    before = either.node.pod("before")
-    either.use("before", "one", "c")
-    either.node.container("before", "one")
-    either.settle(joinable=True)
-    assert either.node.limit(before) == 4 * GIB
-
-    after = either.node.pod("after")
-    either.use("after", "two", "c")
-    either.node.container("after", "two")
-    eventually(lambda: either.node.limit(after) == 4 * GIB)
 
 
 def test_a_container_that_could_not_be_read_as_it_appeared_wakes_who_settles(either):
@@ -636,37 +582,28 @@ def counting(either):
     either.limits = either.again()
     either.shares = (either.share("a", c=4 * GIB), either.share("a", gpu=1, c=2 * GIB))
     either.settle(*either.shares)
+    assert node.cgroups.looks == 1
     return either
 
 
-def test_directories_are_looked_for_once_in_a_round_and_records_read_once_more_for_each_gpu(
-    counting,
-):
-    assert counting.node.cgroups.looks == 1
-    reads = []
-    counting.now = 60.0
+@pytest.mark.parametrize(
+    ("times", "looks", "reads"),
+    [
+        pytest.param([0.0, 5.0, 59.0], 0, 3, id="nothing changed"),
+        pytest.param([60.0], 1, 3, id="once, and records once more for each GPU"),
+    ],
+)
+def test_how_often_a_round_looks_for_directories_and_reads_records(counting, times, looks, reads):
+    calls = []
 
     def read(containers):
-        reads.append(1)
+        calls.append(containers)
         return counting.shares
 
-    counting.limits.settle(read)
-    assert counting.node.cgroups.looks == 2
-    assert len(reads) == 3
-
-
-def test_a_round_in_which_nothing_changed_looks_at_nothing(counting):
-    reads = []
-
-    def read(containers):
-        reads.append(1)
-        return counting.shares
-
-    for now in (0.0, 5.0, 59.0):
+    for now in times:
         counting.now = now
         counting.limits.settle(read)
-    assert counting.node.cgroups.looks == 1
-    assert len(reads) == 3
+    assert (counting.node.cgroups.looks - 1, len(calls)) == (looks, reads)
 
 
 @pytest.mark.parametrize(
@@ -712,32 +649,33 @@ def test_a_round_that_failed_is_done_again(either, caplog):
     assert either.node.limit(pod) == 4 * GIB
 
 
-def test_a_driver_that_comes_later_limits_in_the_next_round(tmp_path):
-    for world in opened(Limits(tmp_path, driver="not-loaded")):
-        pod = world.node.pod("a")
-        shares = (world.share("a", c=4 * GIB),)
-        world.settle(*shares)
-        world.node.node.change(driver="ready")
-        world.now = 5.0
-        world.settle(*shares)
-        assert world.node.limit(pod) == 4 * GIB
+def test_a_driver_that_comes_later_limits_in_the_next_round(unloaded):
+    pod = unloaded.node.pod("a")
+    shares = (unloaded.share("a", c=4 * GIB),)
+    unloaded.settle(*shares)
+    unloaded.node.node.change(driver="ready")
+    unloaded.now = 5.0
+    unloaded.settle(*shares)
+    assert unloaded.node.limit(pod) == 4 * GIB
 
 
-def test_each_limit_is_read_again_in_its_time(either):
+def test_each_limit_that_the_driver_lost_is_set_again_in_its_time(either, caplog):
     a, b = either.node.pod("a"), either.node.pod("b")
     shares = (either.share("a", c=4 * GIB), either.share("b", d=2 * GIB))
     either.settle(*shares[:1])
     either.now = 30.0
     either.settle(*shares)
-    either.node.node.change(gpu=0, present=False)
-    either.node.node.live.current()
-    either.node.node.change(gpu=0, present=True)
-    either.now = 60.0
-    either.settle(*shares)
-    assert [either.node.limit(cgroup) for cgroup in (a, b)] == [4 * GIB, None]
-    either.now = 90.0
-    either.settle(*shares)
-    assert either.node.limit(b) == 2 * GIB
+    either.reload_driver()
+    for now, limits in (
+        (59.0, [None, None]),
+        (60.0, [4 * GIB, None]),
+        (89.0, [4 * GIB, None]),
+        (90.0, [4 * GIB, 2 * GIB]),
+    ):
+        either.now = now
+        either.settle(*shares)
+        assert [either.node.limit(cgroup) for cgroup in (a, b)] == limits
+    assert caplog.messages == ["a GPU memory limit was lost: it is set again"] * 2
 
 
 def test_where_the_kernel_does_not_tell_of_everything_every_round_looks(counting):
@@ -836,18 +774,16 @@ events = st.one_of(
 )
 
 
-def happen(world, event, value, held):
-    """Let *event* happen. Answers with what is held from then on."""
-    there = world.node.tree.root / f"kubepods/burstable/pod{value}"
+def happen(world, event, value):
+    """Let *event* happen."""
+    present = world.node.tree.root / f"kubepods/burstable/pod{value}"
     match event:
         case "pod":
             world.node.pod(value)
-        case "container" if there.is_dir():
+        case "container" if present.is_dir():
             world.node.container(value, "main")
-        case "end" if there.is_dir():
+        case "end" if present.is_dir():
             world.node.end(value)
-        case "hold":
-            return value
         case "driver reloaded":
             world.node.node.change(driver="not-loaded")
             world.node.node.live.current()
@@ -856,7 +792,6 @@ def happen(world, event, value, held):
         case "restart":
             world.limits.stop()
             world.limits = world.again()
-    return held
 
 
 @settings(max_examples=40, deadline=None)
@@ -864,37 +799,34 @@ def happen(world, event, value, held):
 def test_whatever_happens_the_next_round_makes_it_right(backend, made):
     with tempfile.TemporaryDirectory() as directory:
         world = Limits(Path(directory), backend)
-        held = {}
+        claims = {}
         for event, value in made:
-            held = happen(world, event, value, held)
+            claims = value if event == "hold" else claims
+            happen(world, event, value)
             world.now += 60.0
-            world.settle(*as_shares(world, held))
-            assert limits_found(world) == limits_wanted(world, held)
+            world.settle(*as_shares(world, claims))
+            assert actual_limits(world) == expected_limits(world, claims)
         world.now += 60.0
         world.settle()
-        assert set(limits_found(world).values()) <= {None}
+        assert set(actual_limits(world).values()) <= {None}
         world.limits.stop()
         world.node.nvml.stop()
 
 
-def as_shares(world, held):
+def as_shares(world, claims):
     return [
-        world.share(pod, gpu, **{claim: size * GIB for claim, size in claims.items()})
-        for (pod, gpu), claims in sorted(held.items())
+        world.share(pod, gpu, **{claim: size * GIB for claim, size in sizes.items()})
+        for (pod, gpu), sizes in sorted(claims.items())
     ]
 
 
-def here(world):
-    return [pod for pod in "abc" if world.node.cgroups.pod(PodUid(pod))]
+def actual_limits(world):
+    pods = [pod for pod in "abc" if world.node.cgroups.pod(PodUid(pod))]
+    return {(pod, gpu): world.node.of_pod(pod, gpu) for pod in pods for gpu in (0, 1)}
 
 
-def limits_found(world):
-    return {(pod, gpu): world.node.of_pod(pod, gpu) for pod in here(world) for gpu in (0, 1)}
-
-
-def limits_wanted(world, held):
+def expected_limits(world, claims):
     return {
-        (pod, gpu): sum(held[pod, gpu].values()) * GIB if (pod, gpu) in held else None
-        for pod in here(world)
-        for gpu in (0, 1)
+        key: sum(claims[key].values()) * GIB if key in claims else None
+        for key in actual_limits(world)
     }

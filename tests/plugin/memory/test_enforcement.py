@@ -1,7 +1,6 @@
 """The loops that look after limits are woken by what happens on the node."""
 
 import threading
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -18,6 +17,7 @@ from dra_driver.plugin.metrics import Metrics
 from tests.builders import fraction, holding, pod, record
 from tests.fakes.limits import GIB, LimitedNode
 from tests.plugin.memory.parts import plugin_parts
+from tests.waiting import eventually
 
 SECONDS = 60.0
 
@@ -82,13 +82,6 @@ def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
         world.pods.append(pod("later"))
         world.node.pod("uid-later")
         assert world.noted.wait(SECONDS)
-
-
-def eventually(condition):
-    give_up = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 def test_a_limit_that_is_set_again_while_its_claim_is_taken_back_goes_with_the_record(world):

@@ -12,6 +12,7 @@ from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plugin.mps.start import start
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, namespace
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -239,29 +240,22 @@ def ours():
     return [thread for thread in threading.enumerate() if thread.name == "mps-watch"]
 
 
-def until(happened):
-    end = time.monotonic() + SECONDS
-    while not happened() and time.monotonic() < end:
-        time.sleep(0.005)
-    return happened()
-
-
 def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_process(world):
     with ExitStack() as stack:
         parts = world.parts()
         start(parts, stack, 3600.0)
         (changed,) = parts.claim_listeners
-        assert until(lambda: world.agent.asked == 1)
+        eventually(lambda: world.agent.asked == 1)
         made = world.claim(A, WEB)
         changed(world.listed[0])
-        assert until(lambda: world.agent.asked == 2)
+        eventually(lambda: world.agent.asked == 2)
         world.other_claim(C, DB)
         changed(world.listed[1])
         time.sleep(0.05)
         assert world.agent.asked == 2
         world.give_back(A)
         changed(None)
-        assert until(lambda: made.name in world.put_right)
+        eventually(lambda: made.name in world.put_right)
         (thread,) = ours()
     thread.join(SECONDS)
     assert not thread.is_alive()
