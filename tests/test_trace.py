@@ -14,15 +14,14 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
-from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.profiles import ProfileCatalog
 from dra_driver.sim.parts import open_simulated_node
 from tests.agent.conftest import mps_dir  # noqa: F401 - a fixture
 from tests.agent.test_run import when_it_answers
-from tests.builders import POOL, claim, fraction, ref
-from tests.fakes.pods import NO_PODS
+from tests.builders import claim, fraction, ref
+from tests.fakes.preparers import preparer_of
 
 OURS = tuple(f"{Path(__file__).parents[1]}/{package}/" for package in ("api", "cdi", "dra_driver"))
 SIMULATED = f"{Path(__file__).parents[1]}/dra_driver/sim/"
@@ -61,10 +60,9 @@ class Node:
         features = ApiFeatures()
         self.offers = OfferBuilder(node, lambda: chosen, lambda: features, ledger, mps=mps)
         lease = PluginLease(directory / "plugin", "this", lambda: self.preparer.recover())
-        dependencies = PrepareDependencies(
-            node, self.offers, self, NO_PODS, ledger, files, lease.held, lambda record: None
+        self.preparer = preparer_of(
+            node, self.offers, self, ledger, files, CallTimeouts(), lease=lease.held
         )
-        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), dependencies)
         self.claims = {}
 
     def read(self, claim_ref):

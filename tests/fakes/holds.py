@@ -1,9 +1,10 @@
 """What claims hold, without a disk."""
 
+from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mig.partitions import created_partitions
 
 
-class FakeHolds:
+class FakeHolds(Ledger):
     """A ledger that says what a test has told it."""
 
     def __init__(self, held=None):

@@ -3,7 +3,6 @@ all of the plugin that changes GPUs, over simulated NVML, with what it keeps on 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,9 +30,6 @@ from dra_driver.node.nvml.compute_modes import ComputeModes
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
-from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigReconciler
 from dra_driver.plugin.mig.start import mig_enabled_by_claims
@@ -44,19 +40,14 @@ from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.mig.host_files import open_mig_states
 from dra_driver.sim.nvml import SimulatedNvml
 from dra_driver.sim.parts import simulated_device_number
-from tests.builders import POOL, claim, ref
+from tests.builders import claim, ref
 from tests.fakes.mig_node import board
 from tests.fakes.mortal import Mortal
-from tests.fakes.pods import NO_PODS
+from tests.fakes.preparers import free_lease, preparer_of
 
 DRIVER = "gpu.nvidia.com"
 _SPECS = "k8s.gpu.nvidia.com"
 _BOOT = "boot"
-
-
-def at_once(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Nobody else has the lease."""
-    return contextlib.nullcontext()
 
 
 class PartitionedNode:
@@ -88,10 +79,7 @@ class PartitionedNode:
         )
         specs = CdiSpecFiles(self._directory / "cdi", _SPECS)
         files = ClaimFiles(specs, MetadataFiles(self._directory / "plugin"))
-        tools = PrepareDependencies(node, self._offers, self, NO_PODS, self.ledger, files, at_once)
-        self._preparer = Preparer(
-            DriverIdentity(DRIVER, POOL), tools, CallTimeouts(all=5, hand_over=0.1)
-        )
+        self._preparer = preparer_of(node, self._offers, self, self.ledger, files)
         self._preparer.recover()
         self._state_file = MigStateFile(self._directory / "mig.json", _BOOT)
         self._reconciler = self._new_reconciler(node, governed)
@@ -152,7 +140,7 @@ class PartitionedNode:
             enabled_by_claims=lambda: mig_enabled_by_claims(self.ledger.records()),
             is_newest=lambda: True,
             while_free=self._preparer.prepared_claims.while_free,
-            lease=at_once,
+            lease=free_lease,
         )
         callbacks = MigCallbacks(lambda state: None, governed.set_governed, lambda: None)
         return MigReconciler(node, inputs, self._state_file, callbacks)

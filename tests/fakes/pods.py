@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from dra_driver.base.errors import Forbidden, NotFound
 from dra_driver.k8s.claims import PodUid
-from dra_driver.k8s.pods import ContainerSpec, PodSpec
+from dra_driver.k8s.pods import ContainerSpec, PodReader, PodSpec
 
 
-class FakePods:
+class FakePods(PodReader):
     """Answers with the pods that it was given. *allowed*: whether we may read them."""
 
     def __init__(self, pods: Iterable[PodSpec] = (), allowed: bool = True) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dra_driver.base.errors import ClaimInUse, NodeError
 from dra_driver.k8s.claims import ClaimUid, Pod
 from dra_driver.model.records import ClaimRecord
+from dra_driver.plugin.claims.in_use import InUseCheck
 
 
-class FakeUsers:
+class FakeUsers(InUseCheck):
     """Which pods have a process that uses which claim."""
 
     def __init__(self) -> None:

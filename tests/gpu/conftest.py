@@ -1,9 +1,7 @@
 """The GPUs of this machine; tests that need them are skipped with the reason where it has none."""
 
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,12 +17,11 @@ from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import open_node
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
-from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.publish.offers import OfferBuilder
 from hack.cdi_apply import inject
-from tests.builders import POOL, claim
-from tests.fakes.pods import NO_PODS
+from tests.builders import claim
+from tests.fakes.preparers import preparer_of
 from tests.gpu import smi
 from tests.gpu.bundle import Bundle, Chroot, Config, Run, base_config, runtime, why_not
 from tests.gpu.rootfs import make_rootfs
@@ -79,10 +76,6 @@ def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield opened
 
 
-def _our_turn(seconds: float) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 class Claims:
     """The claims of these tests, in the place of the API server."""
 
@@ -112,10 +105,7 @@ class World:
         specs = CdiSpecFiles(self.cdi, "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
         offers = OfferBuilder(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger)
-        tools = PrepareDependencies(
-            node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn
-        )
-        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools)
+        self.preparer = preparer_of(node, offers, self.claims, self.ledger, files, CallTimeouts())
 
     def config(self, name: str, *devices: str) -> Config:
         """A container's configuration, once a claim for *devices* is prepared for it."""

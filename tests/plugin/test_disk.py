@@ -15,9 +15,7 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity
-from dra_driver.plugin.claims.preparer import Preparer
-from tests.builders import POOL, claim, config, ref
+from tests.builders import claim, config, ref
 from tests.fakes.disk import Disk, FailingCalls, small_disk
 from tests.plugin.claims.test_prepare import World as Preparing
 from tests.plugin.claims.test_prepare import metadata_in
@@ -33,8 +31,7 @@ class World(Preparing):
         self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
         self.turn = PluginLease(self.directory, "pod", lambda: self.preparer.recover())
-        tools = self.tools(self.held)
-        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, self.waits)
+        self.preparer = self.preparer_with(lease=self.held)
         return self.preparer
 
     def held(self, seconds: float) -> AbstractContextManager[None]:

@@ -91,8 +91,8 @@ class Node:
             self.ledger.write(record(number))
         self.taken_back: list[ClaimUid] = []
         claims = ClaimReader(ResourceApi(api), DRIVER, POOL)
-        reconciler = ClaimReconciler(self.ledger, claims, self, POOL, tuple)
         me: Any = self
+        reconciler = ClaimReconciler(self.ledger, claims, me, POOL, tuple)
         limits = PodLimits(self.ledger.records, claims, me, me)
         keeping = ApiFeatureProbe(
             lambda: ApiFeatures(*probe_device_features(api, "v1", DRIVER, POOL))

@@ -11,7 +11,7 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
 from dra_driver.model.records import ClaimRecord
-from dra_driver.plugin.claims.dependencies import InUseChecker
+from dra_driver.plugin.claims.in_use import InUseCheck
 
 SERVER, NODE, RIGHTS, CLASS, FEATURES = (
     "API server",
@@ -216,7 +216,7 @@ _END_PROCESS = (
 
 
 def check_claims_in_use(
-    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: InUseChecker
+    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: InUseCheck
 ) -> Iterator[Finding]:
     """Of claims that pods are to use nothing is said: there it is as it should be."""
     number = 0

@@ -12,28 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from dra_driver.base.errors import ClaimInUse, DriverError, MigInstanceNotFound
-from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PreparedDevice
-from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.processes import PodProcesses
 from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
-from dra_driver.plugin.claims.dependencies import ClaimPreparer
 from dra_driver.plugin.process_owners import ListGpuProcesses
-
-
-class PodProcessSource(Protocol):
-    """Who is in the cgroups of pods; ``dra_driver.node.cgroups.processes``. NodeError: not
-    known.
-    """
-
-    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]: ...
-    def of(self, pods: Iterable[Pod]) -> Sequence[CgroupProcesses]: ...
-    def lives(self, pid: int) -> bool: ...
-
 
 ClaimsOnGpus = Callable[[ClaimUid, Collection[GpuUuid]], Sequence[ClaimRecord]]
 """The records of the other claims that hold any part of these GPUs; ``Ledger.neighbours``."""
@@ -43,7 +31,7 @@ class InUseCheck:
     """Looks each time it is asked; where nobody is left in a claim's pods, that costs little."""
 
     def __init__(
-        self, processes: PodProcessSource, gpu_processes: ListGpuProcesses, neighbours: ClaimsOnGpus
+        self, processes: PodProcesses, gpu_processes: ListGpuProcesses, neighbours: ClaimsOnGpus
     ) -> None:
         self._processes = processes
         self._gpu_processes = gpu_processes
@@ -173,84 +161,3 @@ class DeferredUnprepare:
             return False  # it is used, that cannot be told, or something cannot be undone yet
         log.info("gave back a claim that is deleted", extra={"claim": str(ref), "uid": ref.uid})
         return True
-
-
-_REASON = "ClaimNotGivenBack"
-
-
-@dataclass(frozen=True, slots=True)
-class InUseListeners:
-    """Who is told: *in_use* of each claim that a process still uses."""
-
-    events: Events
-    node: Callable[[], NodeRef]
-    in_use: Callable[[ClaimRef], None]
-
-
-class ClaimDriver(ClaimPreparer, Protocol):
-    """Who prepares and unprepares claims; ``plugin.claims.preparer``."""
-
-    def unprepare(self, ref: ClaimRef) -> None: ...
-
-
-class StuckClaims:
-    """Does as *driver* does, and tells of claims of which it cannot undo something. For many
-    threads."""
-
-    def __init__(
-        self,
-        driver: ClaimDriver,
-        known: Callable[[ClaimUid], ClaimRecord | None],
-        listeners: InUseListeners,
-    ) -> None:
-        """*known*: what is recorded of a claim; None: it holds nothing here."""
-        self._driver = driver
-        self._known = known
-        self._listeners = listeners
-        self._told: dict[ClaimUid, str] = {}  # the words
-        self._lock = threading.Lock()
-
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
-        return self._driver.prepare(ref)
-
-    def unprepare(self, ref: ClaimRef) -> None:
-        try:
-            self._driver.unprepare(ref)
-        except DriverError as e:
-            self._tell(ref, e)
-            raise
-        with self._lock:
-            self._told.pop(ref.uid, None)
-
-    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
-        """Here only claims that are used are told of: to whoever asks, the others are no news."""
-        try:
-            return self._driver.take_back_if(ref, gone)
-        except ClaimInUse as e:
-            self._tell(ref, e)
-            raise
-
-    def _tell(self, ref: ClaimRef, error: DriverError) -> None:
-        """Once for each change of the words: the kubelet tries again and again."""
-        record, why = self._known(ref.uid), str(error)
-        with self._lock:  # others may have been given back without the kubelet
-            messages = {uid: words for uid, words in self._told.items() if self._known(uid)}
-            is_new = record is not None and messages.get(ref.uid) != why
-            self._told = messages | ({ref.uid: why} if record is not None else {})
-        if isinstance(error, ClaimInUse):
-            self._listeners.in_use(ref)
-        if record is None or not is_new:
-            return
-        for regarding in _concerned(record, self._listeners.node(), error):
-            words = why if isinstance(regarding, NodeRef) else error.public
-            message = f"claim {record.claim} cannot be given back yet: {words}"
-            self._listeners.events.emit(Event(regarding, _REASON, str(record.claim), message))
-
-
-def _concerned(
-    record: ClaimRecord, node: NodeRef, error: DriverError
-) -> Iterator[PodRef | NodeRef]:
-    for pod in record.pods:
-        yield PodRef(record.claim.namespace, pod.name, pod.uid)
-    if isinstance(error, ClaimInUse):
-        yield node

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken
 from dra_driver.base.threads import in_parallel
@@ -10,11 +10,10 @@ from dra_driver.model.gpus import Gpu, GpuUuid, MigInstance, PartitionKey, Unusa
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import (
     CreatePartition,
-    GpuSetting,
     SetMigMode,
-    SettingValue,
     Step,
 )
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.mig.claims import (
     CreatedInstances,
     blocking_instances,
@@ -25,13 +24,7 @@ from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
 from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
-class InstanceReader(Protocol):
-    """What GPUs tell; ``node.gpu_node``. MigInstanceNotFound: it has no such instance."""
-
-    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
-
-
-def instance_at(node: InstanceReader, gpu: GpuUuid, key: PartitionKey) -> MigInstance | None:
+def instance_at(node: GpuNode, gpu: GpuUuid, key: PartitionKey) -> MigInstance | None:
     """None: nothing is cut there. NodeError: the GPU does not answer."""
     try:
         return node.instance(gpu, key)
@@ -42,20 +35,10 @@ def instance_at(node: InstanceReader, gpu: GpuUuid, key: PartitionKey) -> MigIns
 log = logging.getLogger(__name__)
 
 
-class PartitionNode(Protocol):
-    """What GPUs tell; ``dra_driver.node.gpu_node``."""
-
-    def carry_out(self, step: Step) -> None: ...
-    def restore(self, step: Step) -> None: ...
-    def current_setting(self, setting: GpuSetting) -> SettingValue | None: ...
-    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...
-    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
-
-
 class ClaimPartitions:
     """Cuts the GPUs of *node*, and asks them, each time anew."""
 
-    def __init__(self, node: PartitionNode) -> None:
+    def __init__(self, node: GpuNode) -> None:
         self._node = node
 
     def are_taken(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> bool:

@@ -20,7 +20,7 @@ from dra_driver.base.errors import (
 )
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, Pod
-from dra_driver.k8s.pods import PodSpec
+from dra_driver.k8s.pods import PodReader, PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import Offer
 from dra_driver.model.records import ClaimRecord
@@ -31,7 +31,7 @@ from dra_driver.plan.mps.containers import separate_server_problems
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
 from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
-from dra_driver.plugin.claims.dependencies import PodSpecSource, PrepareDependencies
+from dra_driver.plugin.claims.dependencies import PrepareDependencies
 from dra_driver.plugin.claims.partitions import ClaimPartitions
 
 
@@ -52,7 +52,7 @@ def refuse_unreadable(record: ClaimRecord, set_aside: Iterable[DamagedRecord]) -
 class ClaimPods:
     """Reads pods, and looks at claims of one pod together."""
 
-    def __init__(self, pods: PodSpecSource, ledger: Ledger) -> None:
+    def __init__(self, pods: PodReader, ledger: Ledger) -> None:
         self._pods = pods
         self._ledger = ledger
 

@@ -8,15 +8,14 @@ once a minute, has its chance.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from dra_driver.base.errors import ClaimError, DriverError
-from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
+from dra_driver.k8s.claims import ClaimReader, ClaimRef, ClaimUid
 from dra_driver.model.gpus import Gpu
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
-from dra_driver.plugin.claims.dependencies import ClaimPreparer
+from dra_driver.plugin.claims.stuck_claims import StuckClaims
 
 log = logging.getLogger(__name__)
 
@@ -31,32 +30,18 @@ class _ClaimUnknown:
 _UNKNOWN = _ClaimUnknown()
 
 
-class ClaimLookup(Protocol):
-    """What the API server knows of claims. Every call may raise ApiServerError."""
-
-    def exists(self, ref: ClaimRef) -> bool: ...
-    def is_deleted(self, ref: ClaimRef) -> bool: ...
-    def find_by_uid(self, uid: ClaimUid) -> Claim | None: ...
-
-
-class FileRepair(Protocol):
-    """Who writes again what is gone of completed claims."""
-
-    def restore_files(self) -> None: ...
-
-
 class ReconcileLoop:
     """Holds ledger, CDI files and API server together; only *is_newest*, the plugin's newest
     process, does."""
 
     def __init__(
         self,
-        files: FileRepair,
+        restore_files: Callable[[], None],
         reconciler: "ClaimReconciler",
         is_newest: Callable[[], bool],
         count: Callable[[float], None],
     ) -> None:
-        self._files = files
+        self._restore_files = restore_files
         self._reconciler = reconciler
         self._is_newest = is_newest
         self._count = count
@@ -66,7 +51,7 @@ class ReconcileLoop:
         if not self._is_newest():
             return
         try:
-            self._files.restore_files()  # the first time recovers what a crash left
+            self._restore_files()  # the first time recovers what a crash left
         except DriverError as e:
             self.error = str(e)
             raise
@@ -80,8 +65,8 @@ class ClaimReconciler:
     def __init__(
         self,
         ledger: Ledger,
-        claims: ClaimLookup,
-        preparer: ClaimPreparer,
+        claims: ClaimReader,
+        preparer: StuckClaims,
         pool: str,
         gpus: Callable[[], Iterable[Gpu]],
     ) -> None:

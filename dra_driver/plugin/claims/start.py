@@ -10,9 +10,10 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
-from dra_driver.plugin.claims.in_use import DeferredUnprepare, InUseListeners, StuckClaims
+from dra_driver.plugin.claims.in_use import DeferredUnprepare
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.claims.reconciler import ClaimReconciler, ReconcileLoop
+from dra_driver.plugin.claims.stuck_claims import StuckClaims
 from dra_driver.plugin.parts import PluginParts
 
 _DEFERRED_SECONDS = 60.0  # between looks at nothing: it is woken
@@ -65,10 +66,13 @@ def _claim_handler(parts: PluginParts, preparer: Preparer, stack: ExitStack) -> 
     loop.start()
     stack.callback(loop.stop)
     labels = parts.labels
-    listeners = InUseListeners(
-        parts.events, lambda: NodeRef(labels.node, labels.uid), deferred.refused
+    return StuckClaims(
+        preparer,
+        parts.ledger.known,
+        parts.events,
+        lambda: NodeRef(labels.node, labels.uid),
+        deferred.refused,
     )
-    return StuckClaims(preparer, parts.ledger.known, listeners)
 
 
 def _start_repairs(
@@ -84,7 +88,7 @@ def _start_repairs(
         lambda: parts.node.inventory().gpus,
     )
     repair = ReconcileLoop(
-        preparer, reconciler, parts.is_newest, parts.metrics.reconciled_claims.inc
+        preparer.restore_files, reconciler, parts.is_newest, parts.metrics.reconciled_claims.inc
     )
     parts.readiness["ledger"] = lambda: repair.error
 

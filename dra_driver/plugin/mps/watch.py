@@ -22,6 +22,7 @@ from dra_driver.k8s.events import Event, PodRef
 from dra_driver.model.mps import MpsNamespaceName, MpsStatus
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.plan.mps.usage import (
     ClaimNamespace,
@@ -37,7 +38,7 @@ from dra_driver.plan.mps.usage import (
     server_restarted_message,
     unserved_claims,
 )
-from dra_driver.plugin.claims.partitions import InstanceReader, instance_at
+from dra_driver.plugin.claims.partitions import instance_at
 from dra_driver.plugin.metrics import MpsMetrics
 from dra_driver.plugin.mps.drain import MpsDrain, PodMpsClients
 from dra_driver.plugin.mps.unserved import MpsBypassDetector, UnservedPods
@@ -53,7 +54,7 @@ _DOWN_SECONDS: Final = 60.0  # an agent that is replaced is back sooner
 class LostMpsInstances:
     """Remembers whose instance is gone. One thread at a time may ``look``."""
 
-    def __init__(self, node: InstanceReader, agent: MpsAgentClient, tasks: BackgroundTasks) -> None:
+    def __init__(self, node: GpuNode, agent: MpsAgentClient, tasks: BackgroundTasks) -> None:
         self._node = node
         self._agent = agent
         self._tasks = tasks

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
@@ -12,6 +11,8 @@ from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import HoldingsByGpu
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mig.partitions import CreatedPartitions
 from dra_driver.plan.offer.devices import build_offer
 
@@ -22,21 +23,6 @@ _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 1.0, 60.0  # between questions before 
 _ANSWER_SECONDS = 5.0  # that the first answer is waited for
 
 _Parts = tuple[Inventory, Profile, ApiFeatures, HoldingsByGpu, CreatedPartitions]
-
-
-class InventoryNode(Protocol):
-    """What can be looked at."""
-
-    def inventory(self) -> Inventory: ...
-    def refresh(self) -> Inventory: ...
-
-
-class OfferLedger(Protocol):
-    """What claims hold; ``dra_driver.node.state.ledger``."""
-
-    def held(self) -> HoldingsByGpu: ...
-    def mark(self) -> int: ...
-    def partitions_since(self, mark: int) -> CreatedPartitions: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +43,10 @@ class OfferBuilder:
 
     def __init__(
         self,
-        node: InventoryNode,
+        node: GpuNode,
         profile: Callable[[], Profile],
         features: Callable[[], ApiFeatures],
-        ledger: OfferLedger,
+        ledger: Ledger,
         *,
         mps: bool = True,
     ) -> None:

@@ -1,5 +1,7 @@
 """A claim is not taken back while a process of its pods uses it; the error names it."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.base.errors import ClaimInUse, MigInstanceNotFound, NodeError
@@ -25,7 +27,8 @@ class World:
         self.records: list[ClaimRecord] = [record(A, pods=(WEB,))]
         self.asked = 0
         self.hidden: NodeError | None = None
-        self.users = InUseCheck(self, self.gpu_processes, self.neighbours)
+        processes: Any = self
+        self.users = InUseCheck(processes, self.gpu_processes, self.neighbours)
 
     def pods_given(self, claim):
         return frozenset(self.given.get(claim.uid, ()))

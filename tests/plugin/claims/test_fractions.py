@@ -1,13 +1,13 @@
 """Claims for parts of GPUs, by turns and by MPS, in any order, killed anywhere: every account stays
 right."""
 
-import contextlib
 import itertools
 import shutil
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,13 +30,12 @@ from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, Metadata
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.memory.pod_limits import pod_memory_shares
 from dra_driver.plan.prepare.amounts import requested_amount
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import OfferBuilder
-from tests.builders import MIB, POOL, allocation, config, fraction, inventory, pod, ref
+from tests.builders import MIB, allocation, config, fraction, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
+from tests.fakes.preparers import preparer_of
 from tests.fakes.users import FakeUsers
 
 GIB = 1024 * MIB
@@ -127,7 +126,7 @@ class World:
 
     def __init__(self, directory):
         self.directory = Path(directory)
-        self.node = FakeNode(inventory(2))
+        self.node: Any = FakeNode(inventory(2))
         self.node.intervals = {
             gpu.uuid: previous for gpu, previous in zip(self.node.now.gpus, FOUND, strict=True)
         }
@@ -153,11 +152,15 @@ class World:
         self.ledger.fuse = self.specs.fuse = self.fuse
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        dependencies = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
-        tools = PrepareDependencies(*dependencies, users=self.users)
-        self.preparer = Preparer(
-            DriverIdentity("gpu.nvidia.com", POOL), tools, CallTimeouts(all=5, hand_over=0)
+        self.preparer = preparer_of(
+            self.node,
+            offers,
+            self,
+            self.ledger,
+            self.files,
+            CallTimeouts(all=5, hand_over=0),
+            pods=self.pods,
+            users=self.users,
         )
         self.preparer.recover()
         self.settle()

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,11 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, allocation, claim, config, gpu, gpu_uuid, inventory, pod, ref
 from tests.fakes.node import FakeNode
-from tests.fakes.pods import NO_PODS
+from tests.fakes.preparers import preparer_of
 from tests.fakes.users import FakeUsers
 
 KEEPS = ApiFeatures()
@@ -38,11 +37,6 @@ KEEPS = ApiFeatures()
 
 def metadata_in(directory):
     return MetadataFiles(directory / "plugin")
-
-
-def no_wait(seconds):
-    """Whose turn it is: always ours."""
-    return contextlib.nullcontext()
 
 
 class Api:
@@ -72,7 +66,7 @@ class World:
     def __init__(self, directory):
         self.directory = directory
         self.api = Api()
-        self.node = FakeNode(inventory(3))
+        self.node: Any = FakeNode(inventory(3))
         self.users = FakeUsers()
         self.profile = DEFAULT_PROFILE
         self.waits = CallTimeouts(all=5, hand_over=0.2)
@@ -82,16 +76,16 @@ class World:
         self.ledger = Ledger(self.directory / "claims", "boot")
         self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        self.preparer = Preparer(
-            DriverIdentity("gpu.nvidia.com", POOL), self.tools(no_wait), self.waits
-        )
+        self.preparer = self.preparer_with()
         self.preparer.recover()
         return self.preparer
 
-    def tools(self, turn):
-        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        dependencies = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
-        return PrepareDependencies(*dependencies, users=self.users)
+    def preparer_with(self, **fields):
+        """The preparer, with other parts than usual."""
+        ledger = fields.setdefault("ledger", self.ledger)
+        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, ledger)
+        usual: dict[str, Any] = {"files": self.files, "users": self.users, "timeouts": self.waits}
+        return preparer_of(self.node, offers, self.api, **usual | fields)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
@@ -471,11 +465,7 @@ def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world
     world.prepare("gpu-0")
     world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     files = ClaimFiles(world.specs, metadata_in(world.directory))
-    offers = OfferBuilder(world.node, lambda: world.profile, lambda: KEEPS, world.ledger)
-    tools = PrepareDependencies(
-        world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait
-    )
-    preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
+    preparer = world.preparer_with(files=files)
     round_ = threading.Thread(target=preparer.restore_files)
 
     def look_meanwhile():
@@ -541,9 +531,7 @@ def die_after(world, effect):
     files = ClaimFiles(specs, metadata)
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
-    offers = OfferBuilder(world.node, lambda: world.profile, lambda: KEEPS, ledger)
-    tools = PrepareDependencies(world.node, offers, world.api, NO_PODS, ledger, files, no_wait)
-    return Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
+    return world.preparer_with(ledger=ledger, files=files, users=FakeUsers())
 
 
 @pytest.mark.point(24, 61)
@@ -726,9 +714,7 @@ def test_configurations_are_read_while_nobody_waits_for_it(tmp_path):
     turn = Turn()
     written = Read(turn, {**config().parameters, "colour": "red"})
     world = World(tmp_path)
-    world.preparer = Preparer(
-        DriverIdentity("gpu.nvidia.com", POOL), world.tools(turn), world.waits
-    )
+    world.preparer = world.preparer_with(lease=turn)
 
     with pytest.raises(ClaimError, match="colour: unknown field"):
         world.prepare("gpu-0", configs=(replace(config(), parameters=written),))

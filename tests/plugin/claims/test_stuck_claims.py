@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dra_driver.base.errors import ApiServerError, ClaimInUse, NodeError
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.k8s.events import Event, NodeRef, PodRef
-from dra_driver.plugin.claims.in_use import InUseListeners, StuckClaims
+from dra_driver.plugin.claims.stuck_claims import StuckClaims
 from tests.builders import pod, record, ref
 
 A, B = ref("a"), ref("b")
@@ -30,8 +31,10 @@ class World:
         self.fails: dict[ClaimUid, Exception] = {}
         self.events: list[Event] = []
         self.in_use: list[ClaimRef] = []
-        listeners = InUseListeners(self, lambda: NODE, self.in_use.append)
-        self.claims = StuckClaims(self, self.records.get, listeners)
+        preparer: Any = self
+        self.claims = StuckClaims(
+            preparer, self.records.get, self, lambda: NODE, self.in_use.append
+        )
 
     def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
         if claim.uid in self.fails:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,7 @@ from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.steps import CreatePartition, RemovePartition, SetMigMode
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
-from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.claims.preparer import Preparer
-from tests.builders import POOL, allocation, claim, config, fraction, ref
+from tests.builders import allocation, claim, config, fraction, ref
 from tests.fakes.mig import (
     FOUR,
     ONE,
@@ -29,6 +27,7 @@ from tests.fakes.mig import (
 )
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
+from tests.fakes.preparers import preparer_of
 
 GPU = mig_gpu().uuid
 FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"
@@ -71,7 +70,7 @@ class World:
     def __init__(self, directory):
         self.directory = directory
         self.api = Api()
-        self.node = FakeNode(Inventory((mig_gpu(),)))
+        self.node: Any = FakeNode(Inventory((mig_gpu(),)))
         self.offers = FixedOffers(mig_offer())
         self.pods = NO_PODS
         self.restart()
@@ -80,12 +79,9 @@ class World:
         self.ledger = Ledger(self.directory / "claims", "boot")
         specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(self.directory / "plugin"))
-        turn = contextlib.nullcontext()
-        tools = PrepareDependencies(
-            self.node, self.offers, self.api, self.pods, self.ledger, files, lambda seconds: turn
+        self.preparer = preparer_of(
+            self.node, self.offers, self.api, self.ledger, files, pods=self.pods
         )
-        names = DriverIdentity("gpu.nvidia.com", POOL)
-        self.preparer = Preparer(names, tools, CallTimeouts(all=5, hand_over=0.1))
         self.preparer.recover()
 
     def prepare(self, *devices, name="claim", **fields):

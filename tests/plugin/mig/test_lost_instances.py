@@ -1,6 +1,5 @@
 """Claims whose MIG instance somebody removed: their pods are told, once, and nobody else's."""
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, P
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from tests.builders import ref
+from tests.fakes.preparers import free_lease
 from tests.plan.mig.boards import instance, mig, mig_gpu
 
 A, B = ref("a"), ref("b")
@@ -279,11 +279,10 @@ def ledger(tmp_path):
 
 def open_prepared_claims(ledger, locks):
     nothing: Any = Nothing()
-    turn = contextlib.nullcontext()
-    tools = PrepareDependencies(
-        nothing, nothing, nothing, nothing, ledger, nothing, lambda seconds: turn
+    dependencies = PrepareDependencies(
+        *(nothing,) * 4, ledger, nothing, free_lease, lambda record: None, nothing
     )
-    return PreparedClaims(tools, locks, CallTimeouts(all=0.05))
+    return PreparedClaims(dependencies, locks, CallTimeouts(all=0.05))
 
 
 def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it(ledger):

@@ -428,8 +428,9 @@ class Claims:
 
 
 def reconciler(world):
+    claims: Any = Claims(world)
     return ClaimReconciler(
-        world.ledger, Claims(world), world.preparer, POOL, lambda: world.node.inventory().gpus
+        world.ledger, claims, world.preparer, POOL, lambda: world.node.inventory().gpus
     )
 
 

@@ -1,9 +1,9 @@
 """Claims by MPS, from request to CDI file and back, with an agent that is down at times."""
 
-import contextlib
 import json
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,13 +29,12 @@ from dra_driver.model.steps import (
 )
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import OfferBuilder
-from tests.builders import POOL, allocation, config, fraction, gpu, inventory, pod, ref
+from tests.builders import allocation, config, fraction, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
+from tests.fakes.preparers import preparer_of
 
 KEEPS = ApiFeatures()
 MPS = config(sharing={"strategy": "MPS"})
@@ -69,7 +68,7 @@ class World:
 
     def __init__(self, directory):
         self.directory = directory
-        self.node = FakeNode(inventory(2))
+        self.node: Any = FakeNode(inventory(2))
         self.node.modes = dict.fromkeys(self.node.modes, FOUND)
         self.pods = FakePods()
         self.claims = {}
@@ -85,9 +84,9 @@ class World:
         self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        checks = PrepareDependencies(self.node, offers, self, self.pods, self.ledger, files, turn)
-        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), checks, self.waits)
+        self.preparer = preparer_of(
+            self.node, offers, self, self.ledger, files, self.waits, pods=self.pods
+        )
         self.preparer.recover()
 
     def run(self, *pods):

@@ -1,6 +1,7 @@
 """What is offered is put together anew only where something of it changed."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu, partition
 
 class World:
     def __init__(self):
-        self.node = FakeNode(inventory(1))
+        node: Any = FakeNode(inventory(1))
+        self.node = node
         self.profile = DEFAULT_PROFILE
         self.features = ApiFeatures()
         self.ledger = FakeHolds()

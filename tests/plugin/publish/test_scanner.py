@@ -1,6 +1,7 @@
 """What is published after a look, and what is said of what is not."""
 
 import time
+from typing import Any
 
 from prometheus_client import generate_latest
 
@@ -24,7 +25,8 @@ class Scene:
     """A scanner, and what it has published."""
 
     def __init__(self, ledger=None):
-        self.node = FakeNode(inventory(1))
+        node: Any = FakeNode(inventory(1))
+        self.node = node
         self.profile = lambda: DEFAULT_PROFILE
         self.metrics = Metrics()
         self.published = []
