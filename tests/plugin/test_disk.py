@@ -225,22 +225,23 @@ def test_what_waits_for_the_disk_with_the_turn_held_is_told_of_and_goes_on_when_
 ):
     world = World(tmp_path)
     first = world.preparer.prepare(world.put())
-    (record,) = tmp_path.glob("claims/*/*.json")
-    record.unlink()
-    os.mkfifo(record)  # whoever reads it waits for somebody who writes
+    (document,) = tmp_path.rglob("metadata/*.json")
+    document.unlink()
+    os.mkfifo(document)  # whoever reads it waits for somebody who writes
+    call = f"look after device metadata in {document.parent}"
     answers = []
     thread = threading.Thread(target=lambda: answers.append(world.preparer.prepare(ref())))
     thread.start()
 
     deadline = time.monotonic() + 30
-    while (writer := opened(record)) is None:
+    while (writer := opened(document)) is None:
         assert time.monotonic() < deadline
-    assert f"read {record}" in str(hanging_disk_calls(-1))
+    assert call in str(hanging_disk_calls(-1))
 
     os.close(writer)
     thread.join(30)
     assert answers == [first]
-    assert f"read {record}" not in str(hanging_disk_calls(-1))
+    assert call not in str(hanging_disk_calls(-1))
     still_prepared(world, first)
 
 
