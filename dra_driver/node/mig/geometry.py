@@ -4,8 +4,8 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,12 +18,10 @@ from dra_driver.model.gpus import (
     UnusableGpuInstance,
 )
 from dra_driver.node.mig.instances import (
-    ComputeProfilesOf,
     GpuInstance,
+    GpuInstances,
     compute_profiles,
     instance_exists,
-    instances,
-    unlisted_instances,
     whole_compute_profile,
 )
 from dra_driver.node.nvml.api import (
@@ -68,21 +66,11 @@ def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ..
     name that an earlier profile has gets the suffix that its number stands for; and a profile has
     no more instances than there is room for.
     """
-    profiles: list[MigProfile] = []
+    by_id: dict[int, MigProfile] = {}
     for number in PROFILE_NUMBERS:
-        profile = _profile(functions, handle, number)
-        if profile is None or profile.id in [profile.id for profile in profiles]:
-            continue
-        profiles.append(profile)
-    return tuple(_with_unique_names(profiles))
-
-
-@dataclass(frozen=True, slots=True)
-class _UnlistedInstances:
-    """GPU instances of profiles that the driver does not list."""
-
-    search_again_at: float
-    ids: tuple[int, ...]
+        if (profile := _profile(functions, handle, number)) is not None:
+            by_id.setdefault(profile.id, profile)
+    return tuple(_with_unique_names(by_id.values()))
 
 
 class GeometryCache:
@@ -96,7 +84,8 @@ class GeometryCache:
         self._profiles: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
         self._problems: dict[GpuUuid, str] = {}
         self._compute_profiles: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
-        self._unlisted: dict[GpuUuid, _UnlistedInstances] = {}
+        # of profiles that the driver does not list: when to search again, and the ids
+        self._unlisted: dict[GpuUuid, tuple[float, tuple[int, ...]]] = {}
 
     def profiles(
         self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, mig_on: bool
@@ -112,20 +101,19 @@ class GeometryCache:
         """Why the profiles of *gpu* could not be read; empty: they could."""
         return self._problems.get(gpu, "")
 
-    def compute_profiles(self, functions: NvmlFunctions, gpu: GpuUuid) -> ComputeProfilesOf:
-        """How GPU instances of *gpu* can be divided, read once for all that are alike."""
-        return partial(self._compute_profiles_of, functions, gpu)
+    def gpu_instances(self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid) -> GpuInstances:
+        """A look at *gpu*; how its GPU instances can be divided is read once for all that are
+        alike."""
+        return GpuInstances(functions, handle, partial(self._compute_profiles_of, functions, gpu))
 
     def instances(
         self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid
     ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
-        """What a GPU in MIG mode has: what can be given to a claim, and what cannot."""
-        return instances(
-            functions,
-            handle,
+        """The instances of a GPU in MIG mode: those that claims can have, and the rest."""
+        gpu_instances = self.gpu_instances(functions, handle, gpu)
+        return gpu_instances.read(
             self.profiles(functions, handle, gpu, True),
-            self.compute_profiles(functions, gpu),
-            partial(self._unlisted_instances, functions, handle, gpu),
+            partial(self._unlisted_instances, gpu_instances, gpu),
         )
 
     def _compute_profiles_of(
@@ -142,16 +130,17 @@ class GeometryCache:
         return profiles
 
     def _unlisted_instances(
-        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, listed: Collection[int]
+        self, gpu_instances: GpuInstances, gpu: GpuUuid, listed: Collection[int]
     ) -> tuple[GpuInstance, ...]:
         """The GPU instances besides those that are *listed* by profile. There is hardly ever one,
         so they are searched for now and then; those that were found are read each time."""
-        known, now = self._unlisted.get(gpu), self._clock()
-        if known is not None and now < known.search_again_at:
-            return unlisted_instances(functions, handle, listed, known.ids)
-        unlisted = unlisted_instances(functions, handle, listed)
+        now = self._clock()
+        search_again_at, ids = self._unlisted.get(gpu, (now, ()))
+        if now < search_again_at:
+            return gpu_instances.unlisted(listed, ids)
+        unlisted = gpu_instances.unlisted(listed)
         ids = tuple(instance.id for instance in unlisted)
-        self._unlisted[gpu] = _UnlistedInstances(now + _SEARCH_AGAIN_SECONDS, ids)
+        self._unlisted[gpu] = now + _SEARCH_AGAIN_SECONDS, ids
         return unlisted
 
     def _read_profiles(
@@ -268,7 +257,7 @@ def _name(functions: NvmlFunctions, handle: Any, number: int, info: Any) -> str:
     return f"{int(info.sliceCount)}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
 
 
-def _with_unique_names(profiles: list[MigProfile]) -> list[MigProfile]:
+def _with_unique_names(profiles: Iterable[MigProfile]) -> list[MigProfile]:
     """Each with a name of its own; where that cannot be, the first one of a name."""
     by_name: dict[str, MigProfile] = {}
     for profile in profiles:

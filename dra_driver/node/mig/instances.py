@@ -1,9 +1,9 @@
 """The GPU instances and compute instances of a GPU, and the MIG devices that these are.
 
-Each function is called on the GPU's thread (``dra_driver.node.nvml.client``). Between two calls of
-NVML somebody else may remove an instance: what is gone is left out. NVML's list of MIG devices is
-not asked for what there is: it goes on listing those that another process removed, and to read it
-takes seconds on a busy node.
+All of it is called on the GPU's thread (``dra_driver.node.nvml.client``). Between two calls of NVML
+somebody else may remove an instance: an instance that is gone is left out. Instances are not read
+from NVML's list of MIG devices: that list still has instances that another process removed, and
+reading it takes seconds on a busy node.
 """
 
 import ctypes
@@ -29,8 +29,6 @@ from dra_driver.node.nvml.api import (
 )
 
 _NO_ANSWER: Final = (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
-
-
 _Ids = tuple[int, int]  # of a GPU instance, and of a compute instance in it
 
 
@@ -123,7 +121,6 @@ _COMPUTE_PROFILES: Final = range(12)  # NVML_COMPUTE_INSTANCE_PROFILE_*: 9 in dr
 _GPU_INSTANCES: Final = range(15)  # their ids, as /proc/driver/nvidia-caps/mig-minors lists them
 _SHARED_ENGINES: Final = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _GONE: Final = (NOT_FOUND, INVALID_ARGUMENT)
-_NO_SUCH_PROFILE: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,132 +162,120 @@ Unlisted = Callable[[Collection[int]], Sequence[GpuInstance]]
 """The GPU instances besides those with these ids, which are of no profile that is known."""
 
 
-def describe_gpu_instances(
-    functions: NvmlFunctions,
-    handle: Any,
-    profiles: Collection[MigProfile],
-    compute_profiles_of: ComputeProfilesOf,
-) -> tuple[GpuInstanceDescription, ...]:
-    """Every GPU instance, half made or not, by key."""
-    names = {profile.id: profile.name for profile in profiles}
-    uuids = MigUuidReader(functions, handle)
-    gpu_instances_found = _all(
-        functions, handle, profiles, partial(unlisted_instances, functions, handle)
-    )
-    return tuple(
-        GpuInstanceDescription(
-            names.get(instance.key.profile_id, f"profile {instance.key.profile_id}"),
-            instance.id,
-            instance.key,
-            uuids_of(
-                uuids,
-                instance,
-                compute_instances(functions, instance, compute_profiles_of(instance)),
-            ),
+class GpuInstances:
+    """The GPU instances of the GPU behind *handle*, whole or not, at one look."""
+
+    def __init__(
+        self, functions: NvmlFunctions, handle: Any, compute_profiles_of: ComputeProfilesOf
+    ) -> None:
+        self.functions = functions
+        self.handle = handle
+        self.compute_profiles_of = compute_profiles_of
+        self._uuids = MigUuidReader(functions, handle)
+
+    def read(
+        self, profiles: Collection[MigProfile], unlisted: Unlisted
+    ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
+        """The instances of *profiles*, and those that *unlisted* finds, by key: those that claims
+        can have, and the rest."""
+        whole: list[MigInstance] = []
+        unusable: list[UnusableGpuInstance] = []
+        for gi in self._all(profiles, unlisted):
+            computes = self.compute_instances(gi)
+            if (instance := self._whole(gi, computes)) is not None:
+                whole.append(instance)
+            else:
+                unusable.append(UnusableGpuInstance(gi.key, gi.id, len(computes)))
+        return (
+            tuple(sorted(whole, key=lambda instance: instance.key)),
+            tuple(sorted(unusable, key=lambda instance: instance.key)),
         )
-        for instance in sorted(gpu_instances_found, key=lambda instance: instance.key)
-    )
 
+    def describe(self, profiles: Collection[MigProfile]) -> tuple[GpuInstanceDescription, ...]:
+        """Every GPU instance, by key."""
+        names = {profile.id: profile.name for profile in profiles}
+        return tuple(
+            GpuInstanceDescription(
+                names.get(gi.key.profile_id, f"profile {gi.key.profile_id}"),
+                gi.id,
+                gi.key,
+                self.uuids(gi, self.compute_instances(gi)),
+            )
+            for gi in sorted(self._all(profiles, self.unlisted), key=lambda gi: gi.key)
+        )
 
-def instances(
-    functions: NvmlFunctions,
-    handle: Any,
-    profiles: Collection[MigProfile],
-    compute_profiles_of: ComputeProfilesOf,
-    unlisted: Unlisted,
-) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
-    """The instances of a GPU in MIG mode, by key: those that claims can have, and the rest."""
-    uuids = MigUuidReader(functions, handle)
-    whole_instances: list[MigInstance] = []
-    unusable: list[UnusableGpuInstance] = []
-    for gpu_instance in _all(functions, handle, profiles, unlisted):
-        computes = compute_instances(functions, gpu_instance, compute_profiles_of(gpu_instance))
-        if (instance := _whole(gpu_instance, computes, uuids)) is not None:
-            whole_instances.append(instance)
-        else:
-            unusable.append(UnusableGpuInstance(gpu_instance.key, gpu_instance.id, len(computes)))
-    whole_instances.sort(key=lambda gpu_instance: gpu_instance.key)
-    unusable.sort(key=lambda gpu_instance: gpu_instance.key)
-    return tuple(whole_instances), tuple(unusable)
+    def find(self, key: PartitionKey) -> GpuInstance | None:
+        """The GPU instance of exactly this profile at exactly this placement."""
+        candidates = self._of_profile(key.profile_id, key.slices)
+        return next((candidate for candidate in candidates if candidate.key == key), None)
 
+    def whole(self, gi: GpuInstance) -> MigInstance | None:
+        """*gi* as an instance. None: it is not whole."""
+        return self._whole(gi, self.compute_instances(gi))
 
-def whole_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, compute_profiles_of: ComputeProfilesOf
-) -> MigInstance | None:
-    """The instance that is exactly this partition. None: there is none, or it is not whole."""
-    instance = gpu_instance(functions, handle, key)
-    return (
-        None
-        if instance is None
-        else instance_of(functions, handle, instance, compute_profiles_of(instance))
-    )
+    def compute_instances(self, gi: GpuInstance) -> tuple[ComputeInstance, ...]:
+        """The compute instances of *gi*, by id."""
+        functions, profiles = self.functions, self.compute_profiles_of(gi)
+        whole = whole_compute_profile(gi, profiles)
+        by_id: dict[int, ComputeInstance] = {}
+        for profile in profiles:
+            read = partial(functions.nvmlGpuInstanceGetComputeInstances, gi.handle, profile.id)
+            for handle in _handles(functions.c_nvmlComputeInstance_t, read):
+                get_info = partial(functions.nvmlComputeInstanceGetInfo_v2, handle)
+                if (info := none_if_refused(get_info, *_GONE)) is not None:
+                    fills = whole is not None and info.profileId == whole.id
+                    by_id[int(info.id)] = ComputeInstance(handle, int(info.id), fills, info.device)
+        return tuple(compute for _, compute in sorted(by_id.items()))
 
+    def uuids(self, gi: GpuInstance, computes: Iterable[ComputeInstance]) -> tuple[GpuUuid, ...]:
+        """The UUIDs of these compute instances of *gi*, as far as NVML says."""
+        uuids = (self._uuids.of(gi.id, compute.id, compute.device) for compute in computes)
+        return tuple(uuid for uuid in uuids if uuid is not None)
 
-def instance_of(
-    functions: NvmlFunctions, handle: Any, gi: GpuInstance, profiles: Sequence[Any]
-) -> MigInstance | None:
-    """What *gi* is, which can be divided like this. None: it is not whole."""
-    return _whole(gi, compute_instances(functions, gi, profiles), MigUuidReader(functions, handle))
+    def unlisted(
+        self, listed: Collection[int], ids: Iterable[int] = _GPU_INSTANCES
+    ) -> tuple[GpuInstance, ...]:
+        """The GPU instances with these ids, of whatever profile, without those that are
+        *listed*."""
+        get_instance = partial(self.functions.nvmlDeviceGetGpuInstanceById, self.handle)
+        answers = (
+            none_if_refused(partial(get_instance, gi), *_NO_ANSWER)
+            for gi in ids
+            if gi not in listed
+        )
+        return tuple(self._described((handle for handle in answers if handle is not None), 0))
 
+    def _all(self, profiles: Collection[MigProfile], unlisted: Unlisted) -> list[GpuInstance]:
+        listed = [gi for profile in profiles for gi in self._of_profile(profile.id, profile.slices)]
+        return [*listed, *unlisted({gi.id for gi in listed})]
 
-def uuids_of(
-    uuids: MigUuidReader, gi: GpuInstance, computes: Iterable[ComputeInstance]
-) -> tuple[GpuUuid, ...]:
-    """How these compute instances of *gi* are called, as far as NVML says."""
-    found_uuids = (uuids.of(gi.id, compute.id, compute.device) for compute in computes)
-    return tuple(uuid for uuid in found_uuids if uuid is not None)
+    def _of_profile(self, profile_id: int, slices: int) -> Iterator[GpuInstance]:
+        read = partial(self.functions.nvmlDeviceGetGpuInstances, self.handle, profile_id)
+        return self._described(_handles(self.functions.c_nvmlGpuInstance_t, read), slices)
 
+    def _described(self, handles: Iterable[Any], slices: int) -> Iterator[GpuInstance]:
+        for handle in handles:
+            if (gi := _gpu_instance(self.functions, handle, slices)) is not None:
+                yield gi
 
-def gpu_instance(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> GpuInstance | None:
-    """The GPU instance of exactly this profile at exactly this placement, half made or not."""
-    candidates = gpu_instances(functions, handle, key.profile_id, key.slices)
-    return next((candidate for candidate in candidates if candidate.key == key), None)
-
-
-def gpu_instances(
-    functions: NvmlFunctions, handle: Any, profile_id: int, slices: int
-) -> tuple[GpuInstance, ...]:
-    """The GPU instances of one profile."""
-    count = ctypes.c_uint(_MOST_INSTANCES)
-    array = (functions.c_nvmlGpuInstance_t * _MOST_INSTANCES)()
-    answer = none_if_refused(
-        lambda: functions.nvmlDeviceGetGpuInstances(
-            handle, profile_id, ctypes.byref(array), ctypes.byref(count)
-        ),
-        *_NO_SUCH_PROFILE,
-    )
-    if answer is None:
-        return ()
-    candidates = (_described(functions, candidate, slices) for candidate in array[: count.value])
-    return tuple(candidate for candidate in candidates if candidate is not None)
+    def _whole(self, gi: GpuInstance, computes: Sequence[ComputeInstance]) -> MigInstance | None:
+        """*gi* as an instance; None: it has not one compute instance that is all of it."""
+        if len(computes) != 1 or not computes[0].fills:
+            return None
+        uuids = self.uuids(gi, computes)
+        return MigInstance(gi.key, gi.id, computes[0].id, uuids[0]) if uuids else None
 
 
 def instance_exists(functions: NvmlFunctions, gi: GpuInstance) -> bool:
     """Whether it still is."""
-    return _described(functions, gi.handle, gi.key.slices) == gi
-
-
-def compute_instances(
-    functions: NvmlFunctions, gi: GpuInstance, profiles: Sequence[Any]
-) -> tuple[ComputeInstance, ...]:
-    """The compute instances of *gi* that are of these profiles, by id."""
-    whole = whole_compute_profile(gi, profiles)
-    by_id: dict[int, ComputeInstance] = {}
-    for handle in _compute_handles(functions, gi, profiles):
-        info = none_if_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
-        if info is not None:
-            fills = whole is not None and info.profileId == whole.id
-            by_id[int(info.id)] = ComputeInstance(handle, int(info.id), fills, info.device)
-    return tuple(compute for _, compute in sorted(by_id.items()))
+    return _gpu_instance(functions, gi.handle, gi.key.slices) == gi
 
 
 def compute_profiles(functions: NvmlFunctions, gi: GpuInstance) -> tuple[Any, ...]:
     """How *gi* can be divided, by number."""
     get_profile = functions.nvmlGpuInstanceGetComputeInstanceProfileInfo
     answers = (
-        none_if_refused(
-            partial(get_profile, gi.handle, number, _SHARED_ENGINES, 1), *_NO_SUCH_PROFILE
-        )
+        none_if_refused(partial(get_profile, gi.handle, number, _SHARED_ENGINES, 1), *_NO_ANSWER)
         for number in _COMPUTE_PROFILES
     )
     return tuple(profile for profile in answers if profile is not None)
@@ -303,65 +288,18 @@ def whole_compute_profile(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
     return max(whole, key=lambda profile: int(profile.multiprocessorCount), default=None)
 
 
-def unlisted_instances(
-    functions: NvmlFunctions,
-    handle: Any,
-    listed: Collection[int],
-    ids: Iterable[int] = _GPU_INSTANCES,
-) -> tuple[GpuInstance, ...]:
-    """The GPU instances with these ids, without those that are *listed*."""
-    candidates = (find_gpu_instance(functions, handle, gi) for gi in ids if gi not in listed)
-    return tuple(candidate for candidate in candidates if candidate is not None)
-
-
-def find_gpu_instance(functions: NvmlFunctions, handle: Any, gi: int) -> GpuInstance | None:
-    """The GPU instance with this id, of whatever profile."""
-    get_instance = functions.nvmlDeviceGetGpuInstanceById
-    gpu_instance = none_if_refused(partial(get_instance, handle, gi), *_NO_SUCH_PROFILE)
-    return None if gpu_instance is None else _described(functions, gpu_instance, 0)
-
-
-def _all(
-    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], unlisted: Unlisted
-) -> list[GpuInstance]:
-    """The GPU instances of *profiles*, and those that *unlisted* finds."""
-    listed = [
-        instance
-        for profile in profiles
-        for instance in gpu_instances(functions, handle, profile.id, profile.slices)
-    ]
-    return [*listed, *unlisted({instance.id for instance in listed})]
-
-
-def _described(functions: NvmlFunctions, gi: Any, slices: int) -> GpuInstance | None:
-    info = none_if_refused(lambda: functions.nvmlGpuInstanceGetInfo(gi), *_GONE)
+def _gpu_instance(functions: NvmlFunctions, handle: Any, slices: int) -> GpuInstance | None:
+    info = none_if_refused(partial(functions.nvmlGpuInstanceGetInfo, handle), *_GONE)
     if info is None:
         return None
     placement = info.placement
     key = PartitionKey(int(info.profileId), int(placement.start), int(placement.size), slices)
-    return GpuInstance(gi, int(info.id), key)
+    return GpuInstance(handle, int(info.id), key)
 
 
-def _compute_handles(
-    functions: NvmlFunctions, gi: GpuInstance, profiles: Iterable[Any]
-) -> Iterator[Any]:
-    for profile in profiles:
-        count = ctypes.c_uint(_MOST_INSTANCES)
-        array = (functions.c_nvmlComputeInstance_t * _MOST_INSTANCES)()
-        get_instances = functions.nvmlGpuInstanceGetComputeInstances
-        references = ctypes.byref(array), ctypes.byref(count)
-        answer = none_if_refused(
-            partial(get_instances, gi.handle, profile.id, *references), *_NO_SUCH_PROFILE
-        )
-        yield from array[: count.value] if answer is not None else ()
-
-
-def _whole(
-    gi: GpuInstance, computes: Sequence[ComputeInstance], uuids: MigUuidReader
-) -> MigInstance | None:
-    """*gi* as an instance; None: it has not one compute instance that is all of it."""
-    if len(computes) != 1 or not computes[0].fills:
-        return None
-    ci = computes[0]
-    uuid = uuids.of(gi.id, ci.id, ci.device)
-    return None if uuid is None else MigInstance(gi.key, gi.id, ci.id, uuid)
+def _handles(handle_type: Any, read: Callable[[Any, Any], int]) -> list[Any]:
+    """What *read* lists; nothing where NVML knows no such profile."""
+    count = ctypes.c_uint(_MOST_INSTANCES)
+    array = (handle_type * _MOST_INSTANCES)()
+    answer = none_if_refused(partial(read, ctypes.byref(array), ctypes.byref(count)), *_NO_ANSWER)
+    return [] if answer is None else array[: count.value]

@@ -15,11 +15,7 @@ from dra_driver.model.gpus import (
 from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.mig.gpu_holders import GpuHolders
 from dra_driver.node.mig.gpu_locks import ChangeDeadline, DeviceBusy, GpuLocks
-from dra_driver.node.mig.instances import (
-    GpuInstanceDescription,
-    describe_gpu_instances,
-    gpu_instance,
-)
+from dra_driver.node.mig.instances import GpuInstanceDescription
 from dra_driver.node.nvml.api import DRIVER_STATE_LOST, IN_USE, NvmlFunctions, nvml_error_code
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.readers import guest_restriction, read_mig_mode
@@ -65,8 +61,7 @@ class GpuMigReader:
         def call(functions: NvmlFunctions, handle: Any) -> tuple[GpuInstanceDescription, ...]:
             geometry = self.geometries.current
             profiles = geometry.profiles(functions, handle, gpu, True)
-            compute_profiles = geometry.compute_profiles(functions, gpu)
-            return describe_gpu_instances(functions, handle, profiles, compute_profiles)
+            return geometry.gpu_instances(functions, handle, gpu).describe(profiles)
 
         return self.nvml.on_gpu(gpu, "reading its GPU instances", call)
 
@@ -98,7 +93,7 @@ class GpuMigReader:
 
     def _instance(self, gpu: GpuUuid, key: PartitionKey) -> int | None:
         def call(functions: NvmlFunctions, handle: Any) -> int | None:
-            instance = gpu_instance(functions, handle, key)
+            instance = self.geometries.current.gpu_instances(functions, handle, gpu).find(key)
             return None if instance is None else instance.id
 
         try:

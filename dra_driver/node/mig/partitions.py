@@ -17,16 +17,7 @@ from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTake
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.node.mig.capabilities import CONFIG_CAPABILITY
 from dra_driver.node.mig.gpu_locks import RETRY_SECONDS, ChangeDeadline, DeviceBusy, GpuLocks
-from dra_driver.node.mig.instances import (
-    ComputeProfilesOf,
-    MigUuidReader,
-    compute_instances,
-    gpu_instance,
-    instance_of,
-    uuids_of,
-    whole_compute_profile,
-    whole_instance,
-)
+from dra_driver.node.mig.instances import GpuInstances, whole_compute_profile
 from dra_driver.node.mig.modes import GpuMigReader, MigModeSwitch
 from dra_driver.node.nvml.api import IN_USE, INSUFFICIENT_RESOURCES, NvmlFunctions, nvml_error_code
 from dra_driver.node.nvml.readers import read_mig_mode
@@ -64,62 +55,48 @@ class RemovalTarget:
 _ANY_INSTANCE: Final = RemovalTarget()
 
 
-def create_gpu_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, compute_profiles_of: ComputeProfilesOf
-) -> str:
+def create_gpu_instance(gpu_instances: GpuInstances, key: PartitionKey) -> str:
     """The GPU instance is there; the answer is its capability ("gpu0/mig/gi1")."""
-    existing = gpu_instance(functions, handle, key)
-    return _gpu_instance_capability(
-        functions,
-        handle,
-        _create_gpu_instance(functions, handle, key) if existing is None else existing.id,
-    )
+    existing = gpu_instances.find(key)
+    gi = _create_gpu_instance(gpu_instances, key) if existing is None else existing.id
+    return _gpu_instance_capability(gpu_instances, gi)
 
 
-def create_absent_gpu_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, compute_profiles_of: ComputeProfilesOf
-) -> str:
+def create_absent_gpu_instance(gpu_instances: GpuInstances, key: PartitionKey) -> str:
     """Like :func:`create_gpu_instance`; refuses where there is one already."""
-    if (existing := gpu_instance(functions, handle, key)) is not None:
-        computes = compute_instances(functions, existing, compute_profiles_of(existing))
-        uuids = uuids_of(MigUuidReader(functions, handle), existing, computes)
+    if (existing := gpu_instances.find(key)) is not None:
+        uuids = gpu_instances.uuids(existing, gpu_instances.compute_instances(existing))
         description = ", ".join([f"GPU instance {existing.id}", *uuids])
         raise PlacementTaken(
             f"{key} exists already, as {description}: it is left as it is; once it is removed, or "
             "published as it is, a claim can have it"
         )
-    return _gpu_instance_capability(functions, handle, _create_gpu_instance(functions, handle, key))
+    return _gpu_instance_capability(gpu_instances, _create_gpu_instance(gpu_instances, key))
 
 
-def create_compute_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, compute_profiles_of: ComputeProfilesOf
-) -> MigInstance | None:
+def create_compute_instance(gpu_instances: GpuInstances, key: PartitionKey) -> MigInstance | None:
     """The GPU instance has its compute instance; both are the answer. None: it is not listed yet
     under a name."""
-    gi = gpu_instance(functions, handle, key)
+    gi = gpu_instances.find(key)
     if gi is None:
         raise NodeError(f"{key}: its GPU instance vanished: somebody else removed it")
-    profiles = compute_profiles_of(gi)
-    computes = compute_instances(functions, gi, profiles)
+    computes = gpu_instances.compute_instances(gi)
     if not computes:
-        whole_profile = whole_compute_profile(gi, profiles)
+        whole_profile = whole_compute_profile(gi, gpu_instances.compute_profiles_of(gi))
         if whole_profile is None:
             raise NodeError(f"{key}: the driver has no compute instance that is all of it")
-        functions.nvmlGpuInstanceCreateComputeInstance(gi.handle, int(whole_profile.id))
+        create = gpu_instances.functions.nvmlGpuInstanceCreateComputeInstance
+        create(gi.handle, int(whole_profile.id))
     elif len(computes) > 1 or not computes[0].fills:
         raise NodeError(
             f"{key}: somebody else divided GPU instance {gi.id}: destroy its compute instances "
             f"with nvidia-smi mig -dci -gi {gi.id}"
         )
-    return instance_of(functions, handle, gi, profiles)
+    return gpu_instances.whole(gi)
 
 
 def destroy_gpu_instance(
-    functions: NvmlFunctions,
-    handle: Any,
-    key: PartitionKey,
-    compute_profiles_of: ComputeProfilesOf,
-    target: RemovalTarget = _ANY_INSTANCE,
+    gpu_instances: GpuInstances, key: PartitionKey, target: RemovalTarget = _ANY_INSTANCE
 ) -> tuple[GpuUuid, ...]:
     """The GPU instance is gone, its compute instances before it.
 
@@ -127,13 +104,11 @@ def destroy_gpu_instance(
     instance without compute instances has no UUID, and is taken for it. InstanceWithoutUuid: that
     cannot be told now. InstanceNotRemoved: NVML did not do what it says it did.
     """
-    gi = gpu_instance(functions, handle, key)
+    gi = gpu_instances.find(key)
     if gi is None:
         return ()
-    computes = compute_instances(functions, gi, compute_profiles_of(gi))
-    uuids = (
-        uuids_of(MigUuidReader(functions, handle), gi, computes) if target != _ANY_INSTANCE else ()
-    )
+    computes = gpu_instances.compute_instances(gi)
+    uuids = gpu_instances.uuids(gi, computes) if target != _ANY_INSTANCE else ()
     if computes:
         is_other = target.is_other(uuids, len(uuids) == len(computes))
         if is_other is None:
@@ -144,9 +119,9 @@ def destroy_gpu_instance(
         if is_other:
             return uuids
     for compute in computes:
-        functions.nvmlComputeInstanceDestroy(compute.handle)
-    functions.nvmlGpuInstanceDestroy(gi.handle)
-    remaining = gpu_instance(functions, handle, key)
+        gpu_instances.functions.nvmlComputeInstanceDestroy(compute.handle)
+    gpu_instances.functions.nvmlGpuInstanceDestroy(gi.handle)
+    remaining = gpu_instances.find(key)
     if remaining is not None and remaining.id == gi.id:
         raise InstanceNotRemoved(
             f"{key}: NVML says that GPU instance {gi.id} is removed, and lists it"
@@ -154,22 +129,24 @@ def destroy_gpu_instance(
     return ()
 
 
-def _gpu_instance_capability(functions: NvmlFunctions, handle: Any, gi: int) -> str:
-    return f"gpu{functions.nvmlDeviceGetMinorNumber(handle)}/mig/gi{gi}"
+def _gpu_instance_capability(gpu_instances: GpuInstances, gi: int) -> str:
+    minor = gpu_instances.functions.nvmlDeviceGetMinorNumber(gpu_instances.handle)
+    return f"gpu{minor}/mig/gi{gi}"
 
 
-def _create_gpu_instance(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> int:
+def _create_gpu_instance(gpu_instances: GpuInstances, key: PartitionKey) -> int:
+    functions = gpu_instances.functions
     placement = functions.c_nvmlGpuInstancePlacement_t(key.start, key.size)
-    gpu_instance = functions.nvmlDeviceCreateGpuInstanceWithPlacement(
-        handle, key.profile_id, ctypes.byref(placement)
+    handle = functions.nvmlDeviceCreateGpuInstanceWithPlacement(
+        gpu_instances.handle, key.profile_id, ctypes.byref(placement)
     )
-    return int(functions.nvmlGpuInstanceGetInfo(gpu_instance).id)
+    return int(functions.nvmlGpuInstanceGetInfo(handle).id)
 
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Change = Callable[[NvmlFunctions, Any, PartitionKey, ComputeProfilesOf], T]
+Change = Callable[[GpuInstances, PartitionKey], T]
 
 _APPEARS_SECONDS: Final = 2.0  # NVML lists what it made at once, or hardly later
 _AGAIN_SECONDS: Final = 0.1
@@ -305,11 +282,10 @@ class MigPartitions:
         """The instance of this partition. MigInstanceNotFound: it is not there, or not whole."""
 
         def call(functions: NvmlFunctions, handle: Any) -> MigInstance | None:
-            on = read_mig_mode(functions, handle)
-            compute_profiles = self._geometries.current.compute_profiles(functions, gpu)
-            return (
-                whole_instance(functions, handle, key, compute_profiles) if on and on[0] else None
-            )
+            mode = read_mig_mode(functions, handle)
+            gpu_instances = self._geometries.current.gpu_instances(functions, handle, gpu)
+            gi = gpu_instances.find(key) if mode and mode[0] else None
+            return None if gi is None else gpu_instances.whole(gi)
 
         instance = self._nvml.on_gpu(gpu, f"looking for {key}", call)
         if instance is None:
@@ -377,8 +353,7 @@ class MigPartitions:
         """Do it, again and again while it is refused since something is in use."""
 
         def call(functions: NvmlFunctions, handle: Any) -> T:
-            compute_profiles = self._geometries.current.compute_profiles(functions, gpu)
-            return change(functions, handle, key, compute_profiles)
+            return change(self._geometries.current.gpu_instances(functions, handle, gpu), key)
 
         while True:
             try:

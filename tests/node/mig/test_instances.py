@@ -1,13 +1,14 @@
 """What others cut is seen as it is: what can be given to somebody, and what is in the way."""
 
 import logging
+from functools import partial
 
 import pynvml
 import pytest
 
 from dra_driver.base.errors import MigInstanceNotFound, NodeError
 from dra_driver.node.inventory.gpus import MIG_HIDDEN
-from dra_driver.node.mig.instances import compute_instances, compute_profiles, gpu_instance
+from dra_driver.node.mig.instances import GpuInstances, compute_profiles
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
@@ -86,9 +87,10 @@ def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
 
 def _empty(functions, handle, key):
     """As another process removes the compute instances of a partition."""
-    instance = gpu_instance(functions, handle, key)
+    gpu_instances = GpuInstances(functions, handle, partial(compute_profiles, functions))
+    instance = gpu_instances.find(key)
     assert instance is not None
-    for compute in compute_instances(functions, instance, compute_profiles(functions, instance)):
+    for compute in gpu_instances.compute_instances(instance):
         functions.nvmlComputeInstanceDestroy(compute.handle)
 
 
