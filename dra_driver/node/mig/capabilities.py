@@ -17,27 +17,20 @@ from dra_driver.node.driver.root import DriverRoot
 
 log = logging.getLogger(__name__)
 
-MONITOR_CAPABILITY: Final = "mig/monitor"  # to look at instances that are somebody else's
+MONITOR_CAPABILITY: Final = "mig/monitor"  # to look at instances of others
 CONFIG_CAPABILITY: Final = "mig/config"  # to create and to remove instances
-_OPTIONAL: Final = (
-    MONITOR_CAPABILITY,
-)  # a driver without MIG has none, and its GPUs can be looked at
+_OPTIONAL: Final = (MONITOR_CAPABILITY,)  # a driver without MIG has no need of it, and lacks it
 _CAPABILITIES: Final = "driver/nvidia/capabilities"
 _MAKE_AGAIN_SECONDS: Final = 60.0
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
-FindDeviceFile = Callable[[str, str], DeviceFile | None]
-"""The device file of a name below /dev of a root; None: there is none."""
-RunModprobe = Callable[[str, tuple[str, ...]], None]
-"""Runs nvidia-modprobe for a root."""
-
 
 class CapabilityAccess:
-    """What this process itself needs of them, in order to create instances.
+    """The capabilities that this process itself needs in order to create instances.
 
-    Whoever has CAP_SYS_ADMIN has every one without its file (the same guide), so that the driver
-    says what may be done: a file that cannot be made is told once, and not tried again at each
-    change. *make*: has the file of a capability be there.
+    A process with CAP_SYS_ADMIN has every capability without its file (the same guide), and NVML
+    refuses what it may not do. So a file that cannot be made is logged once, and not tried again at
+    each change. *make*: makes the file of a capability where it is missing.
     """
 
     def __init__(
@@ -46,28 +39,37 @@ class CapabilityAccess:
         self._make = make
         self._clock = clock
         self._again_at: dict[str, float] = {}  # by name, of those that could not be made
-        self._from = 0.0  # from when on anything is tried: making one hung
+        self._paused_until = 0.0  # nvidia-modprobe hung: no file is made before that
 
     def have(self, name: str) -> None:
-        """Have the file of this capability, if that can be."""
+        """Have the file of this capability made, if that can be."""
         now = self._clock()
-        if now < max(self._from, self._again_at.get(name, now)):
+        if now < max(self._paused_until, self._again_at.get(name, now)):
             return
         try:
             self._make(name)
         except NodeError as error:
             facts = {"capability": name, "error": str(error)}
             log.warning("no device file of MIG: it is tried without", extra=facts)
-            self._again_at = {one: at for one, at in self._again_at.items() if now < at}
+            self._again_at = {other: at for other, at in self._again_at.items() if now < at}
             self._again_at[name] = now + _MAKE_AGAIN_SECONDS
             if isinstance(error, TimedOut):
-                self._from = now + _MAKE_AGAIN_SECONDS
+                self._paused_until = now + _MAKE_AGAIN_SECONDS
 
 
 class MigCapabilities:
-    """The capabilities of the driver in *driver*."""
+    """The capabilities of the driver in *driver*.
 
-    def __init__(self, driver: DriverRoot, look: FindDeviceFile, modprobe: RunModprobe) -> None:
+    *look*: the device file of a name below ``/dev`` of a root, if there is one. *modprobe*: runs
+    nvidia-modprobe for a root.
+    """
+
+    def __init__(
+        self,
+        driver: DriverRoot,
+        look: Callable[[str, str], DeviceFile | None],
+        modprobe: Callable[[str, tuple[str, ...]], None],
+    ) -> None:
         self._driver = driver
         self._look = look
         self._modprobe = modprobe
@@ -77,16 +79,11 @@ class MigCapabilities:
 
         NodeError: the driver has no such capability, or its file could not be made.
         """
-        devices = {name: self._device(name) for name in names}
-        device_names = {name: device for name, device in devices.items() if device}
-        missing = [
-            name for name, device in device_names.items() if self._look(root, device) is None
-        ]
+        devices = self._devices(names)
+        missing = [name for name, device in devices.items() if self._look(root, device) is None]
         failure = self._make(root, missing) if missing else None
-        files = {name: self._look(root, device) for name, device in device_names.items()}
-        absent = [
-            f"/dev/{device_names[name]} ({name})" for name, file in files.items() if file is None
-        ]
+        files = {name: self._look(root, device) for name, device in devices.items()}
+        absent = [f"/dev/{devices[name]} ({name})" for name, file in files.items() if file is None]
         if absent:
             raise NodeError(
                 f"device files of MIG are missing in {root} and were not made: {', '.join(absent)} "
@@ -101,11 +98,15 @@ class MigCapabilities:
 
         NodeError: the driver has no such capability.
         """
+        return {name: self._look(root, device) for name, device in self._devices(names).items()}
+
+    def _devices(self, names: Iterable[str]) -> dict[str, str]:
+        """The names below /dev, without optional capabilities that the driver has not."""
         devices = {name: self._device(name) for name in names}
-        return {name: self._look(root, device) for name, device in devices.items() if device}
+        return {name: device for name, device in devices.items() if device}
 
     def _device(self, name: str) -> str:
-        """Its name below /dev. Empty: the driver has no such capability, and that is no harm."""
+        """Its name below /dev. Empty: the driver lacks this capability, which is optional."""
         path = Path(self._driver.here(f"{self._driver.proc}/{_below_proc(name)}"))
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -121,7 +122,7 @@ class MigCapabilities:
         return f"nvidia-caps/nvidia-cap{match[1]}"
 
     def _make(self, root: str, names: list[str]) -> NodeError | None:
-        """What counts is whether the files are there then; the error is for those that are not."""
+        """The error is reported only for files that are missing afterwards."""
         args = tuple(part for name in names for part in ("-f", _in_proc(name)))
         try:
             self._modprobe(root, args)
@@ -142,5 +143,5 @@ def _below_proc(name: str) -> str:
 
 
 def _in_proc(name: str) -> str:
-    """As nvidia-modprobe is told of it."""
+    """The file that nvidia-modprobe takes for it."""
     return f"/proc/{_below_proc(name)}"

@@ -61,10 +61,9 @@ def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ..
     loaded and its MIG mode stays.
 
     Drivers make mistakes here (NVIDIA's own tool for layouts trusts none of what they say of an
-    A30), so what cannot be is not believed: a profile without a placement or without an instance is
-    left out, and so is one that has the id of an earlier one, since an id is all that creates it; a
-    name that an earlier profile has gets the suffix that its number stands for; and a profile has
-    no more instances than there is room for.
+    A30). So a profile without a placement or without an instance is left out, and so is one with
+    the id of an earlier one, since it is created by its id. A name that an earlier profile has gets
+    the suffix of its number. A profile has no more instances than there is room for.
     """
     by_id: dict[int, MigProfile] = {}
     for number in PROFILE_NUMBERS:
@@ -74,10 +73,8 @@ def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ..
 
 
 class GeometryCache:
-    """The geometry of each GPU of one session of NVML, read once as long as its MIG mode stays.
-
-    Used by the threads of several GPUs, each for its own.
-    """
+    """The geometry of each GPU in one session of NVML, read once as long as its MIG mode stays.
+    Used by the threads of several GPUs, each for its own GPU."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -90,8 +87,7 @@ class GeometryCache:
     def profiles(
         self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, mig_on: bool
     ) -> tuple[MigProfile, ...]:
-        """Empty: they cannot be read, which is logged; :meth:`profiles_problem` says why. The GPU
-        is as good as any other but for that."""
+        """Empty: they cannot be read, which is logged; :meth:`profiles_problem` says why."""
         if (gpu, mig_on) not in self._profiles:
             self._profiles.pop((gpu, not mig_on), None)
             self._profiles[gpu, mig_on] = self._read_profiles(functions, handle, gpu)
@@ -161,13 +157,13 @@ class GeometryCache:
 
 
 class MigGeometries:
-    """The geometry of all GPUs in the session of NVML that runs now."""
+    """The geometry of all GPUs in the present session of NVML."""
 
     def __init__(self) -> None:
         self.current = GeometryCache()
 
     def start_session(self) -> GeometryCache:
-        """NVML was started: nothing that was read before holds."""
+        """NVML was started: what was read before does not count."""
         self.current = GeometryCache()
         return self.current
 
@@ -244,8 +240,8 @@ def _engines(info: Any) -> Engines:
 
 
 def _name(functions: NvmlFunctions, handle: Any, number: int, info: Any) -> str:
-    """As nvidia-smi prints it. Where the library does not say, it is made as the driver makes it:
-    slices, then the part of the board's memory in whole eighths."""
+    """As nvidia-smi prints it. Where the library does not tell it, it is composed as the driver
+    composes it: slices, then the part of the board's memory in whole eighths."""
     name_field = getattr(info, "name", "")
     name_field = name_field.decode() if isinstance(name_field, bytes) else name_field
     if name := name_field.strip().removeprefix("MIG ").strip():
@@ -258,7 +254,7 @@ def _name(functions: NvmlFunctions, handle: Any, number: int, info: Any) -> str:
 
 
 def _with_unique_names(profiles: Iterable[MigProfile]) -> list[MigProfile]:
-    """Each with a name of its own; where that cannot be, the first one of a name."""
+    """Each with a name of its own; of those with the same name and number suffix, the first."""
     by_name: dict[str, MigProfile] = {}
     for profile in profiles:
         suffix = _SUFFIXES.get(profile.number, "")

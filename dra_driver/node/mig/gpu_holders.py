@@ -30,8 +30,8 @@ class GpuHolder:
 
 
 class GpuHolders:
-    """Asks NVML, and looks who has the device open. *proc*: where the host's processes are seen;
-    *major*: of the devices of GPUs."""
+    """The processes that NVML lists, and those that have the device open. *proc*: where the host's
+    processes are seen; *major*: the major number of the devices of GPUs."""
 
     def __init__(self, nvml: Nvml, proc: Path = Path("/proc"), major: int = _NVIDIA) -> None:
         self._nvml = nvml
@@ -39,11 +39,8 @@ class GpuHolders:
         self._major = major
 
     def of(self, gpu: GpuUuid, gi: int | None = None) -> tuple[GpuHolder, ...]:
-        """Who holds *gpu*, or its GPU instance *gi*, by number; as far as can be seen.
-
-        Whoever only has the device file open is not in an instance, so it is told of the whole GPU
-        alone.
-        """
+        """The processes that hold *gpu*, or its GPU instance *gi*, by number, as far as they can be
+        seen. A process that only has the device file open is in no instance."""
         try:
             minor, pids = self._nvml.on_gpu(gpu, "listing its processes", _pids_of(gi))
         except NodeError:
@@ -53,7 +50,7 @@ class GpuHolders:
         return tuple(GpuHolder(pid, process_command(pid, self._proc)) for pid in sorted(pids))
 
     def in_words(self, holders: tuple[GpuHolder, ...]) -> str:
-        """Names them; where they are nobody, who it may be all the same."""
+        """Names them; where there are none, names what may hold the GPU unseen."""
         return describe_holders(holders, self._modules() if not holders else ())
 
     def _modules(self) -> tuple[str, ...]:
@@ -68,7 +65,7 @@ class GpuHolders:
     def _with_open(self, device: tuple[int, int]) -> Iterator[int]:
         """Processes other than this one with that device open, whatever their file is called."""
         for directory in self._proc.glob("[0-9]*"):
-            if directory.name != self._own() and _has_open(f"{directory}/fd", device):
+            if directory.name != self._own() and _has_open(directory / "fd", device):
                 yield int(directory.name)
 
     def _own(self) -> str:
@@ -78,16 +75,15 @@ class GpuHolders:
             return ""
 
 
-def _has_open(directory: str, device: tuple[int, int]) -> bool:
+def _has_open(files: Path, device: tuple[int, int]) -> bool:
     try:
-        files = os.listdir(directory)
-    except OSError:  # it ended, or is not ours to look at
+        return any(device_number_of(f"{files}/{name}") == device for name in os.listdir(files))
+    except OSError:  # the process ended, or may not be looked at
         return False
-    return any(device_number_of(f"{directory}/{file}") == device for file in files)
 
 
 def process_command(pid: int, proc: Path = Path("/proc")) -> str:
-    """What this process calls itself; empty: it is not seen from here."""
+    """The name that this process has; empty: it is not seen from here."""
     try:
         name = read_proc_file(proc, pid, "comm").decode(errors="replace")
     except OSError:
@@ -107,7 +103,7 @@ def name_holders(holders: Sequence[GpuHolder]) -> str:
 
 
 def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = ()) -> str:
-    """Says that they hold the GPU; where nobody is seen, that these *modules* of the kernel may.
+    """Says that they hold the GPU; where there are none, that these *modules* of the kernel may.
 
     >>> describe_holders((GpuHolder(7, "dcgm"), GpuHolder(9, "")))
     'held by dcgm (7), process 9'
@@ -127,13 +123,11 @@ def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = 
 
 def _pids_of(gi: int | None) -> Any:
     def call(functions: NvmlFunctions, handle: Any) -> tuple[int, set[int]]:
-        processes = [
-            process
+        pids = {
+            int(process.pid)
             for function in (COMPUTE_LIST, *OTHER_LISTS)
             for process in list_processes_if_allowed(functions, function, handle)
-        ]
-        pids = {
-            int(process.pid) for process in processes if gi is None or process.gpuInstanceId == gi
+            if gi is None or process.gpuInstanceId == gi
         }
         return int(functions.nvmlDeviceGetMinorNumber(handle)), pids
 

@@ -1,8 +1,8 @@
-"""Changes of one GPU go one after the other, and each has its time, all of its steps together.
+"""Changes of one GPU go one after the other, and each has a deadline for all of its steps.
 
-The kubelet waits 45 s for a claim, which may take several changes of a GPU, asked for at once, and
-have them undone. So the wait for the lock counts as well, and all of them wait in the same seconds
-for what is in use.
+The kubelet waits 45 s for a claim. A claim may take several changes of a GPU, begun at once, and
+have them undone. So a change that waits for the lock spends its own time, and all changes wait in
+the same seconds for what is in use.
 """
 
 import time

@@ -41,7 +41,7 @@ class GpuMigReader:
         return self.nvml.on_gpu(gpu, "reading its MIG mode", read_mig_mode)
 
     def fixed(self, gpu: GpuUuid) -> GuestRestriction:
-        """What of it nobody can change here."""
+        """What of its MIG mode and partitions nobody can change on this machine."""
         return self.nvml.on_gpu(gpu, "reading whether it is a virtual machine's", guest_restriction)
 
     def persists(self, gpu: GpuUuid) -> bool:
@@ -65,22 +65,19 @@ class GpuMigReader:
 
         return self.nvml.on_gpu(gpu, "reading its GPU instances", call)
 
-    def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
-        """Who uses the instance of this partition, or else the GPU, in words: for the log, and for
-        tenants, whose processes they need not be."""
-        gpu_instance_id = None if key is None else self._instance(gpu, key)
-        holders = () if gpu_instance_id is None else self._holders.of(gpu, gpu_instance_id)
-        holders = holders or self._holders.of(gpu)
+    def describe_holders(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
+        """Which processes use the instance of this partition, or else the GPU: for the log, and for
+        tenants, who are not told of processes of others."""
+        gi = None if key is None else self._instance(gpu, key)
+        holders = (() if gi is None else self._holders.of(gpu, gi)) or self._holders.of(gpu)
         description = self._holders.in_words(holders)
-        return (
-            description,
-            "held by processes that the log of this node's plugin names"
-            if holders
-            else description,
-        )
+        if not holders:
+            return description, description
+        return description, "held by processes that the log of this node's plugin names"
 
     def is_kept(self, gpu: GpuUuid, error: NodeError) -> bool:
-        """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""
+        """Whether the GPU and its driver are there, so that what could not be changed (*error*)
+        still exists."""
         if nvml_error_code(error) in DRIVER_STATE_LOST or not self._loaded():
             return False
         states = self.nvml.dynamic_states(range(self.nvml.system().gpus)).values()
@@ -108,7 +105,7 @@ _RESET_SECONDS: Final = 30.0  # no claim waits for one
 
 
 class MigModeSwitch:
-    """Of these GPUs; changes of one GPU go one after the other."""
+    """Switches the MIG mode of these GPUs; changes of one GPU go one after the other."""
 
     def __init__(self, gpus: GpuMigReader, locks: GpuLocks) -> None:
         self._nvml = gpus.nvml
@@ -116,8 +113,8 @@ class MigModeSwitch:
         self._locks = locks
 
     def set(self, gpu: GpuUuid, on: bool, patience: float | None) -> None:
-        """Have MIG mode on or off, now. TimedOut: it can be either, or pending. Any other
-        NodeError: it is what it was."""
+        """Switch MIG mode now. TimedOut: it can be on, off or pending. Any other NodeError: it is
+        what it was."""
         with self._locks.hold(gpu, patience) as deadline:
             self._switch(deadline, gpu, on)
 
@@ -146,16 +143,16 @@ class MigModeSwitch:
         if mode is not None and mode[0] == on:
             log.info("MIG mode switched", extra={"gpu": gpu, "on": on})
             return
-        holders, remark = self._gpus.who(gpu), ""
+        holders, remark = self._gpus.describe_holders(gpu), ""
         if self._gpus.persists(gpu):
             remark = f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
-        self._put_back(deadline, gpu, before[1])
+        self._restore_pending(deadline, gpu, before[1])
         raise DeviceBusy(
             *(_why_not_switched(gpu, on, answer, holder + remark) for holder in holders)
         )
 
     def _ask_for(self, deadline: ChangeDeadline, gpu: GpuUuid, on: bool) -> int:
-        """What NVML says about the change taking effect: 0, IN_USE, RESET_REQUIRED, …"""
+        """NVML's code for whether the change has taken effect: 0, IN_USE, RESET_REQUIRED, …"""
 
         def call(functions: NvmlFunctions, handle: Any) -> int:
             return functions.nvmlDeviceSetMigMode(handle, int(on))
@@ -170,8 +167,8 @@ class MigModeSwitch:
                 raise
             return IN_USE
 
-    def _put_back(self, deadline: ChangeDeadline, gpu: GpuUuid, pending: bool) -> None:
-        """No reset that comes for another reason is to change the mode."""
+    def _restore_pending(self, deadline: ChangeDeadline, gpu: GpuUuid, pending: bool) -> None:
+        """Take the change back: a reset for another reason must not change the mode later."""
         try:
             mode = self._gpus.mode(gpu)
             if mode is not None and mode[1] != pending:

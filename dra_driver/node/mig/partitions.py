@@ -1,7 +1,7 @@
 """Creates and removes the partitions of GPUs, and switches their MIG mode.
 
-Each function here is called on the GPU's thread (``dra_driver.node.nvml.client``) and is one step:
-whatever was done before it, and wherever that ended, doing it again is right.
+Each function here is called on the GPU's thread (``dra_driver.node.nvml.client``) and is one step,
+which can be repeated whatever was done before it, and wherever that ended.
 """
 
 import ctypes
@@ -24,27 +24,20 @@ from dra_driver.node.nvml.readers import read_mig_mode
 
 
 class RetryableMigError(NodeError):
-    """What NVML does not do, or not tell, at this moment: it is tried again."""
-
-
-class InstanceNotRemoved(RetryableMigError):
-    """NVML says that an instance was removed, and lists it all the same."""
-
-
-class InstanceWithoutUuid(RetryableMigError):
-    """NVML does not say how an instance is called, so it cannot be told from another's."""
+    """NVML did not remove an instance, or does not tell its UUID, at this moment: it is tried
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalTarget:
-    """Which instance is to be removed from its place, by what is known of it."""
+    """Which instance is to be removed from its placement, by what is known of it."""
 
-    uuid: GpuUuid | None = None  # its name; None: that is not known
-    unless: frozenset[GpuUuid] = frozenset()  # names of others', which it has none of
+    uuid: GpuUuid | None = None  # None: it is not known
+    unless: frozenset[GpuUuid] = frozenset()  # UUIDs of instances of others, which stay
 
     def is_other(self, uuids: Collection[GpuUuid], complete: bool) -> bool | None:
-        """Whether what is called by these *uuids* is another one. None: they are not *complete*,
-        and do not say so."""
+        """Whether the instance with these *uuids* is another one. None: that cannot be told, since
+        *uuids* are not *complete*."""
         if not self.unless.isdisjoint(uuids):
             return True
         if self.uuid in uuids or (self.uuid is None and not self.unless):
@@ -100,9 +93,9 @@ def destroy_gpu_instance(
 ) -> tuple[GpuUuid, ...]:
     """The GPU instance is gone, its compute instances before it.
 
-    One that is there and is not the *target* stays: the answer is its UUIDs. A GPU
-    instance without compute instances has no UUID, and is taken for it. InstanceWithoutUuid: that
-    cannot be told now. InstanceNotRemoved: NVML did not do what it says it did.
+    An instance that is not the *target* stays: the answer is its UUIDs. A GPU instance without
+    compute instances has no UUID, and is taken for the target. RetryableMigError: NVML does not
+    tell its UUID now, or lists it after it was removed.
     """
     gi = gpu_instances.find(key)
     if gi is None:
@@ -112,7 +105,7 @@ def destroy_gpu_instance(
     if computes:
         is_other = target.is_other(uuids, len(uuids) == len(computes))
         if is_other is None:
-            raise InstanceWithoutUuid(
+            raise RetryableMigError(
                 f"{key}: NVML does not say now how GPU instance {gi.id} is called, so it cannot be "
                 "told from another's"
             )
@@ -123,7 +116,7 @@ def destroy_gpu_instance(
     gpu_instances.functions.nvmlGpuInstanceDestroy(gi.handle)
     remaining = gpu_instances.find(key)
     if remaining is not None and remaining.id == gi.id:
-        raise InstanceNotRemoved(
+        raise RetryableMigError(
             f"{key}: NVML says that GPU instance {gi.id} is removed, and lists it"
         )
     return ()
@@ -148,7 +141,7 @@ T = TypeVar("T")
 
 Change = Callable[[GpuInstances, PartitionKey], T]
 
-_APPEARS_SECONDS: Final = 2.0  # NVML lists what it made at once, or hardly later
+_APPEARS_SECONDS: Final = 2.0  # NVML lists a new instance at once, or hardly later
 _AGAIN_SECONDS: Final = 0.1
 
 
@@ -160,9 +153,9 @@ class MigPartitions:
     """The partitions of these GPUs. Safe to use from several threads; changes of one GPU go one
     after the other.
 
-    *patience*: for how many seconds a change is tried again where something is in use; callers for
-    whom nobody waits may say less. *allow*: sees to it, as well as it can, that this process has a
-    capability of MIG ("mig/config", "gpu0/mig/gi1"); NVML says whether it may.
+    *patience*: for how many seconds a change is tried again where something is in use; a caller for
+    whom nobody waits may say less. *allow*: gives this process a capability of MIG ("mig/config",
+    "gpu0/mig/gi1"), as far as that can be done; NVML refuses what it may not do.
     """
 
     def __init__(
@@ -185,8 +178,8 @@ class MigPartitions:
         return None if mode is None else mode[0]
 
     def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
-        """Have MIG mode on or off, now. NodeError: somebody uses the GPU, it has instances, or it
-        takes a reset that did not happen; then the mode is what it was."""
+        """Switch MIG mode now. NodeError: somebody uses the GPU, it has instances, or it takes a
+        reset that did not happen; then the mode is what it was."""
         self._modes.set(gpu, on, patience)
 
     def reset_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
@@ -195,10 +188,10 @@ class MigPartitions:
         self._modes.reset(gpu, on, patience)
 
     def restore_mode(self, gpu: GpuUuid, on: bool) -> None:
-        """Like :meth:`set_mode`, for what a claim leaves behind.
+        """Like :meth:`set_mode`, when a claim ends.
 
-        A GPU that somebody uses, or that has instances, stays in the mode that it has, since a pod
-        has to be able to end. One that is gone, and a driver that is not loaded, have none.
+        A GPU that somebody uses, or that has instances, stays in its mode, since a pod has to be
+        able to end. A GPU that is gone, or whose driver is not loaded, has no mode.
         """
         try:
             self._modes.set(gpu, on, None)
@@ -214,10 +207,10 @@ class MigPartitions:
     def create(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
     ) -> MigInstance:
-        """Have this partition. What is there of it already is completed and stays, unless it has to
-        be *new*.
+        """Create this partition. A partition that exists in part is completed, unless it has to be
+        *new*.
 
-        PlacementTaken: something is in its way, so that nothing was created. NodeError: MIG mode is
+        PlacementTaken: something is in its way, and nothing was created. NodeError: MIG mode is
         off, or NVML refuses it.
         """
         with self._locks.hold(gpu, patience) as deadline:
@@ -227,8 +220,8 @@ class MigPartitions:
                     f"it off, or the GPU was reset; nvidia-smi -i {gpu} -mig 1 turns it on"
                 )
             self._allow(CONFIG_CAPABILITY)
-            # Whoever makes something in an instance needs its capability, and so does a server of
-            # MPS, which comes before the files of a container are looked for.
+            # A compute instance is created with the capability of its GPU instance. A server of
+            # MPS needs that of both, and starts before the files of a container are made.
             capability = self._create(
                 deadline, gpu, key, create_absent_gpu_instance if new else create_gpu_instance
             )
@@ -251,10 +244,9 @@ class MigPartitions:
         *,
         unless: frozenset[GpuUuid] = frozenset(),
     ) -> None:
-        """Have this partition no more, nor half of it. What is there now and is not called *uuid*,
-        or is called one of *unless*, is somebody else's, and stays. NodeError: somebody uses it,
-        NVML refuses, or does not say whose it is. With a GPU or a driver, its partitions go,
-        too."""
+        """Remove this partition, whole or not. An instance in its place that does not have this
+        *uuid*, or has one of *unless*, is somebody else's, and stays. NodeError: somebody uses it,
+        NVML refuses, or does not tell its UUID. A GPU that is gone has no partitions."""
         facts = {"gpu": gpu, "partition": str(key)}
         try:
             with self._locks.hold(gpu, patience) as deadline:
@@ -267,7 +259,7 @@ class MigPartitions:
             log.warning("no partition to remove", extra={"gpu": gpu, "error": str(error)})
             return
         if unmanaged:
-            details = facts | {"uuid": str(uuid), "there": ", ".join(unmanaged)}
+            details = facts | {"uuid": str(uuid), "existing": ", ".join(unmanaged)}
             log.warning("there is another instance where ours was: it stays", extra=details)
         else:
             log.info("partition removed", extra=facts)
@@ -313,7 +305,7 @@ class MigPartitions:
     def _remove(
         self, deadline: ChangeDeadline, gpu: GpuUuid, key: PartitionKey, target: RemovalTarget
     ) -> tuple[GpuUuid, ...]:
-        """How that is called which is there instead, and stays."""
+        """The UUIDs of an instance of somebody else, which stays."""
         if not self.mode(gpu):  # it has no instances
             return ()
         self._allow(CONFIG_CAPABILITY)
@@ -332,7 +324,7 @@ class MigPartitions:
         return f"its engines or its memory are used up ({beside} is there)"
 
     def _appears(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
-        """What was made, once NVML lists it as a device."""
+        """The new instance, once NVML lists it as a device."""
         deadline = Deadline(_APPEARS_SECONDS)
         while True:
             try:
@@ -350,7 +342,7 @@ class MigPartitions:
         change: Change[T],
         key: PartitionKey,
     ) -> T:
-        """Do it, again and again while it is refused since something is in use."""
+        """Make this change, again and again while something is in use."""
 
         def call(functions: NvmlFunctions, handle: Any) -> T:
             return change(self._geometries.current.gpu_instances(functions, handle, gpu), key)
@@ -364,12 +356,12 @@ class MigPartitions:
                 if nvml_error_code(error) != IN_USE and not isinstance(error, RetryableMigError):
                     raise
                 if not deadline.retry():
-                    raise self._held(gpu, doing, key, error) from error.__cause__
+                    raise self._busy(gpu, doing, key, error) from error.__cause__
 
-    def _held(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> DeviceBusy:
+    def _busy(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> DeviceBusy:
         if isinstance(error, RetryableMigError):
             return DeviceBusy(f"GPU {gpu}, {error}: it is tried again")
-        holders = self._gpus.who(gpu, key)
+        holders = self._gpus.describe_holders(gpu, key)
         return DeviceBusy(
             *(f"GPU {gpu}, {doing}: in use, {holder}; end what uses it" for holder in holders)
         )
