@@ -1,19 +1,20 @@
-"""Counters that let no two partitions of one GPU overlap, nor the whole of it, with few of them.
+"""Counters that keep the partitions of a GPU, and the GPU as a whole, from overlapping.
 
-On every board so far the placements nest. So a block of memory units gets a counter, and what lies
-in it takes as many of it as it has units; units are not counted one by one. Which blocks: those
-that contain smaller placements or are those of several devices. What takes the whole board takes
-from a counter of its own, or empties the largest blocks, whichever makes fewer numbers: each of
-them costs the scheduler something.
+On every board so far the placements nest. So memory units are not counted one by one: a block of
+units gets a counter where it contains smaller placements or is the placement of several devices,
+and each device in the block takes as many as it has units. A device that is the whole board takes
+from a counter of its own, or empties the largest blocks, whichever publishes fewer numbers, since
+each number costs the scheduler something.
 
-What a board has besides memory gets a counter only where partitions could take more than there is:
-a board has one optical flow accelerator, say, and each of the seven partitions that could have it
-leaves room for the other six. Most boards need no such counter for their plain profiles.
+An engine gets a counter only where partitions could take more than there are: a board has one
+optical flow accelerator, say, and each of the seven partitions that could have it leaves room for
+the other six. Most boards need no such counter for their plain profiles.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, le
 
 from dra_driver.model.gpus import MigInfo, MigProfile, Partition, PartitionKey, Placement
 
@@ -24,11 +25,11 @@ CounterAmounts = tuple[tuple[str, int], ...]  # (counter, how much), by counter
 class PartitionCounters:
     """How much there is of each counter, and how much each placement takes."""
 
-    there: CounterAmounts
+    amounts: CounterAmounts
     by_placement: tuple[tuple[Placement, CounterAmounts], ...]
 
     def of(self, placement: Placement) -> CounterAmounts:
-        """What a device takes that has this placement."""
+        """What a device with this placement takes."""
         return dict(self.by_placement).get(placement, ())
 
 
@@ -38,13 +39,17 @@ def partition_counters(placements: Iterable[Placement], board: Placement) -> Par
     devices = Counter(placements)
     if not _nest(sorted(devices)):
         return _by_unit(devices, board)
-    largest = [
-        placement for placement in _inside(devices, board) if _is_largest(placement, devices, board)
-    ]
-    of_board = _tree(devices, board)
+    with_board = _as_counters(*_by_block(devices))
+    smaller = _inside(devices, board)
+    largest = [place for place in smaller if not any(_inside((place,), other) for other in smaller)]
     if not largest or not devices[board]:
-        return of_board
-    return min(_without_board(devices, board, largest), of_board, key=lambda b: _cost(b, devices))
+        return with_board
+    # What takes the whole board empties its largest blocks.
+    beside_board = Counter({place: devices[place] for place in smaller})
+    amounts, takes = _by_block(beside_board, largest)
+    takes[board] = tuple((_name(block), block.size) for block in largest)
+    without_board = _as_counters(amounts, takes)
+    return min(without_board, with_board, key=lambda counters: _cost(counters, devices))
 
 
 def _nest(placements: Sequence[Placement]) -> bool:
@@ -59,47 +64,21 @@ def _inside(devices: Iterable[Placement], block: Placement) -> list[Placement]:
     return sorted(device for device in devices if device != block and block.contains(device))
 
 
-def _is_largest(placement: Placement, devices: Iterable[Placement], board: Placement) -> bool:
-    """Whether nothing but the board is around it."""
-    return not any(
-        placement in _inside((placement,), device)
-        for device in devices
-        if device not in (placement, board)
-    )
-
-
-def _tree(devices: Counter[Placement], board: Placement) -> PartitionCounters:
-    """With a counter for the board where a device takes all of it."""
+def _by_block(
+    devices: Counter[Placement], always: Collection[Placement] = ()
+) -> tuple[dict[str, int], dict[Placement, CounterAmounts]]:
+    """The size of each block that is counted, and what each placement takes. *always*: blocks that
+    are counted whatever is in them."""
     counted = [
-        device for device in sorted(devices) if devices[device] > 1 or _inside(devices, device)
+        block
+        for block in sorted(devices)
+        if block in always or devices[block] > 1 or _inside(devices, block)
     ]
     takes = {
         device: tuple((_name(block), device.size) for block in counted if block.contains(device))
         for device in devices
     }
-    return _as_counters({_name(block): block.size for block in counted}, takes)
-
-
-def _without_board(
-    devices: Counter[Placement], board: Placement, largest: Sequence[Placement]
-) -> PartitionCounters:
-    """What takes the whole board empties its *largest* blocks."""
-    smaller = Counter(
-        {placement: number for placement, number in devices.items() if placement != board}
-    )
-    counted = [
-        placement
-        for placement in sorted(smaller)
-        if placement in largest or smaller[placement] > 1 or _inside(smaller, placement)
-    ]
-    takes = {
-        placement: tuple(
-            (_name(block), placement.size) for block in counted if block.contains(placement)
-        )
-        for placement in smaller
-    }
-    takes[board] = tuple((_name(block), block.size) for block in largest)
-    return _as_counters({_name(block): block.size for block in counted}, takes)
+    return {_name(block): block.size for block in counted}, takes
 
 
 def _by_unit(devices: Counter[Placement], board: Placement) -> PartitionCounters:
@@ -121,10 +100,10 @@ def _has(placement: Placement, unit: int) -> bool:
 
 
 def _as_counters(
-    there: dict[str, int], takes: dict[Placement, CounterAmounts]
+    amounts: dict[str, int], takes: dict[Placement, CounterAmounts]
 ) -> PartitionCounters:
     return PartitionCounters(
-        tuple(sorted(there.items())),
+        tuple(sorted(amounts.items())),
         tuple((take, tuple(sorted(takes[take]))) for take in sorted(takes)),
     )
 
@@ -134,7 +113,7 @@ def _cost(counters: PartitionCounters, devices: Counter[Placement]) -> tuple[int
     published = sum(
         devices[placement] * len(amounts) for placement, amounts in counters.by_placement
     )
-    return published, len(counters.there)
+    return published, len(counters.amounts)
 
 
 def _name(block: Placement) -> str:
@@ -157,10 +136,10 @@ _KINDS: tuple[tuple[str, Callable[[MigProfile], int]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class EngineSupply:
-    """Something that partitions take of, beside their memory."""
+    """An engine, or the instances of a profile: what partitions take beside memory."""
 
     name: str
-    left: int
+    available: int
     by_profile: tuple[tuple[int, int], ...]  # (id of the profile, how much one of it takes)
 
     def of(self, profile: MigProfile) -> int:
@@ -168,33 +147,33 @@ class EngineSupply:
 
 
 def engine_supplies(mig: MigInfo, existing: Collection[PartitionKey]) -> tuple[EngineSupply, ...]:
-    """What is left of each engine, and how many instances of each profile may be added.
+    """How much is available of each engine, and how many instances of each profile may be added.
 
-    *existing*: what exists and is nobody's to remove: it has its engines, whoever uses it. How much
-    the board has is what the partition has that is all of it; what that does not tell is not known.
+    *existing*: instances that nobody removes have their engines, whether they are used or not. The
+    board has as much of an engine as the partition that is all of it.
     """
     return (*_engines(mig, existing), *_numbers(mig, existing))
 
 
 def can_be_added(partition: Partition, supplies: Collection[EngineSupply]) -> bool:
-    """Whether enough is left for it, if nothing else is added."""
-    return all(supply.of(partition.profile) <= supply.left for supply in supplies)
+    """Whether enough is available for it, if nothing else is added."""
+    return all(supply.of(partition.profile) <= supply.available for supply in supplies)
 
 
 def scarce_engines(
     mig: MigInfo, partitions: Sequence[Partition], supplies: Collection[EngineSupply]
 ) -> tuple[EngineSupply, ...]:
-    """Those of which *partitions* that fit beside each other could take more than is left.
+    """Those of which *partitions* that fit beside each other could take more than is available.
 
-    What there is least of comes first: it often keeps the partitions from taking too much of
-    something else, which then needs no counter.
+    The smallest supply comes first: its counter often keeps the partitions from taking too much of
+    another, which then needs no counter.
     """
     smaller = [partition for partition in partitions if partition.placement != whole_board(mig)]
-    kept: list[EngineSupply] = []
-    for supply in sorted(supplies, key=lambda supply: supply.left):
-        if _most(smaller, supply, kept, mig.units) > supply.left:
-            kept.append(supply)
-    return tuple(kept)
+    scarce: list[EngineSupply] = []
+    for supply in sorted(supplies, key=lambda supply: supply.available):
+        if _most(smaller, supply, scarce, mig.units) > supply.available:
+            scarce.append(supply)
+    return tuple(scarce)
 
 
 def engine_amounts(
@@ -227,40 +206,31 @@ def _engines(mig: MigInfo, existing: Collection[PartitionKey]) -> Iterator[Engin
 def _numbers(mig: MigInfo, existing: Collection[PartitionKey]) -> Iterator[EngineSupply]:
     for profile in mig.profiles:
         number = sum(key.profile_id == profile.id for key in existing)
-        left = max(0, profile.most - number)
-        yield EngineSupply(f"profile-{profile.id}", left, ((profile.id, 1),))
+        available = max(0, profile.most - number)
+        yield EngineSupply(f"profile-{profile.id}", available, ((profile.id, 1),))
 
 
 def _most(
-    partitions: Sequence[Partition], supply: EngineSupply, kept: Sequence[EngineSupply], units: int
+    partitions: Sequence[Partition],
+    supply: EngineSupply,
+    scarce: Sequence[EngineSupply],
+    units: int,
 ) -> int:
-    """The most that partitions take of *supply* which do not overlap, and for which enough is left
-    of what is *kept*.
+    """The most that partitions take of *supply* that do not overlap, and for which there is enough
+    of *scarce*.
 
-    From the first memory unit on: for every way to use up what is kept the most that was taken.
+    It is computed memory unit by memory unit: for all amounts of *scarce* that may be used below
+    the unit, the most that is taken of *supply*.
     """
-    nothing = tuple(0 for _ in kept)
-    best: list[dict[tuple[int, ...], int]] = [{nothing: 0}]
+    best: list[dict[tuple[int, ...], int]] = [{tuple(0 for _ in scarce): 0}]
     for unit in range(1, units + 1):
-        here = dict(best[-1])
+        most = dict(best[-1])
         for partition in partitions:
             if partition.placement.end == unit:
-                _add(here, best[partition.placement.start], partition.profile, (supply, *kept))
-        best.append(here)
+                profile = partition.profile
+                for used, taken in best[partition.placement.start].items():
+                    total = tuple(map(add, used, (other.of(profile) for other in scarce)))
+                    if all(map(le, total, (other.available for other in scarce))):
+                        most[total] = max(most.get(total, 0), taken + supply.of(profile))
+        best.append(most)
     return max(best[-1].values())
-
-
-def _add(
-    here: dict[tuple[int, ...], int],
-    before: Mapping[tuple[int, ...], int],
-    profile: MigProfile,
-    supplies: tuple[EngineSupply, ...],
-) -> None:
-    """To what is possible *here*: what was *before*, and one more of *profile*."""
-    first, *kept = supplies
-    for used, taken in before.items():
-        total = tuple(
-            number + supply.of(profile) for number, supply in zip(used, kept, strict=True)
-        )
-        if all(number <= supply.left for number, supply in zip(total, kept, strict=True)):
-            here[total] = max(here.get(total, 0), taken + first.of(profile))

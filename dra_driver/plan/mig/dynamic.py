@@ -14,7 +14,6 @@ from dra_driver.model.gpus import (
     Inventory,
     MigInfo,
     MigProfile,
-    PartitionKey,
     guest_mode_problem,
 )
 from dra_driver.model.offer import ApiFeatures, CounterSet, Device, Replica, Shape, counter_set_name
@@ -41,7 +40,7 @@ NEEDS_COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class MigOffer:
-    """What of a GPU is offered: partitions of *profiles* that are created for claims, or none, and
+    """What is offered of a GPU: partitions of *profiles* that are created for claims, or none, and
     the GPU as a *whole* or not."""
 
     profiles: tuple[MigProfile, ...] = ()
@@ -56,7 +55,7 @@ class MigOffer:
 def desired_offer(
     gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures, unmanaged: UnmanagedInstances
 ) -> MigOffer:
-    """By the *rules*, while no claim holds *gpu*; *shape*: of the GPU as a whole."""
+    """What the *rules* say, for a *gpu* that no claim holds; *shape*: of the GPU as a whole."""
     mig = gpu.mig
     if mig is None:
         return MigOffer()
@@ -73,7 +72,7 @@ def held_offer(
     features: ApiFeatures,
     unmanaged: UnmanagedInstances,
 ) -> MigOffer:
-    """As it is while claims hold it: they were prepared beside what was offered then."""
+    """What is offered of a GPU that claims hold: what was offered when they were prepared."""
     names = held_shapes[0].offered
     created = held_partitions(mig, held_shapes)
     held_whole = any(held_shape.partition is None for held_shape in held_shapes)
@@ -90,8 +89,8 @@ def held_offer(
 def offer_once_free(
     gpu: Gpu, held_shapes: Sequence[HeldShape], unmanaged: UnmanagedInstances
 ) -> Gpu:
-    """*gpu* as it is when no claim holds it any more: its mode goes with the last partition where
-    it can, and nobody else partitioned it."""
+    """*gpu* as it is when no claim holds it any more: with its last partition MIG mode is turned
+    off, where that needs no reset and nobody else partitioned it."""
     mig = gpu.mig
     if (
         mig is None
@@ -112,13 +111,11 @@ def describe_mig_offer(mig_offer: MigOffer, whole: str) -> str:
 
 
 def needs_reset_for_mig(gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures) -> bool:
-    """Whether nothing but its mode, which needs a reset, keeps *gpu* from having partitions."""
+    """Whether only its mode, which needs a reset, keeps *gpu* from being partitioned."""
     mig = gpu.mig
     if mig is None or mig.switches or mig.on or mig.fixed is not GuestRestriction.NOTHING:
         return False
-    if not rules.dynamic:
-        return False
-    return not _never(gpu, dynamic_profiles(mig, rules), shape, features)
+    return rules.dynamic and not _never(gpu, dynamic_profiles(mig, rules), shape, features)
 
 
 def _problem(
@@ -160,10 +157,8 @@ def gpus_to_switch(
     features: ApiFeatures,
     held: HoldingsByGpu,
 ) -> tuple[GpuUuid, ...]:
-    """The GPUs that are offered in partitions once their MIG mode is on, and that no claim holds.
-
-    Those too of which the mode is pending: whoever set it did not have the reset that it takes.
-    """
+    """The GPUs that no claim holds, and that are offered in partitions once their MIG mode is on.
+    The mode may be pending already, without the reset that it takes."""
     rules, _ = rules_by_gpu(profile, inventory.gpus)
     used = {gpu for gpu, holdings in held.items() if not all(h.admin for h in holdings)}
     return tuple(
@@ -180,9 +175,15 @@ def after_switch(
     held: HoldingsByGpu,
     stuck: Collection[GpuUuid] = (),
 ) -> Inventory:
-    """*inventory* as it is when every such switch succeeded, but for GPUs that are *stuck*."""
+    """*inventory* as it is when all these GPUs were switched, except those that are *stuck*."""
     to_switch = set(gpus_to_switch(inventory, profile, features, held)) - set(stuck)
-    return replace(inventory, gpus=tuple(_switched(gpu, to_switch) for gpu in inventory.gpus))
+    gpus = (
+        replace(gpu, mig=replace(gpu.mig, on=True, pending=True))
+        if gpu.mig is not None and gpu.uuid in to_switch
+        else gpu
+        for gpu in inventory.gpus
+    )
+    return replace(inventory, gpus=tuple(gpus))
 
 
 def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
@@ -190,12 +191,6 @@ def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
         return False
     shape, _ = shape_of(gpu, rules, features)
     return rules.include and needs_reset_for_mig(gpu, rules.mig, shape, features)
-
-
-def _switched(gpu: Gpu, to_switch: Collection[GpuUuid]) -> Gpu:
-    if gpu.mig is None or gpu.uuid not in to_switch:
-        return gpu
-    return replace(gpu, mig=replace(gpu.mig, on=True, pending=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,25 +215,37 @@ class GpuContext:
 
 
 def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevices:
-    """The partitions of *context*, as they are tried."""
+    """The partitions of *context*, in the order in which they are tried. A partition that a claim
+    holds keeps its shape, the others have that of the rules."""
+    gpu, rules = context.gpu, context.rules
     offered = _offered(context, mig_offer)
-    shapes = _Shapes(context)
+    held = {held.partition: held_shape(held.shape, rules) for held in context.holds}
+    free = [place.partition for place in offered.places if place.partition.key not in held]
+    shapes = {
+        profile: shape_of_partitions(gpu, profile, rules, context.features)
+        for profile in dict.fromkeys(partition.profile for partition in free)
+    }
     devices = tuple(
         Device(
-            context.gpu,
-            shapes.of(partition.partition.profile, partition.partition.key),
-            context.rules,
-            partition.partition,
-            partition.instance,
-            takes=partition.takes,
+            gpu,
+            held.get(place.partition.key) or shapes[place.partition.profile][0],
+            rules,
+            place.partition,
+            place.instance,
+            takes=place.takes,
             offered=mig_offer.names,
         )
-        for partition in offered.places
+        for place in offered.places
     )
     counter_sets = (
-        (CounterSet(counter_set_name(context.gpu), offered.counters),) if offered.counters else ()
+        (CounterSet(counter_set_name(gpu), offered.counters),) if offered.counters else ()
     )
-    return PartitionDevices(devices, offered.of_whole, counter_sets, tuple(shapes.problems))
+    problems = (
+        f"partitions {profile.name}: {problem}"
+        for profile, (_, problem) in shapes.items()
+        if problem
+    )
+    return PartitionDevices(devices, offered.of_whole, counter_sets, tuple(problems))
 
 
 def _offered(context: GpuContext, mig_offer: MigOffer) -> OfferedPartitions:
@@ -251,29 +258,3 @@ def _offered(context: GpuContext, mig_offer: MigOffer) -> OfferedPartitions:
             mig, mig_offer.profiles, context.unmanaged, whole=mig_offer.whole, held=held_by_claims
         )
     return existing_partitions(mig, context.unmanaged, held_by_claims)
-
-
-class _Shapes:
-    """The shape of every partition: as a claim that holds it found it, else as the rules say."""
-
-    def __init__(self, context: GpuContext) -> None:
-        self._context = context
-        self._held = {
-            held_shape.partition: held_shape.shape
-            for held_shape in context.holds
-            if held_shape.partition is not None
-        }
-        self._by_profile: dict[MigProfile, Shape] = {}
-        self.problems: list[str] = []
-
-    def of(self, profile: MigProfile, key: PartitionKey) -> Shape:
-        context = self._context
-        if key in self._held:
-            return held_shape(self._held[key], context.rules)
-        if profile not in self._by_profile:
-            shape, problem = shape_of_partitions(
-                context.gpu, profile, context.rules, context.features
-            )
-            self._by_profile[profile] = shape
-            self.problems += [f"partitions {profile.name}: {problem}"] if problem else []
-        return self._by_profile[profile]

@@ -1,11 +1,12 @@
 """Which partitions a GPU offers: those that exist, and those that are created for claims.
 
-They are published in the order in which they are to be tried: the scheduler takes the first that
-fits. What is to last is room for the largest partitions that are not the whole board. They have few
-places; call one a block. So small ones first go where no block is, then into the block that holds
-the most of them, front to back, before they touch the next; and the largest ones take the block
-first that the small ones fill last. A kind of few compute slices for its memory goes first where
-no kind of more slices fits. A claim that any partition can serve gets a small one.
+The scheduler takes the first device that fits, so partitions are published in the order in which
+they are to be tried. The order saves room for the largest partitions that are not the whole board.
+These have few placements, called blocks here. Small partitions go where no block is, then into the
+block that holds the most of them, from its start, before they touch the next block. The largest
+partitions take the block first that small ones fill last. A profile with few compute slices for its
+memory goes first where no profile with more slices fits. A claim that any partition can serve gets
+a small one.
 
 With first fit this leaves as much room as the best of all orders, to within a hundredth, on every
 board (``tests/plan/mig/test_order.py``).
@@ -43,21 +44,19 @@ from dra_driver.plan.mig.counters import (
 
 def packing_order(partitions: Iterable[Partition]) -> list[Partition]:
     """Those first that leave the most room for larger ones."""
-    partition_list = list(partitions)
-    placements = {partition.placement for partition in partition_list}
+    unordered = list(partitions)
+    placements = {partition.placement for partition in unordered}
     size = _block_size(placements)
     smaller_placements = {
         block: sum(block.contains(place) for place in placements if place.size < size)
         for block in sorted(placements)
         if block.size == size
     }
-    max_slices: dict[Placement, int] = {}  # compute slices that a partition in this place can have
-    for partition in partition_list:
-        max_slices[partition.placement] = max(
-            max_slices.get(partition.placement, 0), partition.profile.slices
-        )
+    max_slices: dict[Placement, int] = {}  # compute slices of the partitions with this placement
+    for partition in sorted(unordered, key=lambda partition: partition.profile.slices):
+        max_slices[partition.placement] = partition.profile.slices
     return sorted(
-        partition_list,
+        unordered,
         key=lambda partition: (
             partition.placement.size,
             partition.profile.slices,
@@ -69,7 +68,7 @@ def packing_order(partitions: Iterable[Partition]) -> list[Partition]:
 
 
 def _block_size(placements: Collection[Placement]) -> int:
-    """Of the largest placements that do not have all of the board."""
+    """The size of the largest placements that are not the whole board."""
     end = max((placement.end for placement in placements), default=0)
     return max((placement.size for placement in placements if placement.size < end), default=0)
 
@@ -78,16 +77,9 @@ def _packing_key(
     placement: Placement, smaller_placements: dict[Placement, int]
 ) -> tuple[int, int, int]:
     """*smaller_placements*: how many smaller placements each block has."""
-    block = next(
-        (
-            candidate
-            for candidate in smaller_placements
-            if candidate != placement and candidate.contains(placement)
-        ),
-        None,
-    )
-    if block is not None:
-        return 1, -smaller_placements[block], placement.start
+    for block, count in smaller_placements.items():
+        if block != placement and block.contains(placement):
+            return 1, -count, placement.start
     return 0, smaller_placements.get(placement, 0), -placement.start
 
 
@@ -97,7 +89,7 @@ CreatedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
 
 @dataclass(frozen=True, slots=True)
 class UnmanagedInstances:
-    """What is on a GPU and was not created for claims: nobody removes it."""
+    """The instances of a GPU that were not created for claims: nobody removes them."""
 
     instances: tuple[MigInstance, ...] = ()
     # Also instances of profiles that the board does not list.
@@ -105,15 +97,12 @@ class UnmanagedInstances:
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        return (
-            *(instance.key for instance in self.instances),
-            *(instance.key for instance in self.unusable),
-        )
+        return tuple(instance.key for instance in (*self.instances, *self.unusable))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldShape:
-    """What some claim holds of a GPU, whoever it is."""
+    """What some claim holds of a GPU."""
 
     shape: Shape
     partition: PartitionKey | None = None  # None: of the GPU as a whole
@@ -134,8 +123,8 @@ class OfferedPartition:
 class OfferedPartitions:
     """The partitions of one GPU, and what keeps its devices apart."""
 
-    places: tuple[OfferedPartition, ...] = ()  # as they are tried
-    counters: CounterAmounts = ()  # how much there is of each
+    places: tuple[OfferedPartition, ...] = ()  # in the order in which they are tried
+    counters: CounterAmounts = ()  # the amount of each
     of_whole: CounterAmounts = ()  # what the GPU as a whole takes
 
 
@@ -143,16 +132,19 @@ def dynamic_profiles(mig: MigInfo, rules: MigRules) -> tuple[MigProfile, ...]:
     """The profiles of the board of which partitions are to be created for claims, by number."""
     placed = [profile for profile in mig.profiles if profile.placements]
     if rules.profiles:
-        return tuple(profile for profile in placed if _matches(profile, rules.profiles))
+        return tuple(
+            profile
+            for profile in placed
+            if any(fnmatchcase(profile.name, pattern) for pattern in rules.profiles)
+        )
     plain = [profile for profile in placed if profile.is_plain]
-    least_memory = {
-        profile.slices: profile for profile in sorted(plain, key=_by_memory, reverse=True)
-    }
-    return tuple(profile for profile in plain if least_memory[profile.slices] is profile)
+    plain.sort(key=lambda profile: (profile.memory_bytes, profile.number), reverse=True)
+    least_memory = {profile.slices: profile for profile in plain}
+    return tuple(sorted(least_memory.values(), key=lambda profile: profile.number))
 
 
 def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[str, str, str]]:
-    """Each pattern that matches no profile of any of *gpus*: its field, the pattern, and a line."""
+    """Each pattern that matches no profile of any of *gpus*: its field, the pattern, a message."""
     boards = {gpu.product_name: gpu.mig for gpu in gpus if gpu.mig is not None}
     if not boards:
         return
@@ -169,7 +161,7 @@ def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[s
 
 
 def created_partitions(held: HoldingsByGpu) -> CreatedPartitions:
-    """What was, or is being, created for the claims that hold it."""
+    """The partitions that were, or are being, created for the claims that hold them."""
     return frozenset(
         (holding.gpu, holding.partition)
         for holdings in held.values()
@@ -179,23 +171,21 @@ def created_partitions(held: HoldingsByGpu) -> CreatedPartitions:
 
 
 def unmanaged_instances(gpu: Gpu, created: CreatedPartitions) -> UnmanagedInstances:
-    """What exists on *gpu* and is none of *created*."""
+    """The instances of *gpu* that are none of *created*."""
     if gpu.mig is None:
         return UnmanagedInstances()
-    unmanaged = [
-        instance for instance in gpu.mig.instances if (gpu.uuid, instance.key) not in created
+    unusable = [
+        instance for instance in gpu.mig.unusable if (gpu.uuid, instance.key) not in created
     ]
-    return UnmanagedInstances(
-        tuple(instance for instance in unmanaged if gpu.mig.profile(instance.key.profile_id)),
-        (
-            *(instance for instance in gpu.mig.unusable if (gpu.uuid, instance.key) not in created),
-            *(
-                UnusableGpuInstance(instance.key, instance.gi, 1)
-                for instance in unmanaged
-                if not gpu.mig.profile(instance.key.profile_id)
-            ),
-        ),
-    )
+    usable: list[MigInstance] = []
+    for instance in gpu.mig.instances:
+        if (gpu.uuid, instance.key) in created:
+            continue
+        if gpu.mig.profile(instance.key.profile_id):
+            usable.append(instance)
+        else:
+            unusable.append(UnusableGpuInstance(instance.key, instance.gi, 1))
+    return UnmanagedInstances(tuple(usable), tuple(unusable))
 
 
 def held_partitions(mig: MigInfo, held_shapes: Iterable[HeldShape]) -> tuple[Partition, ...]:
@@ -213,14 +203,11 @@ def held_partitions(mig: MigInfo, held_shapes: Iterable[HeldShape]) -> tuple[Par
 def existing_partitions(
     mig: MigInfo, unmanaged: UnmanagedInstances, held: Iterable[Partition] = ()
 ) -> OfferedPartitions:
-    """Where nothing is created for claims: what exists, also for those that hold it. Nothing has to
-    keep it apart."""
+    """The instances of a GPU on which nothing is created for claims. They need no counters."""
     instances = _instances(mig, unmanaged)
+    order = packing_order({**instances, **dict.fromkeys(held)})
     return OfferedPartitions(
-        _in_order(
-            OfferedPartition(partition, instances.get(partition))
-            for partition in {**instances, **_all(held)}
-        )
+        tuple(OfferedPartition(partition, instances.get(partition)) for partition in order)
     )
 
 
@@ -232,10 +219,10 @@ def dynamic_partitions(
     whole: bool,
     held: Sequence[Partition] = (),
 ) -> OfferedPartitions:
-    """Every placement of *profiles* that is free of what is *there*, which is offered too.
+    """Every placement of *profiles* that is free of *unmanaged* instances, and these instances.
 
-    *whole*: the GPU as a whole is a device beside them. *held*: those that claims hold stay, also
-    where they would not be offered anew.
+    *whole*: the GPU as a whole is a device beside them. *held*: partitions that claims hold are
+    offered, also where they would not be offered anew.
     """
     instances = _instances(mig, unmanaged)
     supplies = engine_supplies(mig, unmanaged.keys)
@@ -244,29 +231,30 @@ def dynamic_partitions(
         for partition in _free(mig, profiles, unmanaged)
         if can_be_added(partition, supplies)
     ]
-    dynamic = [partition for partition in _all([*free, *held]) if partition not in instances]
-    partitions = [*instances, *dynamic]
-    board = whole_board(mig)
-    # As if nothing were there: what others create and remove changes no counter, so that only the
-    # slice of these devices is written anew (``kubeletplugin.slices.reconcile``).
-    placements = [
-        partition.placement
-        for partition in _all([*_free(mig, profiles, UnmanagedInstances()), *held])
+    dynamic = [
+        partition for partition in dict.fromkeys([*free, *held]) if partition not in instances
     ]
+    board = whole_board(mig)
+    # Instances that others create and remove change no counter, so that only the slice of these
+    # devices is written anew (``kubeletplugin.slices.reconcile``).
+    possible = dict.fromkeys([*_free(mig, profiles, UnmanagedInstances()), *held])
+    placements = [partition.placement for partition in possible]
     with_board = whole or (mig.switches and bool(unmanaged.keys))
     shared = partition_counters([*placements, *([board] if with_board else [])], board)
     scarce = scarce_engines(mig, dynamic, supplies)
     engines = {partition: engine_amounts(partition, scarce, board) for partition in dynamic}
+    places = (
+        OfferedPartition(
+            partition,
+            instances.get(partition),
+            tuple(sorted((*shared.of(partition.placement), *engines.get(partition, ())))),
+        )
+        for partition in packing_order([*instances, *dynamic])
+    )
+    supplied = ((supply.name, supply.available) for supply in scarce)
     return OfferedPartitions(
-        _in_order(
-            OfferedPartition(
-                partition,
-                instances.get(partition),
-                tuple(sorted((*shared.of(partition.placement), *engines.get(partition, ())))),
-            )
-            for partition in partitions
-        ),
-        tuple(sorted((*shared.there, *((supply.name, supply.left) for supply in scarce)))),
+        tuple(places),
+        tuple(sorted((*shared.amounts, *supplied))),
         shared.of(board) if whole else (),
     )
 
@@ -276,11 +264,6 @@ def _instances(mig: MigInfo, unmanaged: UnmanagedInstances) -> dict[Partition, M
     return {partition: instance for partition, instance in pairs if partition is not None}
 
 
-def _all(partitions: Iterable[Partition]) -> dict[Partition, None]:
-    """Each once."""
-    return dict.fromkeys(partitions)
-
-
 def _free(
     mig: MigInfo, profiles: Iterable[MigProfile], unmanaged: UnmanagedInstances
 ) -> Iterator[Partition]:
@@ -288,16 +271,3 @@ def _free(
         for placement in profile.placements:
             if is_free(placement, unmanaged.keys):
                 yield Partition(profile, placement)
-
-
-def _in_order(offered: Iterable[OfferedPartition]) -> tuple[OfferedPartition, ...]:
-    by_partition = {partition.partition: partition for partition in offered}
-    return tuple(by_partition[partition] for partition in packing_order(by_partition))
-
-
-def _matches(profile: MigProfile, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(profile.name, pattern) for pattern in patterns)
-
-
-def _by_memory(profile: MigProfile) -> tuple[int, int]:
-    return profile.memory_bytes, profile.number

@@ -239,7 +239,7 @@ def test_where_placements_do_not_nest_memory_units_are_counted_one_by_one():
 
     counters = partition_counters(placements, Placement(0, 5))
 
-    assert counters.there == (("memory-slice-1", 1),)
+    assert counters.amounts == (("memory-slice-1", 1),)
     assert counters.of(Placement(0, 2)) == counters.of(Placement(1, 2)) == (("memory-slice-1", 1),)
     assert counters.of(Placement(4, 1)) == counters.of(Placement(3, 1)) == ()
 

@@ -66,8 +66,9 @@ def capacity_problem(mig: MigInfo, requested: Sequence[MigProfile]) -> str:
             return f"there can be {profile.most} of {profile.name}"
     for supply in engine_supplies(mig, ()):
         needed = sum(supply.of(profile) for profile in requested)
-        if needed > supply.left:
-            return f"they need {needed} {supply.name} together, and the board has {supply.left}"
+        if needed > supply.available:
+            has = supply.available
+            return f"they need {needed} {supply.name} together, and the board has {has}"
     return ""
 
 
