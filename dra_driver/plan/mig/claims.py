@@ -1,11 +1,11 @@
-"""Partitions of claims: they come with the first claim, go with the last, and may be lost between.
+"""Partitions of claims: created for the first claim, removed with the last, maybe lost between.
 
-Where the mode changes without a reset (Hopper and newer), it goes on with the first partition and
-off with the last; a claim for the GPU as a whole finds it off. On an older board the node has
-switched it before it offered any partition.
+Where MIG mode changes without a reset (Hopper and newer), it is turned on for the first partition
+and off after the last; a claim for the GPU as a whole finds it off. An older board was switched
+before any partition of it was offered.
 
-Nobody can remove an instance on which something runs, but an idle one, or all of a GPU that is
-reset: then the pods of its claim are told.
+Somebody may remove an idle instance, or reset the GPU. The pods of a claim that lost an instance
+so get an event.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from dra_driver.model.gpus import (
     Placement,
 )
 from dra_driver.model.mps import MpsNamespace
-from dra_driver.model.offer import Device, Offer, gpu_name_of, partition_name
+from dra_driver.model.offer import Offer, gpu_name_of, partition_name
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import (
     CreatePartition,
@@ -43,13 +43,16 @@ def partition_steps(
     """The mode of each GPU, then every partition that is created for claims. Those that were
     created for none of *others* are new."""
     created = {(step.gpu, step.key) for step in partitions_created_for(others)}
-    devices = [grant.device for grant in grants if not grant.allocation.admin]
-    modes = {step for device in devices for step in _mode(device)}
-    create_steps = {
-        CreatePartition(device.gpu.uuid, key, new=(device.gpu.uuid, key) not in created)
-        for device in devices
-        if device.created_for_claims and (key := device.key) is not None
-    }
+    modes: set[SetMigMode] = set()
+    create_steps: set[CreatePartition] = set()
+    for device in (grant.device for grant in grants if not grant.allocation.admin):
+        gpu, mig, key = device.gpu.uuid, device.gpu.mig, device.key
+        if device.created_for_claims and key is not None:
+            create_steps.add(CreatePartition(gpu, key, new=(gpu, key) not in created))
+        if mig is not None and mig.switches and device.created_for_claims:
+            modes.add(SetMigMode(gpu, on=True))
+        elif mig is not None and mig.switches and device.partition is None and device.offered:
+            modes.add(SetMigMode(gpu, on=False))
     return (
         *sorted(modes, key=lambda step: step.gpu),
         *sorted(create_steps, key=lambda step: (step.gpu, step.key)),
@@ -57,31 +60,26 @@ def partition_steps(
 
 
 def partitions_left_behind(record: ClaimRecord | None) -> tuple[ClaimRecord, ...]:
-    """What was created for a claim whose record cannot be read, as that claim's new preparation has
-    to see it: it is there, and nobody else holds it."""
+    """The *record* of a claim, for its new preparation: its partitions were created, and no other
+    claim holds them."""
     return (replace(record, holdings=()),) if record else ()
 
 
 def whole_gpus(grants: Iterable[DeviceGrant], steps: Iterable[Step]) -> tuple[Gpu, ...]:
-    """The GPUs that are given as a whole, or parts of that, and could be in MIG mode: no step turns
-    it off."""
+    """The GPUs that are granted as a whole, or in shares, and could be in MIG mode, since no step
+    turns it off."""
     off = {step.gpu for step in steps if isinstance(step, SetMigMode)}
-    whole = (
-        grant.device
-        for grant in grants
-        if not grant.allocation.admin and grant.device.partition is None
-    )
     gpus = {
-        device.gpu.uuid: device.gpu
-        for device in whole
-        if device.gpu.mig and device.gpu.uuid not in off
+        grant.device.gpu.uuid: grant.device.gpu
+        for grant in grants
+        if not grant.allocation.admin and grant.device.partition is None and grant.device.gpu.mig
     }
-    return tuple(gpus.values())
+    return tuple(gpu for gpu in gpus.values() if gpu.uuid not in off)
 
 
 def with_created(record: ClaimRecord, begun: Collection[CreatePartition]) -> ClaimRecord:
-    """*record*, as its claim stands with no partitions but those that were *begun*: what is in the
-    place of others is not to be removed when it is given back."""
+    """*record* with no partitions but those that were *begun*: an instance in the place of another
+    one is not removed when the claim is undone."""
     steps = (
         step for step in record.steps if not isinstance(step, CreatePartition) or step in begun
     )
@@ -91,7 +89,7 @@ def with_created(record: ClaimRecord, begun: Collection[CreatePartition]) -> Cla
 def blocking_instances(
     step: CreatePartition, existing: Iterable[PartitionKey], others: Iterable[ClaimRecord]
 ) -> tuple[PartitionKey, ...]:
-    """What is in the place of *step*, and was created for none of *others*."""
+    """The instances in the place of *step* that were created for none of *others*."""
     created = {other.key for other in partitions_created_for(others) if other.gpu == step.gpu}
     placement = step.key.placement
     return tuple(
@@ -101,31 +99,24 @@ def blocking_instances(
 
 def unmanaged_at(name: str, offer: Offer) -> tuple[DeviceName, ...]:
     """The instances that were not created for claims, in the place of the partition *name*; for a
-    GPU as a whole or a replica of it, all that it has."""
-    devices = [device for device in offer.devices if device.gpu.name == gpu_name_of(name)]
-    unmanaged = [
-        device for device in devices if device.partition is not None and device.instance is not None
-    ]
-    if not unmanaged:
-        return ()
-    placement = _places(unmanaged[0].gpu).get(name)
-    if placement is None and "-mig-" in name:
-        return ()  # no board like this has it
+    GPU as a whole or a replica of it, all instances of the GPU."""
     return tuple(
         device.name
-        for device in unmanaged
-        if device.partition is not None
-        and (placement is None or placement.overlaps(device.partition.placement))
+        for device in offer.devices
+        if device.gpu.name == gpu_name_of(name)
+        and device.partition is not None
+        and device.instance is not None
+        and ("-mig-" not in name or _overlaps(name, device.gpu, device.partition.placement))
     )
 
 
-def _places(gpu: Gpu) -> dict[str, Placement]:
-    """Of each partition that *gpu* could have, by its name."""
-    profiles = gpu.mig.profiles if gpu.mig else ()
-    partitions = (
-        Partition(profile, placement) for profile in profiles for placement in profile.placements
+def _overlaps(name: str, gpu: Gpu, placement: Placement) -> bool:
+    """Whether the partition *name* of *gpu*, if there can be one, overlaps *placement*."""
+    return gpu.mig is not None and any(
+        place.overlaps(placement) and partition_name(gpu, Partition(profile, place)) == name
+        for profile in gpu.mig.profiles
+        for place in profile.placements
     )
-    return {partition_name(gpu, partition): partition.placement for partition in partitions}
 
 
 def partitions_created_for(records: Iterable[ClaimRecord]) -> Iterator[CreatePartition]:
@@ -136,10 +127,10 @@ def partitions_created_for(records: Iterable[ClaimRecord]) -> Iterator[CreatePar
 
 
 def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[RemovePartition, ...]:
-    """What is left of *record*'s partitions, newest first; those of *others* stay.
+    """Removes the partitions of *record*, newest first; those of *others* stay.
 
-    Where both know of an instance, and not of the same, that of the other is gone already. What was
-    created for *record* and is not known yet may be in the place of one that is.
+    Where both records name an instance of a partition, and not the same, that of the other is gone
+    already. An instance for *record* that is not recorded yet may be in the place of one that is.
     """
     instances_of_others = [partition_instances(other) for other in others]
 
@@ -165,51 +156,34 @@ def partition_instances(record: ClaimRecord) -> dict[CreatePartition, GpuUuid | 
     return {step: uuids.get((step.gpu, step.key)) for step in partitions_created_for([record])}
 
 
-def steps_with_instances(steps: Iterable[Step], instances: CreatedInstances) -> tuple[Step, ...]:
-    """*steps*, told what the partitions are now that they are created."""
+def with_instances(
+    steps: Iterable[Step], grants: Sequence[DeviceGrant], instances: CreatedInstances
+) -> tuple[tuple[Step, ...], tuple[DeviceGrant, ...]]:
+    """*steps* and *grants* with the *instances* that their partitions are, once these exist."""
 
-    def updated(step: Step) -> Step:
-        if not isinstance(step, ServeMpsNamespace):
-            return step
-        return replace(step, namespace=_over(step.namespace, instances))
+    def on_instances(namespace: MpsNamespace) -> MpsNamespace:
+        gpus = (instances[gpu].uuid if gpu in instances else gpu for gpu in namespace.gpus)
+        return replace(namespace, gpus=tuple(gpus))
 
-    return tuple(map(updated, steps))
-
-
-def grants_with_instances(
-    grants: Sequence[DeviceGrant], instances: CreatedInstances
-) -> tuple[DeviceGrant, ...]:
-    """*grants*, each of a partition with what that is."""
     return tuple(
+        replace(step, namespace=on_instances(step.namespace))
+        if isinstance(step, ServeMpsNamespace)
+        else step
+        for step in steps
+    ), tuple(
         replace(
             grant,
             instance=instances.get(grant.device.uuid),
-            namespace=grant.namespace and _over(grant.namespace, instances),
+            namespace=grant.namespace and on_instances(grant.namespace),
         )
         for grant in grants
     )
 
 
-def _over(namespace: MpsNamespace, instances: CreatedInstances) -> MpsNamespace:
-    """*namespace*, over the instances themselves."""
-    gpus = (instances[gpu].uuid if gpu in instances else gpu for gpu in namespace.gpus)
-    return replace(namespace, gpus=tuple(gpus))
-
-
-def _mode(device: Device) -> Iterator[SetMigMode]:
-    mig = device.gpu.mig
-    if mig is None or not mig.switches:
-        return
-    if device.created_for_claims:
-        yield SetMigMode(device.gpu.uuid, on=True)
-    elif device.partition is None and device.offered:
-        yield SetMigMode(device.gpu.uuid, on=False)
-
-
 def lost_instances(record: ClaimRecord, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
-    """What a prepared claim holds of *gpus* and they have not, or another one in its place.
+    """What a prepared claim holds of *gpus* and they do not have, or have another instance for.
 
-    Of a GPU that is not among them, and of one that does not tell its instances, nothing is known.
+    Nothing is known of a GPU that is not among them, or that does not tell its instances.
     """
     present = {
         gpu.uuid: {(instance.key, instance.uuid) for instance in gpu.mig.instances}
@@ -224,7 +198,7 @@ def lost_instances(record: ClaimRecord, gpus: Iterable[Gpu]) -> tuple[Holding, .
 
 
 def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
-    """What a prepared claim computes on of partitioned GPUs."""
+    """The instances that a prepared claim computes on."""
     if not record.completed:
         return ()
     return tuple(
@@ -233,24 +207,27 @@ def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
 
 
 def with_lost_instances(record: ClaimRecord, lost: Iterable[Holding]) -> ClaimRecord:
-    """*record*, of whose instances these are known to be *lost*: it goes on holding their places,
-    and what comes to them is not ours, though it may be called the same."""
+    """*record* with the instances that are *lost*: the claim holds their placements on, and an
+    instance that comes there is not ours, though it may have the same UUID."""
     places = {(holding.gpu, holding.partition) for holding in lost}
-    kept = [step for step in partitions_created_for([record]) if (step.gpu, step.key) not in places]
+    created = [
+        step for step in partitions_created_for([record]) if (step.gpu, step.key) not in places
+    ]
     holdings = (
         replace(holding, created_for_claims=False)
         if (holding.gpu, holding.partition) in places
         else holding
         for holding in record.holdings
     )
-    return replace(with_created(record, kept), holdings=tuple(holdings))
+    return replace(with_created(record, created), holdings=tuple(holdings))
 
 
 def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
-    """Of what a prepared claim computes on, what was certainly given up, whatever is there now.
+    """The instances that a prepared claim has certainly lost, whatever exists now.
 
-    Only a partition that was created for the claim had it turn MIG mode on. No record says which of
-    several it was; nor whether there was one on a board that is not switched for claims.
+    MIG mode is turned on only for a partition that is created for the claim. The record does not
+    say which of several partitions that was, nor whether one was created on a board that is not
+    switched for claims.
     """
     created = {step.gpu for step in partitions_created_for([record])}
     switched_on = {step.gpu for step in record.steps if isinstance(step, SetMigMode) and step.on}
@@ -267,7 +244,7 @@ def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
 
 
 def lost_instance_message(record: ClaimRecord, holding: Holding) -> str:
-    """In the words of the person who has to mend it."""
+    """What an event says of a lost instance."""
     served = any(holding.uuid in namespace.gpus for namespace in record.namespaces)
     return (
         f"{holding.unit} ({holding.uuid}) is not there any more: somebody removed the MIG "

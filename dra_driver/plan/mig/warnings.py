@@ -1,4 +1,4 @@
-"""What of the rules for partitions has no effect, and what of partitions is not offered."""
+"""Which rules for partitions have no effect, and which partitions are not offered."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from dra_driver.plan.mig.partitions import UnmanagedInstances, dynamic_profiles,
 from dra_driver.plan.offer.shapes import max_mps_clients
 
 _Line = tuple[str, str]
-"""Which field, and what there is to say of it."""
+"""A field, and what is wrong with it."""
 
 _LABEL = f"the node's label {MIG_CONFIG_LABEL}"
 
@@ -30,34 +30,33 @@ def mig_warnings(
     rules: Mapping[GpuUuid, Rules],
     partitions: Sequence[Device],
 ) -> tuple[str, ...]:
-    """A line for all that entries of *profile* say of partitions and that has no effect, or another
-    one than is to be expected. *partitions*: those that are offered."""
-    lines: list[str] = []
+    """A line for each rule for partitions in *profile* that has no effect, or not the expected one.
+    *partitions*: those that are offered."""
+    lines: list[_Line] = []
     for entry in profile.entries:
         if not entry.rules.include:
             continue
-        entry_gpus = {gpu.uuid: gpu for gpu in gpus if rules[gpu.uuid] is entry.rules}
+        entry_gpus = [gpu for gpu in gpus if rules[gpu.uuid] is entry.rules]
         entry_partitions = [
-            partition for partition in partitions if partition.gpu.uuid in entry_gpus
+            partition for partition in partitions if rules[partition.gpu.uuid] is entry.rules
         ]
-        entry_lines = (
-            *_of_mig(entry, [*entry_gpus.values()]),
-            *_idle_replicas(entry, [*entry_gpus.values()], entry_partitions),
-            *_whole_only(entry, [*entry_gpus.values()], entry_partitions),
+        lines += [
+            *_of_mig(entry, entry_gpus),
+            *_idle_replicas(entry, entry_gpus, entry_partitions),
+            *_whole_only(entry, entry_gpus, entry_partitions),
             *_fewer_shares(entry, entry_partitions),
             *_fewer_clients(entry, entry_partitions),
             *_several_kinds(entry, entry_partitions, partitions),
-        )
-        lines += [f"profile {profile.name!r}, {where}: {line}" for where, line in entry_lines]
-    return tuple(lines)
+        ]
+    return tuple(f"profile {profile.name!r}, {where}: {line}" for where, line in lines)
 
 
 def serve_as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
-    """*partitions*, those marked that serve claims for a GPU as well: where the rules want that,
-    and all are of one kind.
+    """*partitions*, with a mark on those that also serve claims for a GPU, where the rules want
+    that and all are of one kind.
 
-    Only those that exist: each of them is something to compute on, with a UUID that selectors can
-    read, and the GPU as a whole is no device beside them.
+    Only partitions that exist do so: they have a UUID that selectors can read, and the GPU as a
+    whole is no device beside them.
     """
     if len(_kinds(partitions)) > 1:
         return tuple(partitions)
@@ -68,8 +67,7 @@ def serve_as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _of_mig(entry: ProfileEntry, gpus: Sequence[Gpu]) -> Iterator[_Line]:
-    """Partitions where none can be, patterns that match nothing, and a strategy that nothing is
-    there for."""
+    """Rules for GPUs without MIG, patterns that match nothing, and a strategy without effect."""
     mig_rules = entry.rules.mig
     if mig_rules == MigRules():
         return
@@ -108,7 +106,7 @@ def _idle_single(rules: MigRules, gpus: Sequence[Gpu]) -> Iterator[str]:
 def _idle_replicas(
     entry: ProfileEntry, gpus: Sequence[Gpu], partitions: Sequence[Device]
 ) -> Iterator[_Line]:
-    """Kinds that the boards have and that are not created for claims: nothing is divided."""
+    """Replicas of profiles that the boards have and that are not created for claims."""
     mig_rules = entry.rules.mig
     migs = [gpu.mig for gpu in gpus if gpu.mig is not None] if mig_rules.dynamic else []
     offered = {profile.name for mig in migs for profile in dynamic_profiles(mig, mig_rules)}
@@ -137,12 +135,12 @@ def _whole_only(
 
 
 def _fewer_shares(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
-    """More claims are wanted on a partition than MPS takes."""
-    wanted = entry.rules.shares
+    """Partitions that take fewer claims by MPS than the rules say."""
+    shares = entry.rules.shares
     limits = {
         name: most
         for shape, name, most in _by_mps(partitions)
-        if wanted is not None and shape.replicas == 1 and most < wanted
+        if shares is not None and shape.replicas == 1 and most < shares
     }
     if limits:
         listed = ", ".join(f"{most} in {name}" for name, most in sorted(limits.items()))
@@ -154,7 +152,7 @@ def _fewer_shares(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator
 
 
 def _fewer_clients(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
-    """More replicas take turns on a partition than MPS takes clients, which each may ask for."""
+    """Partitions on which more replicas take turns than MPS, which a claim may ask for, allows."""
     limits = {
         name: (most, shape.replicas)
         for shape, name, most in _by_mps(partitions)
@@ -189,7 +187,7 @@ def _several_kinds(
 
 
 def unusable_instances(gpu: Gpu, unmanaged: UnmanagedInstances) -> tuple[UnavailableGpu, ...]:
-    """GPU instances that nobody can be given."""
+    """The GPU instances that no claim can have."""
 
     def computes(instance: UnusableGpuInstance) -> str:
         if instance.cis == 1:
@@ -208,16 +206,16 @@ def unusable_instances(gpu: Gpu, unmanaged: UnmanagedInstances) -> tuple[Unavail
 
 
 def no_partitions_problem(gpu: Gpu, problem: str) -> UnavailableGpu:
-    """A GPU in MIG mode of which there is nothing to offer."""
+    """A GPU in MIG mode of which nothing is offered."""
     what = f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
     if gpu.mig is not None and not gpu.mig.profiles:
         reason = gpu.mig_problem or "root alone can, see the log"
         return UnavailableGpu(what, f"MIG mode is on, and its partitions cannot be read: {reason}")
-    reason = problem or _to_have_some(gpu)
+    reason = problem or _how_to_create_some(gpu)
     return UnavailableGpu(what, f"MIG mode is on, and it has no partitions: {reason}")
 
 
-def _to_have_some(gpu: Gpu) -> str:
+def _how_to_create_some(gpu: Gpu) -> str:
     fixed = GuestRestriction.NOTHING if gpu.mig is None else gpu.mig.fixed
     if fixed is GuestRestriction.ALL:
         return guest_mode_problem(fixed, gpu.pci_bus_id, on=False)
@@ -229,8 +227,8 @@ def _to_have_some(gpu: Gpu) -> str:
 
 
 def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Fractional, str, int]]:
-    """Of those that claims may share by MPS: the shape, what the kind is called, and how many
-    clients MPS takes."""
+    """The shape of each partition that claims may share by MPS, the name of its profile, and how
+    many clients MPS takes."""
     for partition in partitions:
         by_mps = SharingStrategy.MPS in partition.rules.strategies
         if by_mps and partition.partition and isinstance(partition.shape, Fractional):
@@ -239,7 +237,8 @@ def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Fractional, str, int
 
 
 def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:
-    """Of those that are to serve claims for a GPU: of each kind, the GPUs that have some."""
+    """The GPUs with partitions of each profile, of partitions that are to serve claims for a
+    GPU."""
     gpus_by_kind: dict[str, dict[str, None]] = {}
     for partition in partitions:
         if partition.partition is not None and _serves_as_gpu(partition):

@@ -21,11 +21,10 @@ from dra_driver.model.steps import CreateDeviceNodes, RemoveMpsNamespace, SetTim
 from dra_driver.plan.memory.pod_limits import memory_limit_steps, restored_memory_limit_steps
 from dra_driver.plan.mig.claims import (
     CreatedInstances,
-    grants_with_instances,
     partition_steps,
     remove_steps,
-    steps_with_instances,
     unmanaged_at,
+    with_instances,
 )
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, mps_steps, with_namespaces
 from dra_driver.plan.prepare.amounts import (
@@ -81,8 +80,8 @@ class ClaimPlan:
         """The same, told what its partitions are, now that they are there."""
         if not instances:
             return self
-        steps = steps_with_instances(self.steps, instances)
-        return replace(self, grants=grants_with_instances(self.grants, instances), steps=steps)
+        steps, grants = with_instances(self.steps, self.grants, instances)
+        return replace(self, grants=grants, steps=steps)
 
 
 def plan_claim(
