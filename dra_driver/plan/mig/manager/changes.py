@@ -43,13 +43,9 @@ def place_partitions(
     mig: MigInfo, requested: Sequence[MigProfile], fixed: Iterable[PartitionKey] = ()
 ) -> tuple[PartitionKey, ...] | None:
     """A place for each of *requested* where none overlaps another one or *fixed*; None: there is
-    none.
-
-    The largest first, since they have the fewest places.
-    """
+    none. The largest come first, since they have the fewest places."""
     used_units = _used_units(fixed)
-    units = sum(profile.size for profile in requested)
-    if units + used_units.bit_count() > mig.units:
+    if sum(profile.size for profile in requested) + used_units.bit_count() > mig.units:
         return None
     largest_first = sorted(
         requested,
@@ -60,7 +56,7 @@ def place_partitions(
 
 
 def capacity_problem(mig: MigInfo, requested: Sequence[MigProfile]) -> str:
-    """What the board has too little of, wherever *requested* are; empty: it has enough."""
+    """What the board has too little of, wherever *requested* are placed; empty: it has enough."""
     for profile, count in Counter(requested).items():
         if count > profile.most:
             return f"there can be {profile.most} of {profile.name}"
@@ -75,7 +71,7 @@ def capacity_problem(mig: MigInfo, requested: Sequence[MigProfile]) -> str:
 def _search(
     unplaced: Sequence[MigProfile], used_units: int, placed: tuple[PartitionKey, ...]
 ) -> tuple[PartitionKey, ...] | None:
-    """By trying; equal partitions in the order of their places, so that none is tried twice."""
+    """Tries all places; equal partitions are placed in order, so that no choice is tried twice."""
     if not unplaced:
         return placed
     profile = unplaced[0]
@@ -94,9 +90,6 @@ def _used_units(keys: Iterable[PartitionKey]) -> int:
     return sum(((1 << key.size) - 1) << key.start for key in keys)
 
 
-_REMOVE = "remove them (nvidia-smi mig -dci, then -dgi), or choose another layout"
-
-
 @dataclass(frozen=True, slots=True)
 class LayoutError:
     """The GPU cannot look like that."""
@@ -113,104 +106,116 @@ def plan_layout_change(
 ) -> LayoutChange | LayoutError:
     """What makes *gpu* look as *desired*: all of it, or nothing.
 
-    *managed*: what layouts created on it, or took over; the rest is unmanaged and stays. *claimed*:
-    what was created for claims, which goes with them. A GPU that looks as desired already, and on
-    which layouts created nothing, is taken over.
+    *managed*: what layouts created on it, or took over; other instances are unmanaged and stay.
+    *claimed*: what was created for claims, and is removed with them. A GPU that looks as desired
+    already, and on which layouts created nothing, is taken over.
     """
     if gpu.mig is None:
         reason = f": {gpu.mig_problem}" if gpu.mig_problem else ""
         return LayoutError(f"{_described(gpu)} cannot be partitioned{reason}", always=True)
-    present = _PresentInstances(gpu, gpu.mig, frozenset(managed), frozenset(claimed))
-    change = _mode_on(present, desired) if desired.on else _mode_off(present, desired)
+    planner = _LayoutPlanner(gpu, gpu.mig, desired, frozenset(managed), frozenset(claimed))
+    change = planner.turn_on() if desired.on else planner.turn_off()
     if isinstance(change, LayoutError):
         return change
     problem = _guest_problem(gpu, gpu.mig.fixed, desired, change)
     return LayoutError(problem, always=True) if problem else change
 
 
-class _PresentInstances:
-    """What is on the GPU, without what claims have."""
+class _LayoutPlanner:
+    """The instances on the GPU, without those of claims, and how they become a layout."""
 
     def __init__(
         self,
         gpu: Gpu,
         mig: MigInfo,
+        desired: DesiredLayout,
         managed: frozenset[PartitionKey],
         claimed: frozenset[PartitionKey],
     ) -> None:
-        self.gpu = gpu
-        self.mig = mig
-        self.unusable = {instance.key for instance in mig.unusable} - claimed
-        self.whole = {instance.key for instance in mig.instances} - claimed
-        self.all = self.whole | self.unusable
-        # Ours are at most empty: whoever created compute instances in one may be using them.
+        self._gpu = gpu
+        self._mig = mig
+        self._desired = desired
+        self._unusable = {instance.key for instance in mig.unusable} - claimed
+        self._whole = {instance.key for instance in mig.instances} - claimed
+        present = self._whole | self._unusable
+        # Whoever created compute instances in a managed GPU instance may be using them.
         divided_by_others = {instance.key for instance in mig.unusable if instance.cis}
-        self.managed = (self.all & managed) - divided_by_others
-        self.unmanaged = self.all - self.managed
-        self.had_layout = bool(managed)
+        self._managed = (present & managed) - divided_by_others
+        self._unmanaged = present - self._managed
+        self._had_layout = bool(managed)
 
-    def names(self, keys: Iterable[PartitionKey]) -> str:
-        """As people know them: ``1g.10gb at 3``."""
-        profiles = {profile.id: profile.name for profile in self.mig.profiles}
-        return ", ".join(
-            f"{profiles.get(key.profile_id, f'profile {key.profile_id}')} at {key.start}"
+    def turn_off(self) -> LayoutChange | LayoutError:
+        """Without partitions and MIG mode."""
+        if self._unmanaged:
+            return self._in_the_way(self._unmanaged)
+        switch = False if self._mig.on else None
+        return LayoutChange(self._gpu.uuid, tuple(sorted(self._managed)), switch)
+
+    def turn_on(self) -> LayoutChange | LayoutError:
+        """With exactly the partitions of the layout."""
+        desired, mig = self._desired, self._mig
+        profiles, unknown = requested_profiles(mig, desired.counts)
+        if unknown:
+            known = ", ".join(profile.name for profile in mig.profiles) or "none"
+            return LayoutError(
+                f"{_described(self._gpu)} has no profile {', '.join(unknown)}, which layout "
+                f"{desired.layout!r} has; it has: {known}",
+                always=True,
+            )
+        problem = capacity_problem(mig, profiles)
+        if problem or place_partitions(mig, profiles) is None:
+            return LayoutError(
+                f"layout {desired.layout!r} does not fit on {_described(self._gpu)}: "
+                f"{format_counts(desired.counts)}: "
+                f"{problem or 'there is no place for all of them at once'}",
+                always=True,
+            )
+        if mig.on and self._has_exactly(profiles):
+            keep = self._managed if self._had_layout else self._whole
+            return LayoutChange(self._gpu.uuid, keep=tuple(sorted(keep)))
+        return self._repartition(profiles)
+
+    def _has_exactly(self, profiles: Iterable[MigProfile]) -> bool:
+        ids = Counter(profile.id for profile in profiles)
+        return not self._unusable and Counter(key.profile_id for key in self._whole) == ids
+
+    def _repartition(self, profiles: list[MigProfile]) -> LayoutChange | LayoutError:
+        """Instances of the layout stay, unless there is no place for the others then."""
+        missing, in_the_way = _without(profiles, self._unmanaged - self._unusable)
+        in_the_way |= self._unmanaged & self._unusable
+        if in_the_way:
+            return self._in_the_way(in_the_way)
+        for may_stay in (self._managed - self._unusable, frozenset[PartitionKey]()):
+            to_create, not_requested = _without(missing, may_stay)
+            stays = may_stay - not_requested
+            create = place_partitions(self._mig, to_create, self._unmanaged | stays)
+            if create is not None:
+                return LayoutChange(
+                    self._gpu.uuid,
+                    tuple(sorted(self._managed - stays)),
+                    None if self._mig.on else True,
+                    create,
+                    tuple(sorted(stays)),
+                )
+        return self._in_the_way(self._unmanaged)
+
+    def _in_the_way(self, keys: Iterable[PartitionKey]) -> LayoutError:
+        names = {profile.id: profile.name for profile in self._mig.profiles}
+        instances = ", ".join(
+            f"{names.get(key.profile_id, f'profile {key.profile_id}')} at {key.start}"
             for key in sorted(keys)
         )
-
-
-def _mode_off(present: _PresentInstances, desired: DesiredLayout) -> LayoutChange | LayoutError:
-    if present.unmanaged:
-        return _in_the_way(present, desired, present.unmanaged)
-    switch = False if present.mig.on else None
-    return LayoutChange(present.gpu.uuid, tuple(sorted(present.managed)), switch)
-
-
-def _mode_on(present: _PresentInstances, desired: DesiredLayout) -> LayoutChange | LayoutError:
-    mig = present.mig
-    profiles, unknown = requested_profiles(mig, desired.counts)
-    if unknown:
-        return LayoutError(_unknown_profiles(present, desired, unknown), always=True)
-    problem = capacity_problem(mig, profiles)
-    if problem or place_partitions(mig, profiles) is None:
-        return LayoutError(_does_not_fit(present, desired, problem), always=True)
-    if mig.on and _has_exactly(present, profiles):
-        keep = present.managed if present.had_layout else present.all
-        return LayoutChange(present.gpu.uuid, keep=tuple(sorted(keep)))
-    return _repartition(present, desired, profiles)
-
-
-def _has_exactly(present: _PresentInstances, profiles: Iterable[MigProfile]) -> bool:
-    ids = Counter(profile.id for profile in profiles)
-    return not present.unusable and Counter(key.profile_id for key in present.whole) == ids
-
-
-def _repartition(
-    present: _PresentInstances, desired: DesiredLayout, profiles: list[MigProfile]
-) -> LayoutChange | LayoutError:
-    """What is there of it can stay, unless the rest finds no place then."""
-    missing, in_the_way = _without(profiles, present.unmanaged - present.unusable)
-    in_the_way |= present.unmanaged & present.unusable
-    if in_the_way:
-        return _in_the_way(present, desired, in_the_way)
-    for may_stay in (present.managed - present.unusable, frozenset[PartitionKey]()):
-        to_create, not_requested = _without(missing, may_stay)
-        stays = may_stay - not_requested
-        create = place_partitions(present.mig, to_create, present.unmanaged | stays)
-        if create is not None:
-            return LayoutChange(
-                present.gpu.uuid,
-                tuple(sorted(present.managed - stays)),
-                None if present.mig.on else True,
-                create,
-                tuple(sorted(stays)),
-            )
-    return _in_the_way(present, desired, present.unmanaged)
+        return LayoutError(
+            f"{_described(self._gpu)} has instances that this driver did not make and that are in "
+            f"the way of layout {self._desired.layout!r}: {instances}; remove them (nvidia-smi mig "
+            "-dci, then -dgi), or choose another layout"
+        )
 
 
 def _without(
     profiles: list[MigProfile], keys: Iterable[PartitionKey]
 ) -> tuple[list[MigProfile], set[PartitionKey]]:
-    """What of *profiles* is missing besides *keys*, and which of the keys are none of them."""
+    """The *profiles* that are missing beside *keys*, and the keys that are of none of them."""
     missing = list(profiles)
     others: set[PartitionKey] = set()
     for key in sorted(keys):
@@ -222,37 +227,10 @@ def _without(
     return missing, others
 
 
-def _in_the_way(
-    present: _PresentInstances, desired: DesiredLayout, keys: Iterable[PartitionKey]
-) -> LayoutError:
-    return LayoutError(
-        f"{_described(present.gpu)} has instances that this driver did not make and that are in "
-        f"the way of layout {desired.layout!r}: {present.names(keys)}; {_REMOVE}"
-    )
-
-
-def _unknown_profiles(
-    present: _PresentInstances, desired: DesiredLayout, names: Iterable[str]
-) -> str:
-    known = ", ".join(profile.name for profile in present.mig.profiles) or "none"
-    return (
-        f"{_described(present.gpu)} has no profile {', '.join(names)}, which layout "
-        f"{desired.layout!r} has; it has: {known}"
-    )
-
-
-def _does_not_fit(present: _PresentInstances, desired: DesiredLayout, problem: str) -> str:
-    return (
-        f"layout {desired.layout!r} does not fit on {_described(present.gpu)}: "
-        f"{format_counts(desired.counts)}: "
-        f"{problem or 'there is no place for all of them at once'}"
-    )
-
-
 def _guest_problem(
     gpu: Gpu, fixed: GuestRestriction, desired: DesiredLayout, change: LayoutChange
 ) -> str:
-    """Why nobody can do that in this virtual machine."""
+    """Why the *change* cannot be made in this virtual machine."""
     if fixed is GuestRestriction.NOTHING or change.is_nothing:
         return ""
     if fixed is GuestRestriction.MODE and change.switch is None:
@@ -265,20 +243,16 @@ def _described(gpu: Gpu) -> str:
     return f"{gpu.name} ({gpu.product_name})"
 
 
-_NO_ID = -1
-
-
 def preview_layout(
     gpu: Gpu, desired: DesiredLayout, state: MigState, claimed: CreatedPartitions, waits_for: str
 ) -> tuple[Gpu, LayoutOutcome | None]:
-    """*gpu* as it looks when it looks as *desired*, and no outcome; or *gpu* as it is, and how far
-    its layout is.
+    """*gpu* as *desired*, and no outcome; or *gpu* as it is, and the outcome of its layout.
 
-    *waits_for*: what has to end before it can be changed. What *state* says of a layout that is not
-    applied counts: only an attempt can tell whether a board can be switched.
+    *waits_for*: what has to end before the GPU can be changed. The outcome in *state* counts while
+    the layout is not applied: only an attempt can tell whether a board can be switched.
     """
-    last = state.outcomes.get(gpu.uuid)
-    if last is not None and last.layout == desired.layout and last.state is not LayoutState.SUCCESS:
+    layout, last = desired.layout, state.outcomes.get(gpu.uuid)
+    if last is not None and last.layout == layout and last.state is not LayoutState.SUCCESS:
         return gpu, last
     managed = partition_keys(still_present(gpu, state.instances.get(gpu.uuid, ())))
     claimed_keys = {key for uuid, key in claimed if uuid == gpu.uuid}
@@ -286,24 +260,24 @@ def preview_layout(
     if isinstance(change, LayoutError):
         if waits_for and not change.always:
             reason = f"{waits_for}; then: {change.reason}"
-            return gpu, LayoutOutcome(desired.layout, LayoutState.PENDING, reason)
-        return gpu, LayoutOutcome(desired.layout, LayoutState.FAILED, change.reason)
+            return gpu, LayoutOutcome(layout, LayoutState.PENDING, reason)
+        return gpu, LayoutOutcome(layout, LayoutState.FAILED, change.reason)
     if change.is_nothing:
-        return gpu, LayoutOutcome(desired.layout, LayoutState.SUCCESS)
+        return gpu, LayoutOutcome(layout, LayoutState.SUCCESS)
     if waits_for or gpu.mig is None:
-        return gpu, LayoutOutcome(desired.layout, LayoutState.PENDING, waits_for)
+        return gpu, LayoutOutcome(layout, LayoutState.PENDING, waits_for)
     return replace(gpu, mig=_changed(gpu.mig, change)), None
 
 
 def _changed(mig: MigInfo, change: LayoutChange) -> MigInfo:
     instances = [instance for instance in mig.instances if instance.key not in change.remove]
-    # Nobody knows the ids and UUIDs of new ones before they are there.
-    instances += [MigInstance(key, _NO_ID, _NO_ID, GpuUuid("")) for key in change.create]
+    # New instances have no ids and UUIDs yet.
+    instances += [MigInstance(key, -1, -1, GpuUuid("")) for key in change.create]
     unusable = (instance for instance in mig.unusable if instance.key not in change.remove)
+    if change.switch is not None:
+        mig = replace(mig, on=change.switch, pending=change.switch)
     return replace(
         mig,
-        on=mig.on if change.switch is None else change.switch,
-        pending=mig.pending if change.switch is None else change.switch,
         instances=tuple(sorted(instances, key=lambda instance: instance.key)),
         unusable=tuple(unusable),
     )

@@ -1,4 +1,4 @@
-"""Which named layouts there are, what each says of a GPU, and what they leave to the profile.
+"""The named layouts, what each means for a GPU, and where the profile holds beside them.
 
 No partitions are created for claims on a GPU that a layout governs.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from api.mig_parted import MigConfig
 from api.mig_parted import layouts as read
 from api.names import MIG_CONFIG_LABEL
-from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, MigInfo, MigProfile
+from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, MigInfo
 from dra_driver.model.mig_layouts import DesiredLayout, MigLayout, MigLayoutEntry, ProfileCounts
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plan.profiles.rules import rules_by_gpu
@@ -20,8 +20,8 @@ from dra_driver.plan.profiles.rules import rules_by_gpu
 def without_dynamic_mig(
     profile: Profile, gpus: Sequence[Gpu], governed: Collection[GpuUuid]
 ) -> Profile:
-    """*profile* for these *gpus*, where no partitions are created for claims on those that are
-    *governed*; the same where it makes no difference."""
+    """*profile* for these *gpus*, without partitions for claims on those that are *governed*; the
+    same object where that makes no difference."""
     rules, _ = rules_by_gpu(profile, gpus)
     dynamic = {uuid for uuid in governed if uuid in rules and rules[uuid].mig.dynamic}
     if not dynamic:
@@ -35,9 +35,9 @@ def without_dynamic_mig(
 
 
 def profile_until_gpus_seen(profile: Profile, gpus: Sequence[Gpu], expected: bool) -> Profile:
-    """*profile*, without partitions for claims on GPUs besides these that a layout may govern: all,
-    where one is *expected* of the whole node, or those for which the profile names one. The same
-    where it makes no difference."""
+    """*profile*, without partitions for claims on unseen GPUs that a layout may govern: on all
+    other than *gpus* where a layout is *expected* for the whole node, else where the profile names
+    one. The same object where that makes no difference."""
     if not any(_waits(entry.rules, expected) for entry in profile.entries):
         return profile
     rules, _ = rules_by_gpu(profile, gpus)
@@ -53,8 +53,8 @@ def profile_until_gpus_seen(profile: Profile, gpus: Sequence[Gpu], expected: boo
 
 
 def profile_until_layouts_known(profile: Profile) -> Profile:
-    """*profile* as long as it is not known what layouts govern: nothing is created for claims; the
-    same where nothing would be."""
+    """*profile* while it is not known which GPUs layouts govern: without partitions for claims; the
+    same object where it has none."""
     if not any(entry.rules.mig.dynamic for entry in profile.entries):
         return profile
     warning = (
@@ -68,7 +68,8 @@ def profile_until_layouts_known(profile: Profile) -> Profile:
 def _split(
     entry: ProfileEntry, entry_gpus: set[GpuUuid], dynamic: set[GpuUuid]
 ) -> Iterator[ProfileEntry]:
-    """*entry_gpus*: the GPUs that it holds for."""
+    """*entry* without partitions for claims on the *dynamic* GPUs. *entry_gpus*: the GPUs that it
+    holds for."""
     if entry_gpus & dynamic:
         of_layouts = replace(entry, rules=_without_dynamic(entry.rules))
         if entry_gpus <= dynamic:
@@ -89,7 +90,6 @@ def _without_dynamic(rules: Rules) -> Rules:
 _OFF, _ON, _BALANCED = "all-disabled", "all-enabled", "all-balanced"
 _BALANCE: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
 """By the compute slices of the board: how many partitions of how many slices."""
-
 
 # ``UnavailableGpu.what``
 _BUS_ID = re.compile(r"GPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")
@@ -123,10 +123,8 @@ def built_in_layouts(gpus: Iterable[Gpu]) -> dict[str, MigLayout]:
 
 
 def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
-    """The number that files of mig-parted have for each GPU: its place in the order of the PCI bus.
-
-    Those that are there and cannot be offered count, as far as it is known where they are.
-    """
+    """The number of each GPU in files of mig-parted: its place in the order of the PCI bus. GPUs
+    that cannot be offered count, where their place is known."""
     matches = (_BUS_ID.match(gpu.what) for gpu in inventory.unavailable)
     bus_ids = {match[1] for match in matches if match} | {g.pci_bus_id for g in inventory.gpus}
     indexes = {bus_id: index for index, bus_id in enumerate(sorted(bus_ids))}
@@ -134,20 +132,16 @@ def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
 
 
 def desired_layout(layout: MigLayout, gpu: Gpu, index: int) -> DesiredLayout | None:
-    """What *layout* says of *gpu*, which has this *index* on the bus; None: nothing.
-
-    What it says of all GPUs is not meant for those without MIG, as with mig-parted.
-    """
+    """How *gpu*, which has this *index* on the bus, should look by *layout*; None: it stays as it
+    is. An entry for all GPUs does not count for those without MIG, as with mig-parted."""
     entry = next((entry for entry in reversed(layout.entries) if _selects(entry, gpu, index)), None)
-    if entry is None:
-        return None
-    if gpu.mig is None and (entry.indexes is None or not entry.on):
+    if entry is None or (gpu.mig is None and (entry.indexes is None or not entry.on)):
         return None
     return DesiredLayout(layout.name, entry.on, entry.counts)
 
 
 def format_counts(counts: ProfileCounts) -> str:
-    """As people read it: ``2x 1g.10gb, 1x 3g.40gb``."""
+    """As in a message: ``2x 1g.10gb, 1x 3g.40gb``."""
     return ", ".join(f"{count}x {name}" for name, count in counts) or "no partitions"
 
 
@@ -186,11 +180,11 @@ def _own(gpu: Gpu) -> Iterator[tuple[str, MigLayoutEntry]]:
 def _balanced(mig: MigInfo) -> ProfileCounts:
     slices = max((profile.slices for profile in mig.profiles), default=0)
     shares = _BALANCE.get(slices, {})
-    profiles = {number: _usual(mig.profiles, number) for number in shares}
-    return tuple((profile.name, shares[number]) for number, profile in profiles.items() if profile)
-
-
-def _usual(profiles: Sequence[MigProfile], slices: int) -> MigProfile | None:
-    """Of the plain profiles with so many compute slices, the one with the least memory."""
-    plain = [profile for profile in profiles if profile.is_plain and profile.slices == slices]
-    return min(plain, key=lambda profile: (profile.memory_bytes, profile.number), default=None)
+    # Of the plain profiles with so many compute slices, the one with the least memory.
+    profiles = sorted(
+        (profile for profile in mig.profiles if profile.is_plain),
+        key=lambda profile: (profile.memory_bytes, profile.number),
+        reverse=True,
+    )
+    by_slices = {profile.slices: profile.name for profile in profiles}
+    return tuple((by_slices[n], count) for n, count in shares.items() if n in by_slices)

@@ -1,8 +1,9 @@
-"""What layouts created on GPUs, and what is reported of it as events of the Node."""
+"""What layouts created on GPUs, and the events of the Node about it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
@@ -16,7 +17,7 @@ GpuNames = Mapping[GpuUuid, str]
 
 @dataclass(frozen=True, slots=True)
 class MigEvent:
-    """*about*: events of the same reason and this are the same thing, maybe in other words."""
+    """*about*: events with the same reason and this are about the same thing."""
 
     reason: str
     about: str
@@ -28,13 +29,13 @@ class MigEvent:
 
 
 def failure_event(message: str) -> MigEvent:
-    """Of the node as a whole."""
+    """An event about the node as a whole."""
     return MigEvent(LAYOUT_FAILED, message, message)
 
 
 def mig_events(before: MigState, after: MigState, names: GpuNames) -> Iterator[MigEvent]:
-    """What is so in *after* and was not in *before*. A layout that waits makes no event, since its
-    state says so; MIG mode has no such state."""
+    """What is new in *after*. A layout that waits makes no event, since the label of the Node shows
+    that; no label shows the MIG mode."""
     if after.problem and after.problem != before.problem:
         yield failure_event(f"the layout of this node cannot be used: {after.problem}")
     yield from _failed(before, after, names)
@@ -45,56 +46,54 @@ def mig_events(before: MigState, after: MigState, names: GpuNames) -> Iterator[M
 
 
 def _failed(before: MigState, after: MigState, names: GpuNames) -> Iterator[MigEvent]:
-    """Each GPU for itself: they fail for reasons of their own."""
-    for gpu, now in after.outcomes.items():
-        if now.state is LayoutState.FAILED and now != before.outcomes.get(gpu):
-            message = f"{names[gpu]} is not partitioned as layout {now.layout!r} says: {now.reason}"
-            yield MigEvent(LAYOUT_FAILED, f"{gpu} {now.layout}", message)
+    """One event for each GPU, since they fail for different reasons."""
+    for gpu, outcome in after.outcomes.items():
+        if outcome.state is LayoutState.FAILED and outcome != before.outcomes.get(gpu):
+            layout, reason = outcome.layout, outcome.reason
+            message = f"{names[gpu]} is not partitioned as layout {layout!r} says: {reason}"
+            yield MigEvent(LAYOUT_FAILED, f"{gpu} {layout}", message)
 
 
 def _applied(before: MigState, after: MigState, names: GpuNames) -> Iterator[MigEvent]:
-    """All GPUs of a layout together."""
+    """One event for all GPUs of a layout."""
     applied = sorted(
-        (now.layout, names[gpu])
-        for gpu, now in after.outcomes.items()
-        if now.state is LayoutState.SUCCESS and _is_new(now, before.outcomes.get(gpu))
+        (outcome.layout, names[gpu])
+        for gpu, outcome in after.outcomes.items()
+        if outcome.state is LayoutState.SUCCESS and _is_new(outcome, before.outcomes.get(gpu))
     )
-    for layout, gpus in groupby(applied, key=lambda layout_and_gpu: layout_and_gpu[0]):
+    for layout, gpus in groupby(applied, key=itemgetter(0)):
         message = f"partitioned as layout {layout!r} says: {', '.join(name for _, name in gpus)}"
         yield MigEvent(LAYOUT_APPLIED, message, message)
 
 
-def _is_new(now: LayoutOutcome, before: LayoutOutcome | None) -> bool:
+def _is_new(outcome: LayoutOutcome, before: LayoutOutcome | None) -> bool:
     """Apart from its reason."""
-    return before is None or (now.layout, now.state) != (before.layout, before.state)
+    return before is None or (outcome.layout, outcome.state) != (before.layout, before.state)
 
 
 def layout_instance(instance: MigInstance) -> LayoutInstance:
-    """What *instance* is known by later."""
+    """By what *instance* is recognized later."""
     return LayoutInstance(instance.key, instance.gi, instance.uuid)
 
 
 def still_present(gpu: Gpu, recorded: Iterable[LayoutInstance]) -> tuple[LayoutInstance, ...]:
-    """Those of *recorded* that *gpu* has, and not something else in their places.
+    """The *recorded* instances that *gpu* has, and not another instance in their place.
 
-    Where a crash left only a place recorded, it is what lies there. Of an instance that is half
-    removed only the GPU instance is left.
+    Where a crash left only a placement recorded, the instance there counts. Of an instance that is
+    half removed the GPU instance is present.
     """
-    present = _present(gpu)
+    if gpu.mig is None:
+        return ()
+    present = {
+        *map(layout_instance, gpu.mig.instances),
+        *(LayoutInstance(instance.key, instance.gi) for instance in gpu.mig.unusable),
+        *map(LayoutInstance, gpu.mig.keys),
+    }
     return tuple(
         instance
         for instance in recorded
         if instance in present or LayoutInstance(instance.key, instance.gi) in present
     )
-
-
-def _present(gpu: Gpu) -> frozenset[LayoutInstance]:
-    """Everything by which what is there may be recorded."""
-    if gpu.mig is None:
-        return frozenset()
-    whole = {layout_instance(instance) for instance in gpu.mig.instances}
-    unusable = {LayoutInstance(instance.key, instance.gi) for instance in gpu.mig.unusable}
-    return frozenset(whole | unusable | {LayoutInstance(key) for key in gpu.mig.keys})
 
 
 def partition_keys(instances: Iterable[LayoutInstance]) -> frozenset[PartitionKey]:
@@ -104,9 +103,9 @@ def partition_keys(instances: Iterable[LayoutInstance]) -> frozenset[PartitionKe
 def pruned_state(
     state: MigState, inventory: Inventory, enabled_by_claims: Collection[GpuUuid]
 ) -> MigState:
-    """Without instances that are gone, since what comes to their places is somebody else's, though
-    it may have the same UUID; with the GPUs whose MIG mode claims turned on, until they are seen
-    without. Of a GPU that this look could not read nothing is gone."""
+    """*state* without instances that are gone, since an instance that comes to their place is
+    somebody else's, though it may have the same UUID; with the GPUs whose MIG mode claims turned
+    on, until it is seen off. Of a GPU that this look could not read nothing is gone."""
     seen = {
         gpu.uuid: gpu
         for gpu in inventory.gpus
