@@ -97,7 +97,10 @@ class UnmanagedInstances:
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        return tuple(instance.key for instance in (*self.instances, *self.unusable))
+        return (
+            *(instance.key for instance in self.instances),
+            *(instance.key for instance in self.unusable),
+        )
 
 
 @dataclass(frozen=True, slots=True)
