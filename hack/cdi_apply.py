@@ -126,19 +126,19 @@ def _oci_node(node: DeviceNode, config: Config) -> Config:
 
 def _add_net_devices(config: Config, net_devices: tuple[NetDevice, ...]) -> None:
     for device in net_devices:
-        held = _child(_child(config, "linux"), "netDevices")
-        held[device.host_interface_name] = {"name": device.name}
+        net_devices_of_config = _child(_child(config, "linux"), "netDevices")
+        net_devices_of_config[device.host_interface_name] = {"name": device.name}
 
 
 def _add_mounts(config: Config, mounts: tuple[Mount, ...]) -> None:
     if not mounts:
         return
-    held: list[Config] = config.get("mounts") or []
+    existing: list[Config] = config.get("mounts") or []
     for mount in mounts:
-        held = [other for other in held if other["destination"] != mount.container_path]
-        held.append(_oci_mount(mount))
+        existing = [entry for entry in existing if entry["destination"] != mount.container_path]
+        existing.append(_oci_mount(mount))
     # Stable: what is mounted below a directory comes behind that directory.
-    config["mounts"] = sorted(held, key=lambda mount: _depth(mount["destination"]))
+    config["mounts"] = sorted(existing, key=lambda mount: _depth(mount["destination"]))
 
 
 def _depth(destination: str) -> int:

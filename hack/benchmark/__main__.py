@@ -46,9 +46,9 @@ def main() -> int:
             sizes = QUICK_FLEET if options.quick else FULL_FLEET
             results.update(fleet.measure(options.version, sizes, _progress))
         else:
-            with stage(options.version, _progress) as there:
-                facts["mode"] = there.cluster.mode
-                _measure(there, _parts(QUICK if options.quick else FULL), results, errors)
+            with stage(options.version, _progress) as benched:
+                facts["mode"] = benched.cluster.mode
+                _measure(benched, _parts(QUICK if options.quick else FULL), results, errors)
     except _FAILURES as e:
         errors.append(str(e))
     except KeyboardInterrupt:
@@ -82,46 +82,52 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parts(sizes: Sizes) -> Sequence[Part]:
-    def held(there: Stage) -> Results:
-        with tempfile.TemporaryDirectory(prefix="dra-bench-cdi-") as directory:
-            return prepares.measure_held(there, sizes, Path(directory))
-
-    def by_mps(there: Stage) -> Results:
-        with tempfile.TemporaryDirectory(prefix="dra-bench-mps-") as directory:
-            return mps.measure(there, sizes, Path(directory))
-
-    def cut(there: Stage) -> Results:
-        with tempfile.TemporaryDirectory(prefix="dra-bench-mig-") as directory:
-            return partitions.measure(there, sizes, Path(directory))
-
-    def sixteen(there: Stage) -> Results:
-        with tempfile.TemporaryDirectory(prefix="dra-bench-node-") as directory:
-            return publishing.measure(there, sizes.starts, Path(directory))
-
     return (
-        ("starts of the plugin", lambda there: starts.measure(there, sizes.starts)),
-        ("prepare and unprepare", lambda there: prepares.measure(there, sizes)),
-        (f"prepare with {sizes.held} claims held", held),
-        ("the costliest configurations", lambda there: configs.measure(sizes.configs)),
-        ("prepare under MPS", by_mps),
-        ("prepare partitions", cut),
-        (f"publish {publishing.GPUS} MIG GPUs", sixteen),
-        ("an idle plugin", lambda there: idles.measure(there, sizes.idle_seconds)),
-        ("starts of pods", lambda there: pods.measure(there, sizes.pods)),
+        ("starts of the plugin", lambda benched: starts.measure(benched, sizes.starts)),
+        ("prepare and unprepare", lambda benched: prepares.measure(benched, sizes)),
+        (
+            f"prepare with {sizes.held} claims held",
+            _in_directory(lambda benched, place: prepares.measure_held(benched, sizes, place)),
+        ),
+        ("the costliest configurations", lambda benched: configs.measure(sizes.configs)),
+        (
+            "prepare under MPS",
+            _in_directory(lambda benched, place: mps.measure(benched, sizes, place)),
+        ),
+        (
+            "prepare partitions",
+            _in_directory(lambda benched, place: partitions.measure(benched, sizes, place)),
+        ),
+        (
+            f"publish {publishing.GPUS} MIG GPUs",
+            _in_directory(lambda benched, place: publishing.measure(benched, sizes.starts, place)),
+        ),
+        ("an idle plugin", lambda benched: idles.measure(benched, sizes.idle_seconds)),
+        ("starts of pods", lambda benched: pods.measure(benched, sizes.pods)),
     )
 
 
+def _in_directory(measure: Callable[[Stage, Path], Results]) -> Callable[[Stage], Results]:
+    """*measure* with a directory of its own, which goes afterwards."""
+
+    def measure_there(benched: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="dra-bench-") as directory:
+            return measure(benched, Path(directory))
+
+    return measure_there
+
+
 def _measure(
-    there: Stage, parts: Sequence[Part], results: dict[str, Measured], errors: list[str]
+    benched: Stage, parts: Sequence[Part], results: dict[str, Measured], errors: list[str]
 ) -> None:
     """A part that fails does not keep the others from being measured."""
-    for what, measure in parts:
-        _progress(what)
+    for name, measure in parts:
+        _progress(name)
         try:
-            results.update(measure(there))
+            results.update(measure(benched))
         except _FAILURES as e:
-            errors.append(f"{what}: {e}")
-            there.stop()
+            errors.append(f"{name}: {e}")
+            benched.stop()
 
 
 def _progress(line: str) -> None:

@@ -55,15 +55,15 @@ _CUT = {
 def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
     """All figures: with the scheduler's default client limits, then without limits, and then with
     partitions."""
-    with control_plane(version, _FLAGS, progress) as there:
+    with control_plane(version, _FLAGS, progress) as plane:
         api = ApiClient(
-            load_kubeconfig(there.kubeconfig), ApiTimeouts(read=_READ_SECONDS, write=_READ_SECONDS)
+            load_kubeconfig(plane.kubeconfig), ApiTimeouts(read=_READ_SECONDS, write=_READ_SECONDS)
         )
         fleet = Fleet(api, nodes(sizes.nodes, sizes.cut_nodes))
         bursts = Bursts(api, (WHOLE, PARTITIONS))
-        course = Course(there, fleet, bursts, progress)
+        course = Course(plane, fleet, bursts, progress)
         limited = course.run(_CASES, sizes.limited_pods, sizes.rounds)
-        there.restart("scheduler", {"scheduler": _LIFTED})
+        plane.restart("scheduler", {"scheduler": _LIFTED})
         lifted = course.run(_CASES, sizes.lifted_pods, sizes.rounds)
         cut = course.run(_CUT, sizes.cut_pods, sizes.rounds)
         api.close()
@@ -75,9 +75,9 @@ class Course:
     """Rounds of bursts, each case once a round."""
 
     def __init__(
-        self, there: ControlPlane, fleet: Fleet, bursts: Bursts, progress: Progress
+        self, plane: ControlPlane, fleet: Fleet, bursts: Bursts, progress: Progress
     ) -> None:
-        self._there = there
+        self._control_plane = plane
         self._fleet = fleet
         self._bursts = bursts
         self._progress = progress
@@ -98,8 +98,8 @@ class Course:
     def _burst(self, case: Case, pods: int) -> Burst:
         self._fleet.publish(case.shape)
         # Some pods before: the scheduler has seen the slices, and the classes' CEL is compiled.
-        self._bursts.burst(case.mix, _WARM_UP, self._there.pid("scheduler"))
-        return self._bursts.burst(case.mix, pods, self._there.pid("scheduler"))
+        self._bursts.burst(case.mix, _WARM_UP, self._control_plane.pid("scheduler"))
+        return self._bursts.burst(case.mix, pods, self._control_plane.pid("scheduler"))
 
 
 def _measured(bursts: Sequence[Burst]) -> Measured:

@@ -52,12 +52,12 @@ def nodes(count: int, cut: int) -> tuple[FleetNode, ...]:
 class Fleet:
     """Nodes in the API server, which are published in one shape at a time."""
 
-    def __init__(self, api: ApiClient, there: Sequence[FleetNode]) -> None:
+    def __init__(self, api: ApiClient, fleet_nodes: Sequence[FleetNode]) -> None:
         """Makes the nodes. Without kubelets they stay as they are made."""
         self._api = api
-        self._nodes = there
+        self._nodes = fleet_nodes
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            made = threads.map(lambda node: api.create(_NODES, _document(node)), there)
+            made = threads.map(lambda node: api.create(_NODES, _document(node)), fleet_nodes)
             self._uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in made}
 
     def publish(self, shape: Shape) -> None:
@@ -66,9 +66,9 @@ class Fleet:
         wait("the slices to go", lambda: not self._api.get(_SLICES, {"limit": "1"})["items"])
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             made = sum(threads.map(lambda node: self._publish(node, shape(node)), self._nodes))
-        there = self._api.list(_SLICES, _OURS)["items"]
-        if len(there) != made:
-            raise BenchError(f"{len(there)} slices are there, not {made}")
+        listed = self._api.list(_SLICES, _OURS)["items"]
+        if len(listed) != made:
+            raise BenchError(f"{len(listed)} slices are there, not {made}")
 
     def _publish(self, node: FleetNode, pool: Pool) -> int:
         home = SliceOwner(names.DRIVER, node.name, self._uids[node.name])

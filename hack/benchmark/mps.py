@@ -32,9 +32,9 @@ def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
                 parts = stage.claims.on(["gpu-0"] * _SHARES, memory="2Gi", cores="4")
                 others = stage.claims.on(["gpu-1"] * _SHARES)
                 first.append(calls.prepare(parts[0]))
-                for part, other in zip(parts[1:], others[1:], strict=True):
-                    whole.append(calls.prepare(other))
-                    calls.unprepare(other)
+                for part, whole_gpu in zip(parts[1:], others[1:], strict=True):
+                    whole.append(calls.prepare(whole_gpu))
+                    calls.unprepare(whole_gpu)
                     following.append(calls.prepare(part))
                 for part in parts:
                     calls.unprepare(part)

@@ -33,17 +33,17 @@ def measure(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
     whole: list[float] = []
     try:
         with stage.plugin(sim=_NODE, profile="mig", cdi_dir=str(cdi_dir)) as calls:
-            there, memory = partitions(stage.slices(), _CUT, _PROFILE)
+            devices, memory = partitions(stage.slices(), _CUT, _PROFILE)
             for _ in range(sizes.rounds):
-                kept, *others = _claims(stage, there, memory)
+                first_claim, *others = _claims(stage, devices, memory)
                 wholes = stage.claims.on([_WHOLE] * _NEXT)
-                first.append(calls.prepare(kept))
+                first.append(calls.prepare(first_claim))
                 for partition, whole_gpu in zip(others, wholes, strict=True):
                     whole.append(calls.prepare(whole_gpu))
                     calls.unprepare(whole_gpu)
                     following.append(calls.prepare(partition))
                     removed.append(calls.unprepare(partition))
-                calls.unprepare(kept)
+                calls.unprepare(first_claim)
     finally:
         stage.claims.delete()
     p95, undone = percentile(following, 0.95) * 1000, percentile(removed, 0.5) * 1000
@@ -71,8 +71,8 @@ def partitions(slices: Iterable[Document], gpu: str, profile: str) -> tuple[list
     return sorted(memory_by_device), next(iter(memory_by_device.values()))
 
 
-def _claims(stage: Stage, there: Sequence[str], memory: str) -> list[ClaimRef]:
+def _claims(stage: Stage, partition_names: Sequence[str], memory: str) -> list[ClaimRef]:
     """One on the first partition, and then on the others in turns."""
-    others = there[1:]
-    devices = [there[0], *(others[turn % len(others)] for turn in range(_NEXT))]
+    others = partition_names[1:]
+    devices = [partition_names[0], *(others[turn % len(others)] for turn in range(_NEXT))]
     return stage.claims.on(devices, memory=memory)

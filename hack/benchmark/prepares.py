@@ -69,13 +69,13 @@ def measure_held(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
     with stage.plugin(cdi_dir=str(cdi_dir)) as calls:
         _one_by_one(calls, stage.claims.on(_devices(_WARM)), _Times())
         for _ in range(sizes.held_rounds):
-            held = stage.claims.on(_devices(sizes.held), admin=True)
+            held_claims = stage.claims.on(_devices(sizes.held), admin=True)
             before, meanwhile, after = (stage.claims.on(_devices(sizes.singles)) for _ in range(3))
             _settled(calls, before, none)
-            for ref in held:
+            for ref in held_claims:
                 calls.prepare(ref)
             _settled(calls, meanwhile, many)
-            for ref in held:
+            for ref in held_claims:
                 calls.unprepare(ref)
             _settled(calls, after, none)
             stage.claims.delete()

@@ -49,8 +49,8 @@ def is_whole(slices: Iterable[Document], counter_sets: int) -> bool:
     specs = [each["spec"] for each in slices]
     newest = max((spec["pool"]["generation"] for spec in specs), default=0)
     specs = [spec for spec in specs if spec["pool"]["generation"] == newest]
-    there = sum(len(spec.get("sharedCounters") or ()) for spec in specs)
-    return there == counter_sets and len(specs) == specs[0]["pool"]["resourceSliceCount"]
+    published = sum(len(spec.get("sharedCounters") or ()) for spec in specs)
+    return published == counter_sets and len(specs) == specs[0]["pool"]["resourceSliceCount"]
 
 
 def number_of_static(slices: Iterable[Document]) -> int:

@@ -130,9 +130,9 @@ def _run(stage: Stage, steps: Steps, sim: str) -> str:
     quarters = stage.run_quarters()
     steps.detail(page.sharing(quarters))
     steps.step("looking at how the GPU came to the pod")
-    seen = stage.look(sim, log, quarters)
+    view = stage.look(sim, log, quarters)
     steps.detail("done")
-    return page.page(seen, style(sys.stdout.isatty(), os.environ))
+    return page.page(view, style(sys.stdout.isatty(), os.environ))
 
 
 def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
@@ -148,9 +148,9 @@ def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
     logs = stage.run(SERVERS)
     steps.step("looking at what they have of the GPU")
     cluster = stage.cluster
-    seen = page.Servers(cluster.version, cluster.why, logs, stage.plugin.claims(sim))
+    view = page.Servers(cluster.version, cluster.why, logs, stage.plugin.claims(sim))
     steps.detail("done")
-    return page.servers_page(seen, style(sys.stdout.isatty(), os.environ))
+    return page.servers_page(view, style(sys.stdout.isatty(), os.environ))
 
 
 def _run_mig(stage: Stage, steps: Steps, sim: str) -> str:
@@ -163,9 +163,9 @@ def _run_mig(stage: Stage, steps: Steps, sim: str) -> str:
     steps.step(f"running two pods with partitions: {', '.join(PARTITIONS)}")
     logs = stage.run(*PARTITIONS)
     steps.step("reading how the GPUs are divided, before and after the pods end")
-    seen = stage.look_at_partitions(sim, logs)
+    view = stage.look_at_partitions(sim, logs)
     steps.detail("done")
-    return page.partitions_page(seen, style(sys.stdout.isatty(), os.environ))
+    return page.partitions_page(view, style(sys.stdout.isatty(), os.environ))
 
 
 def _refuse_old(stage: Stage) -> None:
@@ -197,8 +197,8 @@ def _building(stage: Stage) -> str:
     recipes += [assets.CONTAINERD] if stage.cluster.mode == "full" else []
     targets = {recipe.name: cache_dir() / f"{recipe.name}-{recipe.digest()}" for recipe in recipes}
     missing = [name for name, target in targets.items() if not target.is_dir()]
-    if given := os.environ.get("KUBE_ASSETS"):
-        return f"taking programs from KUBE_ASSETS={given}"
+    if directory := os.environ.get("KUBE_ASSETS"):
+        return f"taking programs from KUBE_ASSETS={directory}"
     if missing:
         return f"building {', '.join(missing)} (first time only, 5 to 15 minutes)"
     return f"finding {', '.join(targets)} in {cache_dir()}"
@@ -220,7 +220,7 @@ def _leave(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
     pod = f"{SERVERS}/large" if options.mps else "" if options.mig else f"{POD}/{POD}"
     programs = str(stage.cluster.layout.bin)
     inside = pod if stage.cluster.mode == "full" else ""
-    print(page.kept(str(stage.cluster.kubeconfig), programs, inside))
+    print(page.left_running(str(stage.cluster.kubeconfig), programs, inside))
     steps.say(f"\nDone in {steps.seconds:.0f} s.")
     return 0
 

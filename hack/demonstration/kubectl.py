@@ -40,9 +40,9 @@ class Kubectl:
 
     def delete(self, paths: Iterable[Path], seconds: float) -> None:
         """Delete what is in files and wait until it is gone; gone already is success."""
-        what = [f"--filename={path}" for path in paths]
+        files = [f"--filename={path}" for path in paths]
         wait = ["--ignore-not-found", f"--timeout={seconds:.0f}s"]
-        self.run("delete", *what, *wait, seconds=seconds + CALL_SECONDS)
+        self.run("delete", *files, *wait, seconds=seconds + CALL_SECONDS)
 
 
 def call(

@@ -38,9 +38,9 @@ def with_memory(document: Document, most: int) -> Document:
     """The same object; a claim asks for at most so many MiB of memory."""
     if document["kind"] == "ResourceClaimTemplate":
         for request in document["spec"]["spec"]["devices"]["requests"]:
-            asked = request["exactly"]["capacity"]["requests"]
-            if mebibytes(asked["memory"]) > most:
-                asked["memory"] = f"{most}Mi"
+            amounts = request["exactly"]["capacity"]["requests"]
+            if mebibytes(amounts["memory"]) > most:
+                amounts["memory"] = f"{most}Mi"
     return document
 
 

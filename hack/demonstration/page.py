@@ -26,7 +26,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Findings:
     """A pod that runs with a GPU, and everything on the way to it, as the programs printed it."""
 
     version: str  # of Kubernetes
@@ -62,45 +62,45 @@ class Partitions:
     after: str  # the same once the pods are gone
 
 
-def servers_page(seen: Servers, style: Style) -> str:
+def servers_page(servers: Servers, style: Style) -> str:
     """What each container has of the GPU, and how the node sees it."""
-    what = "Two servers with 30 and 70 percent of one GPU, under MPS,"
-    held = ("Who holds what, and what is free", "dra-driver claims", seen.claims_table)
-    return _pods_page(what, seen, [held], style)
+    title = "Two servers with 30 and 70 percent of one GPU, under MPS,"
+    holdings = ("Who holds what, and what is free", "dra-driver claims", servers.claims_table)
+    return _pods_page(title, servers, [holdings], style)
 
 
-def partitions_page(seen: Partitions, style: Style) -> str:
+def partitions_page(partitions: Partitions, style: Style) -> str:
     """What each container has of a GPU that was divided for it, and what becomes of that."""
     command = "dra-driver devices --profile mig"
     pictures = [
-        ("How the GPUs are divided now", command, seen.during),
-        ("And once the pods are gone", command, seen.after),
+        ("How the GPUs are divided now", command, partitions.during),
+        ("And once the pods are gone", command, partitions.after),
     ]
     return _pods_page(
-        "Two pods with MIG partitions that nobody created before,", seen, pictures, style
+        "Two pods with MIG partitions that nobody created before,", partitions, pictures, style
     )
 
 
 def _pods_page(
-    what: str, seen: Servers | Partitions, more: Sequence[tuple[str, str, str]], style: Style
+    pods: str, view: Servers | Partitions, more: Sequence[tuple[str, str, str]], style: Style
 ) -> str:
-    title = style.strong(f"{what} on Kubernetes {seen.version}; GPUs are simulated")
-    if seen.why:
-        title += f"\nThe pods are processes without a container: {seen.why}"
+    title = style.strong(f"{pods} on Kubernetes {view.version}; GPUs are simulated")
+    if view.why:
+        title += f"\nThe pods are processes without a container: {view.why}"
     logs = [
         (f"What pod {pod.partition('/')[2]} sees", f"kubectl logs -n {pod.replace('/', ' ')}", log)
-        for pod, log in seen.logs.items()
+        for pod, log in view.logs.items()
     ]
     return "\n\n".join([title, *(_block(*each, style) for each in (*logs, *more))])
 
 
-def page(seen: Seen, style: Style) -> str:
+def page(view: Findings, style: Style) -> str:
     """The road of one GPU, from the container back to the node that offers it."""
-    meta = seen.claim["metadata"]
-    result = seen.claim["status"]["allocation"]["devices"]["results"][0]
+    meta = view.claim["metadata"]
+    result = view.claim["status"]["allocation"]["devices"]["results"][0]
     name = f"{meta['namespace']}/{meta['name']}"
     sections = [
-        ("What the pod printed", f"kubectl logs -n {meta['namespace']} one-gpu", seen.log),
+        ("What the pod printed", f"kubectl logs -n {meta['namespace']} one-gpu", view.log),
         (
             "The GPU it was given",
             f"kubectl get resourceclaims -n {meta['namespace']}",
@@ -111,18 +111,18 @@ def page(seen: Seen, style: Style) -> str:
         (
             "The ResourceSlice it came from",
             "kubectl get resourceslices -o yaml",
-            _slice_lines(seen.resource_slice, str(result["device"])),
+            _slice_lines(view.resource_slice, str(result["device"])),
         ),
-        ("The CDI spec it was injected by", seen.spec_path, _spec_lines(seen.spec)),
+        ("The CDI spec it was injected by", view.spec_path, _spec_lines(view.spec)),
     ]
-    if seen.quarters:
+    if view.quarters:
         source = "kubectl logs -n NAMESPACE POD"
-        sections.append(("Pods of three namespaces on one GPU", source, _logs(seen.quarters)))
-    sections.append(("Who holds what, and what is free", "dra-driver claims", seen.claims_table))
-    what = "One pod with one GPU" + (", three that share one," if seen.quarters else "")
-    title = style.strong(f"{what} on Kubernetes {seen.version}; GPUs are simulated")
-    if seen.why:
-        title += f"\nThe pod is a process without a container: {seen.why}"
+        sections.append(("Pods of three namespaces on one GPU", source, _logs(view.quarters)))
+    sections.append(("Who holds what, and what is free", "dra-driver claims", view.claims_table))
+    pods = "One pod with one GPU" + (", three that share one," if view.quarters else "")
+    title = style.strong(f"{pods} on Kubernetes {view.version}; GPUs are simulated")
+    if view.why:
+        title += f"\nThe pod is a process without a container: {view.why}"
     blocks = [_block(head, source, body, style) for head, source, body in sections]
     return "\n\n".join([title, *blocks])
 
@@ -134,7 +134,7 @@ def sharing(quarters: Mapping[str, str]) -> str:
     return "left out: it takes two GPUs, and Kubernetes 1.36"
 
 
-def kept(kubeconfig: str, path: str, pod: str) -> str:
+def left_running(kubeconfig: str, path: str, pod: str) -> str:
     """What to type while it is left running. *pod*: one to look into, by namespace and name; empty:
     none can be."""
     lines = [

@@ -73,8 +73,8 @@ class Plugin:
             self.process.check_alive()
             return is_ready(f"http://127.0.0.1:{port}/readyz")
 
-        what = "the plugin to be registered and its GPUs published"
-        wait_for(what, ready, timeout_seconds=READY_SECONDS, log=self.process.log)
+        condition = "the plugin to be registered and its GPUs published"
+        wait_for(condition, ready, timeout_seconds=READY_SECONDS, log=self.process.log)
 
     def stop(self) -> None:
         """As its pod's end would. Not running is success."""

@@ -15,7 +15,7 @@ from hack.demonstration.agent import Agent
 from hack.demonstration.errors import DemoError
 from hack.demonstration.kubectl import Kubectl, call
 from hack.demonstration.manifests import documents, mebibytes, with_local_image, with_memory
-from hack.demonstration.page import Partitions, Seen
+from hack.demonstration.page import Findings, Partitions
 from hack.demonstration.plugin import Plugin
 from hack.testbed import packages
 from hack.testbed.assets import DEFAULT_VERSION
@@ -203,13 +203,13 @@ class Stage:
             raise DemoError(f"{e}; its events:\n{events}\nSee also {log}") from e
         return printed()
 
-    def look(self, sim: str, log: str, quarters: dict[str, str]) -> Seen:
+    def look(self, sim: str, log: str, quarters: dict[str, str]) -> Findings:
         """Everything on the way from the node's GPU to the container."""
         (claim,) = self._kubectl.get("resourceclaims", f"--namespace={POD}")["items"]
         result = claim["status"]["allocation"]["devices"]["results"][0]
         slices = (s for s in self._slices() if _has(s, result["pool"], result["device"]))
         (path,) = self.cluster.cdi_dir.glob(f"*{claim['metadata']['uid']}*.json")
-        return Seen(
+        return Findings(
             version=self.cluster.version,
             sim=sim,
             why=self.cluster.why,

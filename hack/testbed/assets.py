@@ -90,9 +90,9 @@ HELM = Recipe(name="helm", module=_MODULES / "helm", packages=("tool",), program
 
 def find_program(name: str, version: str, progress: Progress) -> Path:
     """One program, built now if it has to be; from KUBE_ASSETS where it is there."""
-    given = _given_directory()
-    if given and (given / name).is_file():
-        return given / name
+    directory = _given_directory()
+    if directory and (directory / name).is_file():
+        return directory / name
     for recipe in (kubernetes(version), CONTAINERD, HELM):
         if name in recipe.programs:
             return build(recipe, progress) / name
@@ -102,21 +102,21 @@ def find_program(name: str, version: str, progress: Progress) -> Path:
 
 def find_programs(names: Iterable[str], version: str, progress: Progress) -> dict[str, Path]:
     """All these programs, by name. With KUBE_ASSETS all must be there, and nothing is built."""
-    given = _given_directory()
-    if given is None:
+    directory = _given_directory()
+    if directory is None:
         return {name: find_program(name, version, progress) for name in names}
-    paths = {name: given / name for name in names}
+    paths = {name: directory / name for name in names}
     if missing := [name for name, path in paths.items() if not os.access(path, os.X_OK)]:
         raise ClusterError(
-            f"KUBE_ASSETS={given} lacks: {', '.join(missing)}. Put them there (executable), "
+            f"KUBE_ASSETS={directory} lacks: {', '.join(missing)}. Put them there (executable), "
             "or unset KUBE_ASSETS to have them built"
         )
     return paths
 
 
 def _given_directory() -> Path | None:
-    given = os.environ.get("KUBE_ASSETS")
-    return Path(given).absolute() if given else None
+    directory = os.environ.get("KUBE_ASSETS")
+    return Path(directory).absolute() if directory else None
 
 
 def build(recipe: Recipe, progress: Progress) -> Path:

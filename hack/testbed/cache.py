@@ -20,8 +20,8 @@ def silent(_line: str) -> None:
 
 def cache_dir() -> Path:
     """$DRA_CACHE, else dra-driver in the user's cache directory."""
-    if given := os.environ.get("DRA_CACHE"):
-        return Path(given).absolute()
+    if directory := os.environ.get("DRA_CACHE"):
+        return Path(directory).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base).absolute() / "dra-driver"
 

@@ -103,8 +103,8 @@ def _why_no_cgroups() -> str | None:
 
 def _missing_controllers() -> list[str]:
     if not cgroup_v1():
-        there = (_CGROUP_ROOT / "cgroup.controllers").read_text().split()
-        return [name for name in _V2_CONTROLLERS if name not in there]
+        available = (_CGROUP_ROOT / "cgroup.controllers").read_text().split()
+        return [name for name in _V2_CONTROLLERS if name not in available]
     mounted = {part for path in _hierarchies() for part in path.name.split(",")}
     return [name for name in _V1_CONTROLLERS if name not in mounted]
 

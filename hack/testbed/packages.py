@@ -47,7 +47,7 @@ _NEEDED_BY_NODE: Mapping[str, Callable[[], object]] = {
 def install(*, node: bool, progress: Progress) -> None:
     """Install what is missing, when we may; else say what is missing."""
     needed = {**_NEEDED_BY_ALL, **(_NEEDED_BY_NODE if node else {})}
-    missing = [package for package, there in needed.items() if not there()]
+    missing = [package for package, is_installed in needed.items() if not is_installed()]
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -49,9 +49,9 @@ def _prepare_node(layout: Layout, state: State) -> None:
     _share(layout.kubelet)
 
 
-def _found(path: Path | None, what: str) -> Path:
+def _found(path: Path | None, name: str) -> Path:
     if path is None:
-        raise ClusterError(f"{what}: not installed")
+        raise ClusterError(f"{name}: not installed")
     return path
 
 

@@ -74,9 +74,9 @@ class Running:
         if self._node:
             self._wait_for("the kubelet to know its pods", self._pods_known, "kubelet")
 
-    def _wait_for(self, what: str, ready: Callable[[], bool], component: str) -> None:
+    def _wait_for(self, condition: str, ready: Callable[[], bool], component: str) -> None:
         log = self._layout.log(component)
-        wait_for(what, ready, timeout_seconds=HEALTHY_SECONDS, log=log)
+        wait_for(condition, ready, timeout_seconds=HEALTHY_SECONDS, log=log)
 
     def _settled(self) -> bool:
         if self._api.get("/api/v1/namespaces/default/serviceaccounts/default") is None:

@@ -19,17 +19,17 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
             text = f.read().decode(errors="replace")
     except OSError:
         return f"(no log at {log})"
-    kept = text.splitlines()[-lines:]
-    return "\n".join(kept) or f"({log} is empty)"
+    last_lines = text.splitlines()[-lines:]
+    return "\n".join(last_lines) or f"({log} is empty)"
 
 
 def wait_for(
-    what: str, ready: Callable[[], bool], *, timeout_seconds: float, log: Path | None = None
+    condition: str, ready: Callable[[], bool], *, timeout_seconds: float, log: Path | None = None
 ) -> None:
     """Return as soon as `ready` says so; after the timeout, an error with the end of the log."""
     deadline = time.monotonic() + timeout_seconds
     while not ready():
         if time.monotonic() > deadline:
             ending = f"; the end of {log}:\n{tail(log)}" if log else ""
-            raise ClusterError(f"waited {timeout_seconds:g} s for {what}, in vain{ending}")
+            raise ClusterError(f"waited {timeout_seconds:g} s for {condition}, in vain{ending}")
         time.sleep(POLL_SECONDS)

@@ -68,7 +68,7 @@ def test_an_aim_is_missed_above_it(name, value, missed):
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "factor", "more"),
+    ("name", "measured_name", "factor", "more"),
     [
         ("prepare_eight_at_once_p50_ms", "prepare_p50_ms", 2, 0),
         ("prepare_500_held_p50_ms", "prepare_none_held_p50_ms", 1.1, 0),
@@ -76,18 +76,18 @@ def test_an_aim_is_missed_above_it(name, value, missed):
         ("pod_start_with_ready_claim_ms", "pod_start_ms", 1, 25),
     ],
 )
-def test_an_aim_can_follow_from_what_else_was_measured(name, other, factor, more):
+def test_an_aim_can_follow_from_what_else_was_measured(name, measured_name, factor, more):
     base = 3.0
     limit = base * factor + more
-    within = document({other: Measured(base), name: Measured(limit - 0.01)}, {})
-    beyond = document({other: Measured(base), name: Measured(limit + 0.01)}, {})
+    within = document({measured_name: Measured(base), name: Measured(limit - 0.01)}, {})
+    beyond = document({measured_name: Measured(base), name: Measured(limit + 0.01)}, {})
 
     assert within["aims"][name] == pytest.approx(limit)
     assert (within["missed"], beyond["missed"]) == ([], [name])
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "share"),
+    ("name", "measured_name", "share"),
     [
         ("fleet_pods_per_second", "fleet_plain_pods_per_second", 0.95),
         (
@@ -98,10 +98,10 @@ def test_an_aim_can_follow_from_what_else_was_measured(name, other, factor, more
         ("fleet_mig_pods_per_second", "fleet_mig_nvidia_shape_pods_per_second", 2),
     ],
 )
-def test_a_rate_misses_its_aim_below_it(name, other, share):
+def test_a_rate_misses_its_aim_below_it(name, measured_name, share):
     base = Measured(40.0)
-    enough = document({other: base, name: Measured(40 * share + 0.1)}, {}, FLEET_FIGURES)
-    too_slow = document({other: base, name: Measured(40 * share - 0.1)}, {}, FLEET_FIGURES)
+    enough = document({measured_name: base, name: Measured(40 * share + 0.1)}, {}, FLEET_FIGURES)
+    too_slow = document({measured_name: base, name: Measured(40 * share - 0.1)}, {}, FLEET_FIGURES)
 
     assert enough["aims"] == {name: pytest.approx(40 * share)}
     assert (enough["missed"], too_slow["missed"]) == ([], [name])

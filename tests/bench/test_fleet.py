@@ -98,14 +98,14 @@ def test_in_nvidias_shape_two_partitions_share_a_unit_of_memory_where_they_overl
 
 
 def test_ours_has_fewer_devices_and_fewer_counters():
-    mine, theirs = ours_cut(CUT), nvidia_cut(CUT)
+    ours, theirs = ours_cut(CUT), nvidia_cut(CUT)
     most = [
         max(len(taken(device)) for device in pool.devices if "consumesCounters" in device)
-        for pool in (mine, theirs)
+        for pool in (ours, theirs)
     ]
 
-    assert len(mine.devices) < len(theirs.devices)
-    assert len(mine.slices) < len(theirs.slices)
+    assert len(ours.devices) < len(theirs.devices)
+    assert len(ours.slices) < len(theirs.slices)
     assert most[0] < most[1]
 
 

@@ -66,7 +66,7 @@ def test_a_pool_is_whole_with_all_slices_of_its_newest_generation(slices, whole)
 
 
 def test_partitions_that_exist_have_a_uuid_of_their_own():
-    there = device("gpu-0-mig-1g10gb-19-0", "1g.10gb", uuid={"string": "MIG-1"})
+    partition = device("gpu-0-mig-1g10gb-19-0", "1g.10gb", uuid={"string": "MIG-1"})
     gpu = device("gpu-0", uuid={"string": "GPU-1"})
 
-    assert number_of_static([slice_of(there, SMALL), slice_of(gpu), COUNTERS]) == 1
+    assert number_of_static([slice_of(partition, SMALL), slice_of(gpu), COUNTERS]) == 1

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.api_objects import RESOURCES, Object, Refusal
-from tests.fakes.api_requests import Fault, Seen, Target, event_of, merged, selector_of, status_of
+from tests.fakes.api_requests import (
+    Fault,
+    ServedRequest,
+    Target,
+    event_of,
+    merged,
+    selector_of,
+    status_of,
+)
 from tests.fakes.api_shapes import read_as, write_as
 
 if TYPE_CHECKING:
@@ -101,23 +109,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         split = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(split.query))
         method = "WATCH" if query.get("watch") == "true" else self.command
-        seen = Seen(method, split.path, query, dict(self.headers), json.loads(raw) if raw else None)
-        fault = self._note(seen)
+        request = ServedRequest(
+            method, split.path, query, dict(self.headers), json.loads(raw) if raw else None
+        )
+        fault = self._note(request)
         try:
             if fault and not self._survives(fault):
                 return
             self._refuse_stranger()
-            self._answer(seen)
+            self._answer(request)
         except Refusal as e:
             self._status(e.code, e.reason, e.message)
 
-    def _note(self, seen: Seen) -> Fault | None:
+    def _note(self, request: ServedRequest) -> Fault | None:
         state = self.server_state
         with state._objects.changed:
-            state._seen.append(seen)
+            state._requests.append(request)
             state._objects.changed.notify_all()
             for fault in state._faults:
-                if fault.times and seen.concerns(fault.method, fault.path):
+                if fault.times and request.concerns(fault.method, fault.path):
                     fault.times -= 1
                     return fault
         return None
@@ -143,28 +153,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if accepted is not None and token not in accepted:
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
-    def _answer(self, seen: Seen) -> None:
-        if seen.path == f"/apis/{GROUP}" and self.server_state.served:
+    def _answer(self, request: ServedRequest) -> None:
+        if request.path == f"/apis/{GROUP}" and self.server_state.served:
             versions = [
                 {"groupVersion": f"{GROUP}/{version}", "version": version}
                 for version in self.server_state.served
             ]
             self._json(200, {"kind": "APIGroup", "name": GROUP, "versions": versions})
             return
-        if seen.path == "/version":
+        if request.path == "/version":
             self._json(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.3"})
             return
-        target = self._target(seen.path)
+        target = self._target(request.path)
         if target is None:
             self._text(404, "404 page not found\n")
             return
-        selector = selector_of(seen.query.get("fieldSelector", ""))
-        if seen.method == "WATCH":
-            self._watch(target, seen.query, selector)
-        elif seen.method == "GET" and not target.name:
-            self._list(target, seen.query, selector)
+        selector = selector_of(request.query.get("fieldSelector", ""))
+        if request.method == "WATCH":
+            self._watch(target, request.query, selector)
+        elif request.method == "GET" and not target.name:
+            self._list(target, request.query, selector)
         else:
-            code, made = self._one(target, seen)
+            code, made = self._one(target, request)
             self._json(code, write_as(target.api_version, made))
 
     def _target(self, path: str) -> Target | None:
@@ -185,24 +195,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         name, part = "".join(segments[1:2]), "".join(segments[2:3])
         return Target(resource, version, namespace, name, part)
 
-    def _one(self, target: Target, seen: Seen) -> tuple[int, Object]:
-        objects, body = self.server_state._objects, seen.body or {}
-        if seen.method == "GET":
-            return 200, objects.get(target.key, in_memory=seen.query.get("resourceVersion") == "0")
-        if seen.method == "DELETE":
+    def _one(self, target: Target, request: ServedRequest) -> tuple[int, Object]:
+        objects, body = self.server_state._objects, request.body or {}
+        if request.method == "GET":
+            return 200, objects.get(
+                target.key, in_memory=request.query.get("resourceVersion") == "0"
+            )
+        if request.method == "DELETE":
             return 200, objects.delete(target.key, body.get("preconditions"))
-        if seen.method == "PATCH":
-            kind = seen.headers.get("Content-Type", "")
+        if request.method == "PATCH":
+            kind = request.headers.get("Content-Type", "")
             if not kind.endswith("merge-patch+json"):
                 raise Refusal(415, "UnsupportedMediaType", f"{kind} is not supported here")
             with objects.changed:
                 patched = merged(objects.get(target.key), body)
                 return 200, objects.update(target.key, patched, target.part)
-        given = read_as(target.api_version, target.resource.kind, body)
-        if seen.method == "PUT":
-            return 200, objects.update(target.key, given, target.part)
-        dry = seen.query.get("dryRun") == "All"
-        return 201, objects.create(target.resource.plural, target.namespace, given, dry)
+        document = read_as(target.api_version, target.resource.kind, body)
+        if request.method == "PUT":
+            return 200, objects.update(target.key, document, target.part)
+        dry = request.query.get("dryRun") == "All"
+        return 201, objects.create(target.resource.plural, target.namespace, document, dry)
 
     def _list(self, target: Target, query: Mapping[str, str], selector: Mapping[str, str]) -> None:
         objects = self.server_state._objects
@@ -252,8 +264,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not since:
             with objects.changed:
                 since = int(objects.version)
-                there = objects.list(plural, target.namespace, selector)
-            yield from (("ADDED", write_as(target.api_version, each)) for each in there)
+                existing = objects.list(plural, target.namespace, selector)
+            yield from (("ADDED", write_as(target.api_version, each)) for each in existing)
         ends_at = time.monotonic() + float(query.get("timeoutSeconds", 3600))
         bookmark_at = time.monotonic() + self.server_state.bookmark_seconds
         while (now := time.monotonic()) < ends_at and not self.front.stopping.is_set():

@@ -116,10 +116,10 @@ class Objects:
 
     def get(self, key: Key, in_memory: bool = False) -> Object:
         with self.changed:
-            there = self._objects if self._memory is None or not in_memory else self._memory
-            if key not in there:
+            objects = self._objects if self._memory is None or not in_memory else self._memory
+            if key not in objects:
                 raise Refusal(404, "NotFound", f'{_kind(key[0])} "{key[2]}" not found')
-            return copy.deepcopy(there[key])
+            return copy.deepcopy(objects[key])
 
     def hold_memory(self) -> None:
         """What is read with ``resourceVersion=0`` stays as it is now."""
@@ -135,9 +135,9 @@ class Objects:
                 if key[0] == resource and key[1].startswith(namespace) and matches(each, selector)
             ]
 
-    def create(self, resource: str, namespace: str, given: Object, dry: bool = False) -> Object:
+    def create(self, resource: str, namespace: str, document: Object, dry: bool = False) -> Object:
         with self.changed:
-            made = copy.deepcopy(given)
+            made = copy.deepcopy(document)
             known = RESOURCES[resource]
             metadata = made.setdefault("metadata", {})
             if metadata.get("resourceVersion"):
@@ -163,12 +163,12 @@ class Objects:
                 made = self._checked_slice(made, None)
             return self._store(key, None, made, dry)
 
-    def update(self, key: Key, given: Object, part: str = "") -> Object:
+    def update(self, key: Key, document: Object, part: str = "") -> Object:
         """Replace all but the status, or with *part* ``status`` only that."""
         with self.changed:
             before = self.get(key)
-            self._refuse_stale(key, before, given.get("metadata", {}))
-            made = copy.deepcopy(given)
+            self._refuse_stale(key, before, document.get("metadata", {}))
+            made = copy.deepcopy(document)
             if part == "status":
                 made = {**before, "status": made.get("status")}
             elif RESOURCES[key[0]].status and "status" in before:
@@ -231,12 +231,12 @@ class Objects:
             raise Refusal(422, "Invalid", message)
         return stored
 
-    def _refuse_stale(self, key: Key, before: Object, given: Mapping[str, Any]) -> None:
+    def _refuse_stale(self, key: Key, before: Object, metadata: Mapping[str, Any]) -> None:
         for field in ("uid", "resourceVersion"):
-            expected, there = given.get(field), before["metadata"][field]
-            if expected and expected != there:
+            expected, actual = metadata.get(field), before["metadata"][field]
+            if expected and expected != actual:
                 raise Refusal(
-                    409, "Conflict", f'{key[0]} "{key[2]}": {field} is {there}, not {expected}'
+                    409, "Conflict", f'{key[0]} "{key[2]}": {field} is {actual}, not {expected}'
                 )
 
     def _store(self, key: Key, before: Object | None, after: Object, dry: bool = False) -> Object:

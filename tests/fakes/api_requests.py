@@ -8,7 +8,7 @@ from tests.fakes.api_objects import Change, Object, Resource, matches
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServedRequest:
     """One request as it came."""
 
     method: str  # WATCH for a GET that watches
@@ -79,13 +79,13 @@ def selector_of(text: str) -> dict[str, str]:
     return {path: value.lstrip("=") for path, _, value in parts}
 
 
-def merged(there: Any, patch: Any) -> Any:
+def merged(target: Any, patch: Any) -> Any:
     """RFC 7386; strategic merges are the same where no list is patched."""
-    if not isinstance(there, dict) or not isinstance(patch, dict):
+    if not isinstance(target, dict) or not isinstance(patch, dict):
         return patch
-    kept = {key: value for key, value in there.items() if key not in patch}
-    changed = {key: merged(there.get(key), patch[key]) for key in patch if patch[key] is not None}
-    return {**kept, **changed}
+    unpatched = {key: value for key, value in target.items() if key not in patch}
+    changed = {key: merged(target.get(key), patch[key]) for key in patch if patch[key] is not None}
+    return {**unpatched, **changed}
 
 
 def status_of(code: int, reason: str, message: str) -> Object:

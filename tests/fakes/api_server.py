@@ -26,7 +26,7 @@ import yaml
 
 from tests.fakes.api_http import Front
 from tests.fakes.api_objects import RESOURCES, Object, Objects
-from tests.fakes.api_requests import Fault, Seen
+from tests.fakes.api_requests import Fault, ServedRequest
 from tests.fakes.api_shapes import write_as
 
 GROUP = "resource.k8s.io"
@@ -40,7 +40,7 @@ class ApiServer:
         self.tokens: set[str] | None = None  # the only ones accepted, where set
         self.bookmark_seconds = 60.0
         self._objects = Objects()
-        self._seen: list[Seen] = []
+        self._requests: list[ServedRequest] = []
         self._faults: list[Fault] = []
         self._front: Front | None = None
         self._port = 0
@@ -85,22 +85,22 @@ class ApiServer:
         )
         return path
 
-    def put(self, given: Object) -> Object:
+    def put(self, document: Object) -> Object:
         """Create or replace an object by its kind and name, whatever version it has: as stored.
 
         Its status is stored too, and no fault applies.
         """
-        resource = next(each for each in RESOURCES.values() if each.kind == given["kind"])
-        metadata = given["metadata"]
+        resource = next(each for each in RESOURCES.values() if each.kind == document["kind"])
+        metadata = document["metadata"]
         namespace = metadata.get("namespace", "default") if resource.namespaced else ""
         key = (resource.plural, namespace, metadata.get("name", ""))
         with self._objects.changed:
             if not self._objects.has(key):
-                return self._objects.create(resource.plural, namespace, given)
+                return self._objects.create(resource.plural, namespace, document)
             fresh = {k: v for k, v in metadata.items() if k not in ("resourceVersion", "uid")}
-            stored = self._objects.update(key, {**given, "metadata": fresh})
-            if resource.status and given.get("status") != stored.get("status"):
-                return self._objects.update(key, {**given, "metadata": fresh}, "status")
+            stored = self._objects.update(key, {**document, "metadata": fresh})
+            if resource.status and document.get("status") != stored.get("status"):
+                return self._objects.update(key, {**document, "metadata": fresh}, "status")
             return stored
 
     def objects(self, resource: str) -> list[Object]:
@@ -118,10 +118,10 @@ class ApiServer:
         self._objects.collect_garbage()
 
     @property
-    def requests(self) -> tuple[Seen, ...]:
+    def requests(self) -> tuple[ServedRequest, ...]:
         """Every request so far, in order: method, path, query, body, status."""
         with self._objects.changed:
-            return tuple(self._seen)
+            return tuple(self._requests)
 
     def count(self, method: str = "", path: str = "") -> int:
         """How many requests so far had *method* and *path* in their path; WATCH is a method."""
@@ -130,7 +130,7 @@ class ApiServer:
     def forget_requests(self) -> None:
         """Begin the log of requests anew."""
         with self._objects.changed:
-            self._seen.clear()
+            self._requests.clear()
 
     def wait(self, predicate: Callable[[], bool], seconds: float = 60.0) -> bool:
         """Wait until *predicate* holds, asked after every change and request: whether it does."""

@@ -13,23 +13,23 @@ Object = dict[str, Any]
 OLD = "resource.k8s.io/v1beta1"
 
 
-def read_as(api_version: str, kind: str, given: Object) -> Object:
+def read_as(api_version: str, kind: str, document: Object) -> Object:
     """*given*, sent to *api_version*, in the shape of v1."""
-    if (given.get("apiVersion"), given.get("kind")) != (api_version, kind):
-        there = f"{given.get('apiVersion')} {given.get('kind')}"
+    if (document.get("apiVersion"), document.get("kind")) != (api_version, kind):
+        kind_sent = f"{document.get('apiVersion')} {document.get('kind')}"
         raise Refusal(
-            400, "BadRequest", f"the object is a {there}, the path a {api_version} {kind}"
+            400, "BadRequest", f"the object is a {kind_sent}, the path a {api_version} {kind}"
         )
-    if kind != "ResourceSlice" or not given["spec"].get("devices"):
-        return given
+    if kind != "ResourceSlice" or not document["spec"].get("devices"):
+        return document
     devices = []
-    for device in given["spec"]["devices"]:
+    for device in document["spec"]["devices"]:
         if api_version == OLD:
             _refuse_unknown(device, {"name", "basic"})
             device = {"name": device["name"], **device["basic"]}
         _refuse_unknown(device, DEVICE_FIELDS)
         devices.append(device)
-    return {**given, "spec": {**given["spec"], "devices": devices}}
+    return {**document, "spec": {**document["spec"], "devices": devices}}
 
 
 def write_as(api_version: str, stored: Object) -> Object:

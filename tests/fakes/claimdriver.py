@@ -27,7 +27,7 @@ class Desk:
     """A driver that prepares one device per claim. *tell* may wait or raise, per claim."""
 
     def __init__(self, tell: Callable[[str, ClaimRef], None] = lambda operation, ref: None) -> None:
-        self.asked: list[tuple[str, str]] = []  # (operation, claim name)
+        self.calls: list[tuple[str, str]] = []  # (operation, claim name)
         self.at_once: dict[str, int] = {}  # the most calls side by side for a claim UID
         self._tell = tell
         self._now: dict[str, int] = {}
@@ -44,7 +44,7 @@ class Desk:
     @contextlib.contextmanager
     def _counted(self, operation: str, ref: ClaimRef) -> Iterator[None]:
         with self._guard:
-            self.asked.append((operation, ref.name))
+            self.calls.append((operation, ref.name))
             self._now[ref.uid] = self._now.get(ref.uid, 0) + 1
             self.at_once[ref.uid] = max(self._now[ref.uid], self.at_once.get(ref.uid, 0))
         try:
@@ -59,11 +59,11 @@ class Counted:
     """An observer that keeps what it was told."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
+        self.outcomes: list[tuple[str, str]] = []
 
     def observe(self, operation: str, outcome: str, seconds: float) -> None:
         assert seconds >= 0
-        self.seen.append((operation, outcome))
+        self.outcomes.append((operation, outcome))
 
 
 class Running:

@@ -67,11 +67,11 @@ class DaemonHost:
         return MpsDaemons(self.driver, run, program_path, timeouts=timeouts)
 
     def daemon(self, gpus: int = 1, default_limits: MpsLimits = NO_LIMIT) -> ControlDaemon:
-        mine = self.gpus[:gpus]
-        name, token = mps_server_name(mine), secrets.token_hex(16)
+        gpu_uuids = self.gpus[:gpus]
+        name, token = mps_server_name(gpu_uuids), secrets.token_hex(16)
         self.tokens.append(token)
         return ControlDaemon(
-            name, mine, self.protocol, f"{self.mps_dir}/{name}", token, default_limits
+            name, gpu_uuids, self.protocol, f"{self.mps_dir}/{name}", token, default_limits
         )
 
     def namespace(

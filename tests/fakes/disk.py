@@ -28,9 +28,9 @@ class Disk:
     def free(self) -> None:
         self._ballast.unlink()
 
-    def make(self, what: str) -> None:
+    def make(self, mode: str) -> None:
         """``ro`` or ``rw``."""
-        _run("mount", "-o", f"remount,{what}", str(self.path))
+        _run("mount", "-o", f"remount,{mode}", str(self.path))
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from dra_driver.plan.mig.partitions import created_partitions
 class FakeHolds(Ledger):
     """A ledger that says what a test has told it."""
 
-    def __init__(self, held=None):
-        self._held = held or {}
+    def __init__(self, holdings=None):
+        self._held = holdings or {}
         self._before = []
 
-    def set(self, held):
+    def set(self, holdings):
         self._before.append(created_partitions(self._held))
-        self._held = held
+        self._held = holdings
 
     def held(self):
         return self._held

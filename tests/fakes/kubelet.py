@@ -84,9 +84,9 @@ class FakeKubelet:
         """Wait until no instance of *driver* is registered."""
         self.wait_until(lambda: not self.instances(driver), f"{driver} to deregister", seconds)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], condition: str, seconds: float = 60.0) -> None:
         """Wait for something that comes by itself, with the registrations at rest."""
-        self._watched.wait_until(ready, what, seconds)
+        self._watched.wait_until(ready, condition, seconds)
 
     def ask(
         self,
@@ -150,10 +150,10 @@ class FakeKubelet:
             answers = self.ask(operation, refs, driver)
         except grpc.RpcError as error:
             raise KubeletError(f"{operation}: {error.code().name}: {error.details()}") from error
-        asked = {ref.uid for ref in refs}
-        if unknown := sorted(answers.keys() - asked):
+        expected = {ref.uid for ref in refs}
+        if unknown := sorted(answers.keys() - expected):
             raise KubeletError(f"returned result for unknown claim UID {', '.join(unknown)}")
-        if missing := sorted(asked - answers.keys()):
+        if missing := sorted(expected - answers.keys()):
             raise KubeletError(f"{operation} skipped {len(missing)} ResourceClaims: {missing}")
         return answers
 

@@ -58,7 +58,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SocketId:
     """A socket in the registry; made anew, it is another one."""
 
     inode: int
@@ -75,7 +75,7 @@ class Plugins:
         self._poll_seconds = poll_seconds
         self._changed = threading.Condition()
         self._instances: dict[Path, Instance] = {}  # by registration socket, oldest first
-        self._seen: dict[Path, _Seen] = {}
+        self._socket_ids: dict[Path, _SocketId] = {}
         self._again_at: dict[Path, tuple[float, float]] = {}  # when, and the pause after that
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._reconcile, name="fake kubelet", daemon=True)
@@ -94,13 +94,15 @@ class Plugins:
         with self._changed:
             return tuple(i for i in self._instances.values() if i.driver == driver)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], condition: str, seconds: float = 60.0) -> None:
         """Wait for something that comes by itself."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not ready():
                 if time.monotonic() > deadline:
-                    raise KubeletError(f"waited {seconds:g} s for {what}; refused: {self.refusals}")
+                    raise KubeletError(
+                        f"waited {seconds:g} s for {condition}; refused: {self.refusals}"
+                    )
                 self._changed.wait(self._poll_seconds)
 
     def usable(self, driver: str | None) -> Instance:
@@ -118,15 +120,15 @@ class Plugins:
         while not self._stop.wait(self._poll_seconds):
             self._look_at_connections()
             sockets = dict(_sockets(self._registry))
-            for path in [p for p in self._seen if self._seen[p] != sockets.get(p)]:
+            for path in [p for p in self._socket_ids if self._socket_ids[p] != sockets.get(p)]:
                 self._deregister(path)
-                del self._seen[path]
+                del self._socket_ids[path]
                 self._again_at.pop(path, None)
-            for path, seen in sockets.items():
+            for path, socket_id in sockets.items():
                 due, pause = self._again_at.get(path, (0.0, 0.1))
                 if path in self._instances or time.monotonic() < due:
                     continue
-                self._seen[path] = seen
+                self._socket_ids[path] = socket_id
                 try:
                     self._register(path)
                 except (grpc.RpcError, KubeletError) as error:
@@ -149,9 +151,9 @@ class Plugins:
                 raise
             with self._changed:
                 if self._minor < 33:  # one instance per driver: the newest takes the place
-                    for other in [p for p, i in self._instances.items() if i.driver == info.name]:
-                        self._instances.pop(other).channel.close()
-                        self._again_at[other] = (math.inf, 0.0)  # until its socket is new
+                    for older in [p for p, i in self._instances.items() if i.driver == info.name]:
+                        self._instances.pop(older).channel.close()
+                        self._again_at[older] = (math.inf, 0.0)  # until its socket is new
                 self._instances[path] = instance
             try:
                 _notify(channel, registration.RegistrationStatus(plugin_registered=True))
@@ -207,7 +209,7 @@ def _notify(channel: grpc.Channel, status: registration.RegistrationStatus) -> N
     )(status, timeout=5)
 
 
-def _sockets(directory: Path) -> list[tuple[Path, _Seen]]:
+def _sockets(directory: Path) -> list[tuple[Path, _SocketId]]:
     """The sockets below *directory*, hidden names left out (pluginwatcher)."""
     sockets = []
     for path in sorted(directory.rglob("*")):
@@ -216,5 +218,5 @@ def _sockets(directory: Path) -> list[tuple[Path, _Seen]]:
         except FileNotFoundError:
             continue
         if stat.S_ISSOCK(status.st_mode) and not path.name.startswith("."):
-            sockets.append((path, _Seen(status.st_ino, status.st_mtime_ns)))
+            sockets.append((path, _SocketId(status.st_ino, status.st_mtime_ns)))
     return sockets

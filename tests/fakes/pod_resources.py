@@ -23,7 +23,6 @@ class FakePodResources:
         self.pods: dict[tuple[str, str], Containers] = {}  # by namespace and name
         self.names_claims = True  # false: Kubernetes before 1.34
         self.silent = False  # true: it takes calls and does not answer
-        self.asked = 0
         self._gone = threading.Event()
         self._path = kubelet_dir / "pod-resources" / "kubelet.sock"
         self._server: Any = None
@@ -48,7 +47,6 @@ class FakePodResources:
         self._server.stop(None).wait()
 
     def _list(self, request: object, context: object) -> messages.ListPodResourcesResponse:
-        self.asked += 1
         if self.silent:
             self._gone.wait()
         return messages.ListPodResourcesResponse(

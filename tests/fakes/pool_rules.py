@@ -35,12 +35,12 @@ def _capacity_problems(capacity: Mapping[str, Document], many_claims: bool) -> I
 
 def _policy_problems(entry: Document, many_claims: bool) -> Iterator[str]:
     policy = entry.get("requestPolicy")
-    given = {"value": entry.get("value")}
+    quantities = {"value": entry.get("value")}
     if policy:
-        given |= _amounts(policy)
+        quantities |= _amounts(policy)
     bad = [
         f"{name} {text!r} is not a quantity"
-        for name, text in given.items()
+        for name, text in quantities.items()
         if not _is_quantity(text)
     ]
     if bad or not policy:
@@ -48,7 +48,7 @@ def _policy_problems(entry: Document, many_claims: bool) -> Iterator[str]:
         return
     if not many_claims:
         yield "a requestPolicy needs allowMultipleAllocations on the device"
-    amounts = {name: quantity.parse(str(text)) for name, text in given.items()}
+    amounts = {name: quantity.parse(str(text)) for name, text in quantities.items()}
     yield from _range_problems(policy, amounts)
     yield from _values_problems(policy, amounts)
 

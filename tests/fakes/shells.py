@@ -6,10 +6,10 @@ import pytest
 
 SHELLS = [
     pytest.param(
-        [found, *arguments],
+        [path, *arguments],
         id=name,
-        marks=pytest.mark.skipif(found == "", reason=f"no {name} here"),
+        marks=pytest.mark.skipif(path == "", reason=f"no {name} here"),
     )
     for name, arguments in (("dash", []), ("bash", []), ("busybox", ["sh"]))
-    for found in [shutil.which(name) or ""]
+    for path in [shutil.which(name) or ""]
 ]

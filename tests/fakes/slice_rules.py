@@ -33,9 +33,9 @@ DEVICE_FIELDS = {
 }
 
 
-def as_stored(given: Object, before: Object | None, disabled: set[str]) -> Object:
+def as_stored(written: Object, before: Object | None, disabled: set[str]) -> Object:
     """*given* as it is kept when the gates in *disabled* are off."""
-    stored = copy.deepcopy(given)
+    stored = copy.deepcopy(written)
     spec, old = stored["spec"], (before or {}).get("spec") or {}
     used = {field for device in old.get("devices") or () for field in device}
     dropped = {field for gate in disabled for field in GATED.get(gate, ())} - used

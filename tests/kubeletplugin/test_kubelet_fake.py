@@ -153,10 +153,10 @@ def test_a_prepared_claim_is_not_prepared_again_until_the_kubelet_forgets(
         kubelet.wait_for_plugin(DRIVER)
         first = kubelet.prepare([ref("a")])
         assert kubelet.prepare([ref("a")]) == first
-        assert desk.asked == [("prepare", "a")]
+        assert desk.calls == [("prepare", "a")]
         kubelet.forget()
         assert kubelet.prepare([ref("a"), ref("b")])[ref("a").uid] == first[ref("a").uid]
-    assert sorted(desk.asked) == [("prepare", "a"), ("prepare", "a"), ("prepare", "b")]
+    assert sorted(desk.calls) == [("prepare", "a"), ("prepare", "a"), ("prepare", "b")]
 
 
 def test_devices_add_up_over_the_retries_of_a_pod(short: Path, kubelet: FakeKubelet) -> None:

@@ -249,10 +249,10 @@ def test_the_last_pod_of_a_claim_unprepares_it(short: Path) -> None:
         asked = [(ref("a"), (DRIVER,))]
         assert held.prepare("pod-1", asked) == held.prepare("pod-2", asked)
         held.unprepare("pod-1", [ref("a")])
-        assert desk.asked == [("prepare", "a")]
+        assert desk.calls == [("prepare", "a")]
         held.unprepare("pod-2", [ref("a")])
         held.unprepare("pod-2", [ref("a")])
-    assert desk.asked == [("prepare", "a"), ("unprepare", "a")]
+    assert desk.calls == [("prepare", "a"), ("unprepare", "a")]
 
 
 def test_two_pods_that_share_a_claim_prepare_it_once(short: Path) -> None:
@@ -268,4 +268,4 @@ def test_two_pods_that_share_a_claim_prepare_it_once(short: Path) -> None:
         held = Held(kubelet)
         first, second = pool.map(prepare, ("pod-1", "pod-2"))
     assert first == second
-    assert desk.asked == [("prepare", "a")]
+    assert desk.calls == [("prepare", "a")]

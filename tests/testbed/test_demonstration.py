@@ -8,12 +8,12 @@ import pytest
 from hack.demonstration.errors import DemoError
 from hack.demonstration.manifests import documents, with_local_image, with_memory
 from hack.demonstration.page import (
+    Findings,
     Partitions,
-    Seen,
     Servers,
     Style,
     ended,
-    kept,
+    left_running,
     limits,
     page,
     partitions_page,
@@ -42,7 +42,7 @@ def mount(path: str) -> dict[str, Any]:
     return {"hostPath": f"/sim{path}", "containerPath": path}
 
 
-def seen(**parts: Any) -> Seen:
+def findings(**parts: Any) -> Findings:
     result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-0"}
     values: dict[str, Any] = {
         "version": "1.36.3",
@@ -81,12 +81,12 @@ def seen(**parts: Any) -> Seen:
         "quarters": {"a/one": "GPU 0: H100\nMEMORY=19Gi", "b-c/one": "GPU 0: H100\nMEMORY=19Gi"},
         "claims_table": "gpu-0  [####]  all 79.6 GiB held\n  # one-gpu/one-gpu-gpu-x",
     }
-    return Seen(**(values | parts))
+    return Findings(**(values | parts))
 
 
 def test_the_page_leads_from_the_pod_back_to_the_node() -> None:
     assert (
-        page(seen(), Style())
+        page(findings(), Style())
         == f"""\
 One pod with one GPU, three that share one, on Kubernetes 1.36.3; GPUs are simulated
 
@@ -172,7 +172,7 @@ And once the pods are gone  dra-driver devices --profile mig
 
 
 def test_where_nothing_is_shared_nothing_is_said_of_it() -> None:
-    shown = page(seen(quarters={}), Style())
+    shown = page(findings(quarters={}), Style())
     assert shown.startswith("One pod with one GPU on Kubernetes")
     assert "three" not in shown
     assert "it takes two GPUs" in sharing({})
@@ -187,23 +187,23 @@ def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
     }
     bars = "\n".join(f"line {n}" for n in range(8 + 4))  # eight GPUs, four claims
     logs = {f"{name}/pod": "GPU 0\nMEMORY=1Gi" for name in ("a", "b", "c")}
-    full = seen(resource_slice=slice_of_one, why="not root", quarters=logs, claims_table=bars)
+    full = findings(resource_slice=slice_of_one, why="not root", quarters=logs, claims_table=bars)
     shown = page(full, Style())
-    more = kept("/root/admin.kubeconfig", "/root/bin", "one-gpu/one-gpu")
+    more = left_running("/root/admin.kubeconfig", "/root/bin", "one-gpu/one-gpu")
     assert len(f"{shown}\n\n{more}".splitlines()) <= 60
     assert len(f"{shown}\n\n{ended()}".splitlines()) <= 60
 
 
 def test_a_pod_without_a_container_is_said_to_be_one() -> None:
-    shown = page(seen(why="not root: containers need root"), Style())
+    shown = page(findings(why="not root: containers need root"), Style())
     assert "without a container: not root: containers need root" in shown
     assert "nothing isolates it" in limits("not root")
-    assert "kubectl exec" not in kept("k", "p", "")
-    assert "kubectl exec -n space name -- nvidia-smi" in kept("k", "p", "space/name")
+    assert "kubectl exec" not in left_running("k", "p", "")
+    assert "kubectl exec -n space name -- nvidia-smi" in left_running("k", "p", "space/name")
 
 
 def test_headings_are_bold_and_sources_faint_where_the_terminal_is_told_so() -> None:
-    lines = page(seen(), COLOURS).splitlines()
+    lines = page(findings(), COLOURS).splitlines()
     assert "<b>What the pod printed<n>  <d>kubectl logs -n one-gpu one-gpu<n>" in lines
 
 

@@ -61,17 +61,17 @@ def test_a_program_that_ended_at_once_is_reported_with_its_log(process: Process)
 def test_another_process_with_a_recycled_number_is_left_alone(
     process: Process, tmp_path: Path
 ) -> None:
-    other = Process("other", tmp_path / "other", tmp_path / "other.log")
-    other.spawn(["sleep", "600"], ENVIRONMENT)
-    boot, stat = other.record.read_text().split("\n", 1)
+    second = Process("other", tmp_path / "other", tmp_path / "other.log")
+    second.spawn(["sleep", "600"], ENVIRONMENT)
+    boot, stat = second.record.read_text().split("\n", 1)
     front, back = stat.rsplit(")", 1)
     fields = back.split(" ")
     fields[20] = str(int(fields[20]) - 1)  # the start time: the same number, but earlier
     process.record.write_text(f"{boot}\n{front}){' '.join(fields)}")
     assert process.pid() is None
     process.stop(signal.SIGKILL)
-    assert other.pid() is not None
-    other.stop(signal.SIGKILL)
+    assert second.pid() is not None
+    second.stop(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

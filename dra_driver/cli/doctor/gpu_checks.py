@@ -88,7 +88,9 @@ def check_cdi_hook(machine: CheckedNode, path: str) -> Iterator[Finding]:
         return
     fs = RootFs(str(machine.host_root))
     resolved = fs.resolve(path) if path.startswith("/") else None
-    yield cdi_hook_finding(path, resolved is not None and os.access(fs.here(resolved), os.X_OK))
+    yield cdi_hook_finding(
+        path, resolved is not None and os.access(fs.local_path(resolved), os.X_OK)
+    )
 
 
 def driver_files_finding(files: DriverFiles | DriverError) -> Finding:

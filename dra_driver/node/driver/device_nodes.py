@@ -119,7 +119,7 @@ class DeviceNodes:
 
     def _look(self, root: str, name: str) -> DeviceFile | None:
         host_path = f"{root.rstrip('/')}/dev/{name}"
-        number = self._number(self._driver.here(host_path))
+        number = self._number(self._driver.local_path(host_path))
         return DeviceFile(host_path, f"/dev/{name}", *number) if number else None
 
     def _make(self, root: str, missing: list[str]) -> None:

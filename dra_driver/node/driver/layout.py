@@ -252,7 +252,7 @@ def _version(fs: RootFs, directories: list[str], loaded: str | None) -> str:
 def _libraries(fs: RootFs, directory: str, version: str) -> Iterator[tuple[DriverLibrary, str]]:
     """The driver's libraries in one directory, each with the machine it is for."""
     for path, names in sorted(_names_by_file(fs, directory, version).items()):
-        elf = read_elf(fs.here(path))
+        elf = read_elf(fs.local_path(path))
         if elf is not None:
             file_name = path.rpartition("/")[2]
             soname = elf.soname or file_name
@@ -323,5 +323,5 @@ def _graphics_file(path: str) -> str:
 def _sockets(fs: RootFs) -> Iterator[HostFile]:
     for socket in _SOCKETS:
         path = _first(fs, (f"/run{socket}", f"/var/run{socket}"))
-        if path and stat.S_ISSOCK(lstat(fs.here(path)).st_mode):
+        if path and stat.S_ISSOCK(lstat(fs.local_path(path)).st_mode):
             yield HostFile(fs.on_host(path), f"/run{socket}")

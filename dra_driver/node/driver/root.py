@@ -64,7 +64,7 @@ class DriverRoot:
         """NVML's library, as this process sees it."""
         files = self.files()
         library = next(lib for lib in files.libraries if lib.soname.startswith("libnvidia-ml.so"))
-        return Path(self.here(library.host_path))
+        return Path(self.local_path(library.host_path))
 
     def tool(self, name: str) -> str:
         """The host's path of a program of the driver ("nvidia-smi", "nvidia-modprobe")."""
@@ -87,13 +87,13 @@ class DriverRoot:
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""
         try:
-            text = Path(self.here(self._loaded)).read_text(encoding="utf-8", errors="replace")
+            text = Path(self.local_path(self._loaded)).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         match = _KERNEL_MODULE.search(text)
         return match[1] if match else None
 
-    def here(self, host_path: str) -> str:
+    def local_path(self, host_path: str) -> str:
         """A path of the host, as this process sees it."""
         return self.host_root.rstrip("/") + host_path
 
@@ -106,9 +106,9 @@ class DriverRoot:
                 files = find_driver_files(fs, loaded)
             except NodeError as e:
                 problems.append(str(e))
-                signatures |= fs.seen
+                signatures |= fs.signatures
             else:
-                return files, signatures | fs.seen
+                return files, signatures | fs.signatures
         raise NodeError(
             f"no complete NVIDIA driver: {'; '.join(problems)}. Is the driver installed? "
             "If it is somewhere else, set --driver-root to the directory that holds its "

@@ -23,11 +23,11 @@ class RootFs:
     """The host's directory *root*, which this process sees below *host_root*.
 
     Paths given and returned are absolute with *root* as ``/``. Every method may raise OSError
-    for what is there but cannot be looked at. What an answer depended on is kept in ``seen``.
+    for what is there but cannot be looked at. What an answer depended on is kept in ``signatures``.
     """
 
     def __init__(self, host_root: str, root: str = "/") -> None:
-        self.seen: FileSignatures = {}
+        self.signatures: FileSignatures = {}
         self._listed: set[str] = set()
         self._host_root = host_root.rstrip("/")
         self._base = self._host_root
@@ -36,7 +36,7 @@ class RootFs:
         self.root = within or root  # a path of the host without links
         self._base = self._host_root + self.root.rstrip("/")
 
-    def here(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
         """*path* as this process sees it."""
         return self._base + path
 
@@ -73,7 +73,7 @@ class RootFs:
         self._note(directory)
         self._listed.add(directory)
         try:
-            return sorted(os.listdir(self.here(directory)))
+            return sorted(os.listdir(self.local_path(directory)))
         except OSError as e:
             if e.errno in _ABSENT:
                 return []
@@ -103,7 +103,7 @@ class RootFs:
 
     def _note(self, path: str) -> None:
         seen_path = self._base + path
-        self.seen.setdefault(seen_path, file_signature(seen_path))
+        self.signatures.setdefault(seen_path, file_signature(seen_path))
 
 
 def file_signature(path: str) -> FileSignature | None:

@@ -107,7 +107,7 @@ class MigCapabilities:
 
     def _device(self, name: str) -> str:
         """Its name below /dev. Empty: the driver lacks this capability, which is optional."""
-        path = Path(self._driver.here(f"{self._driver.proc}/{_below_proc(name)}"))
+        path = Path(self._driver.local_path(f"{self._driver.proc}/{_below_proc(name)}"))
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

@@ -50,7 +50,7 @@ class MpsDaemons:
         self._processes = DaemonProcesses()
         self._timeouts = timeouts
         self._cgroup = cgroup or DaemonCgroup(Path("/sys/fs/cgroup"))
-        labels = SelinuxLabels(Path(driver.here("/sys/fs/selinux/enforce")))
+        labels = SelinuxLabels(Path(driver.local_path("/sys/fs/selinux/enforce")))
         self._directories = DaemonDirectories(self._control, labels, self._cgroup.in_container)
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
             2: Protocol2(self._control),

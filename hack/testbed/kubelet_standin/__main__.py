@@ -113,13 +113,13 @@ def _serve(
 def _look(api: ApiClient, node: str, place: Place, pods: dict[str, Pod]) -> None:
     """Take up new pods, and end those that are deleted or gone (a force-deleted one vanishes)."""
     items = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
-    there = {item["metadata"]["uid"]: item for item in items}
-    for uid, item in there.items():
+    by_uid = {item["metadata"]["uid"]: item for item in items}
+    for uid, item in by_uid.items():
         if uid not in pods:
             pods[uid] = Pod(place, item)
         if item["metadata"].get("deletionTimestamp"):
             pods[uid].delete()
-    for uid in [uid for uid in pods if uid not in there]:
+    for uid in [uid for uid in pods if uid not in by_uid]:
         pods.pop(uid).delete()
 
 

@@ -64,12 +64,14 @@ class Node:
         while True:
             node = self.api.get(path)
             taints = node["spec"].get("taints") or []
-            kept = [taint for taint in taints if taint["key"] != "node.kubernetes.io/not-ready"]
-            if kept == taints:
+            remaining = [
+                taint for taint in taints if taint["key"] != "node.kubernetes.io/not-ready"
+            ]
+            if remaining == taints:
                 return
             version = {"resourceVersion": node["metadata"]["resourceVersion"]}
             try:
-                self.api.patch(path, {"metadata": version, "spec": {"taints": kept}})
+                self.api.patch(path, {"metadata": version, "spec": {"taints": remaining}})
                 return
             except Conflict:  # the node controller was at it: look again
                 continue

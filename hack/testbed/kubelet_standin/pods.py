@@ -147,15 +147,15 @@ class Pod:
             raise NotYet("the pod is gone, and another one has its name")
         self._pod = document
         namespace = self._pod["metadata"]["namespace"]
-        claims, asked = [], []
+        claims, requested = [], []
         for entry in pod_claims(self._pod):
             path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{entry.claim}"
             claim = self._place.api.get(path)
             ref = claim_ref(claim, self._pod)
             claims.append((entry, ref.uid))
-            asked.append((ref, drivers(claim)))
-        self._refs = tuple(ref for ref, _ in asked)
-        return claims, self._place.held.prepare(self._uid, asked)
+            requested.append((ref, drivers(claim)))
+        self._refs = tuple(ref for ref, _ in requested)
+        return claims, self._place.held.prepare(self._uid, requested)
 
     def _containers(
         self, field: str, claims: Sequence[tuple[PodClaim, ClaimUid]], devices: Devices

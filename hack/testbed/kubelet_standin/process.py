@@ -46,8 +46,8 @@ def start(cluster: Cluster) -> None:
         conditions = node.get("status", {}).get("conditions", [])
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    what = "the stand-in kubelet's node to be Ready"
-    wait_for(what, ready, timeout_seconds=READY_SECONDS, log=process.log)
+    condition = "the stand-in kubelet's node to be Ready"
+    wait_for(condition, ready, timeout_seconds=READY_SECONDS, log=process.log)
 
 
 def stop(cluster: Cluster) -> None:

@@ -182,8 +182,8 @@ def test_two_instances_serve_and_the_one_that_registered_last_is_asked(short: Pa
             kubelet.prepare([ref("b")])
         kubelet.wait_for_plugin(DRIVER)  # a failed update: the old one is asked again
         kubelet.prepare([ref("c")])
-    assert before.asked == [("prepare", "a"), ("prepare", "c")]
-    assert after.asked == [("prepare", "b")]
+    assert before.calls == [("prepare", "a"), ("prepare", "c")]
+    assert after.calls == [("prepare", "b")]
 
 
 @pytest.mark.point(13)

@@ -51,8 +51,8 @@ def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKube
         if ref.name == "crash":
             raise ZeroDivisionError("oops")
 
-    seen = Counted()
-    with Running(short, DraService(Desk(tell), seen)):
+    observer = Counted()
+    with Running(short, DraService(Desk(tell), observer)):
         kubelet.wait_for_plugin(DRIVER)
         refs = [ref("good"), ref("refused"), ref("node"), ref("crash"), ref("fine")]
         answers = kubelet.ask("prepare", refs)
@@ -64,7 +64,7 @@ def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKube
     }
     assert answers[ref("good").uid].devices == (device(ref("good")),)
     assert answers[ref("fine").uid].devices == (device(ref("fine")),)
-    assert sorted(seen.seen) == [
+    assert sorted(observer.outcomes) == [
         ("prepare", outcome) for outcome in ("crashed", "failed", "ok", "ok", "refused")
     ]
 
@@ -86,7 +86,7 @@ def test_a_uid_asked_for_twice_in_one_call_is_served_once(
         kubelet.wait_for_plugin(DRIVER)
         answers = kubelet.ask("prepare", [ref("a"), ref("a"), ref("b")])
     assert sorted(answers) == ["uid-a", "uid-b"]
-    assert sorted(desk.asked) == [("prepare", "a"), ("prepare", "b")]
+    assert sorted(desk.calls) == [("prepare", "a"), ("prepare", "b")]
 
 
 @pytest.mark.point(30)
@@ -155,7 +155,7 @@ def test_two_calls_for_one_claim_come_one_after_the_other(
         go.set()
         assert first.result(5) == second.result(5) != other
     assert desk.at_once == {"uid-a": 1}
-    assert desk.asked == [("prepare", "a"), ("prepare", "a")]
+    assert desk.calls == [("prepare", "a"), ("prepare", "a")]
 
 
 def test_a_claim_that_stays_busy_is_answered_with_an_error(
@@ -281,7 +281,7 @@ def test_a_uid_that_is_no_file_name_is_refused(short: Path, kubelet: FakeKubelet
         for uid in ("../../etc", "a/b", ".hidden", "x" * 200):
             answer = kubelet.ask("prepare", [ref("a", uid)])
             assert "which no Kubernetes object can have" in answer[ref("a", uid).uid].error
-    assert desk.asked == []
+    assert desk.calls == []
 
 
 @pytest.mark.point(109)

@@ -86,10 +86,10 @@ def test_what_is_not_there_is_not_watched(tmp_path, new):
 
 
 def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, caplog):
-    seen = queue.SimpleQueue()
+    names = queue.SimpleQueue()
 
     def report(directory, name):
-        seen.put(name)
+        names.put(name)
         if name == "bad":
             raise ValueError("bad")
 
@@ -97,7 +97,7 @@ def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, 
     new.watch(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "good").mkdir()
-    assert [seen.get(timeout=SECONDS) for _ in range(2)] == ["bad", "good"]
+    assert [names.get(timeout=SECONDS) for _ in range(2)] == ["bad", "good"]
     new.stop()
     assert "a new directory was not dealt with" in caplog.text
 

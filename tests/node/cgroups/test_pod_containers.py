@@ -11,7 +11,7 @@ A, B = PodUid("pod-a"), PodUid("pod-b")
 CLAIM = ClaimUid("claim")
 
 
-def given(id_, *claims):
+def container(id_, *claims):
     return Container(id_, "main", "default", Pod("p", PodUid("")), frozenset(claims))
 
 
@@ -20,25 +20,25 @@ class World:
 
     def __init__(self, **containers):
         self.existing = containers
-        self.asked = []
+        self.calls = []
         self.containers = PodContainerCache(self.find)
 
     def find(self, id_):
-        self.asked.append(id_)
+        self.calls.append(id_)
         container = self.existing.get(id_, NoContainer.GONE)
         if isinstance(container, NodeError):
             raise container
         return container
 
-    def learn(self, **there):
-        return self.containers.learn(lambda: {PodUid(pod): ids for pod, ids in there.items()})
+    def learn(self, **ids_by_pod):
+        return self.containers.learn(lambda: {PodUid(pod): ids for pod, ids in ids_by_pod.items()})
 
     def known(self):
         return {container.id: container.pod.uid for container in self.containers.known}
 
 
 def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
-    world = World(one=given("one", CLAIM), side=given("side"), sandbox=NoContainer.SANDBOX)
+    world = World(one=container("one", CLAIM), side=container("side"), sandbox=NoContainer.SANDBOX)
 
     assert world.learn(a=["one", "side", "sandbox"])
 
@@ -48,20 +48,20 @@ def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
 
 
 def test_it_is_the_same_object_until_something_changes():
-    world = World(one=given("one", CLAIM))
+    world = World(one=container("one", CLAIM))
     world.learn(a=["one"])
     before = world.containers.known
 
     world.learn(a=["one"], b=["side"])
     assert world.containers.known is before
-    assert world.asked.count("one") == 1
+    assert world.calls.count("one") == 1
 
     world.learn(a=[])
     assert world.containers.known == ()
 
 
 def test_one_that_appears_while_the_others_are_listed_is_not_forgotten():
-    world = World(one=given("one", CLAIM), late=given("late", CLAIM))
+    world = World(one=container("one", CLAIM), late=container("late", CLAIM))
 
     def look():
         world.containers.learn_new(B, ["late"])
@@ -72,7 +72,7 @@ def test_one_that_appears_while_the_others_are_listed_is_not_forgotten():
 
 
 def test_what_was_known_stays_where_nothing_can_be_listed():
-    world = World(one=given("one", CLAIM))
+    world = World(one=container("one", CLAIM))
     world.learn(a=["one"])
 
     def look():
@@ -91,7 +91,7 @@ def test_one_that_cannot_be_read_hides_its_pod_and_is_read_again(caplog):
     assert world.containers.hidden == {"a"}
     assert caplog.text.count("who uses GPU memory is not known: half written") == 1
 
-    world.existing["one"] = given("one", CLAIM)
+    world.existing["one"] = container("one", CLAIM)
     assert world.learn(a=["one"])
     assert (world.known(), world.containers.hidden) == ({"one": "a"}, frozenset())
 

@@ -67,7 +67,7 @@ def machine(request, tmp_path):
     return Machine(tmp_path, request.param)
 
 
-def given(*claims):
+def claims(*claims):
     return frozenset(map(ClaimUid, claims))
 
 
@@ -78,8 +78,8 @@ def test_each_container_with_processes_is_told_with_the_claims_that_it_was_given
     machine.put(SIDE, 21)
 
     assert machine.of() == (
-        CgroupProcesses(POD, given(CLAIM), (11, 12)),
-        CgroupProcesses(POD, given(), (21,)),
+        CgroupProcesses(POD, claims(CLAIM), (11, 12)),
+        CgroupProcesses(POD, claims(), (21,)),
     )
 
 
@@ -87,16 +87,16 @@ def test_processes_in_cgroups_that_a_container_made_are_its_own(machine):
     machine.bundle(MAIN, CLAIM)
     machine.put(f"{MAIN}/deep/deeper", 13)
 
-    assert machine.of() == (CgroupProcesses(POD, given(CLAIM), (13,)),)
+    assert machine.of() == (CgroupProcesses(POD, claims(CLAIM), (13,)),)
 
 
 def test_pods_are_told_in_the_order_of_their_names(machine):
-    other = Pod("a-pod", PodUid("99999999-2222-4333-8444-555555555555"))
+    earlier = Pod("a-pod", PodUid("99999999-2222-4333-8444-555555555555"))
     machine.put(MAIN, 11)
-    machine.pod = machine.kubepods / f"pod{other.uid}"
+    machine.pod = machine.kubepods / f"pod{earlier.uid}"
     machine.put(SIDE, 21)
 
-    assert [process.pod for process in machine.processes.of([POD, other])] == [other, POD]
+    assert [process.pod for process in machine.processes.of([POD, earlier])] == [earlier, POD]
 
 
 def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
@@ -105,8 +105,8 @@ def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
     machine.put("", 7)
 
     assert machine.of() == (
-        CgroupProcesses(POD, given(), (1,)),
-        CgroupProcesses(POD, given(), (5, 7)),
+        CgroupProcesses(POD, claims(), (1,)),
+        CgroupProcesses(POD, claims(), (5, 7)),
     )
 
 
@@ -125,7 +125,7 @@ def test_a_container_whose_cgroup_is_not_in_its_pods_is_told_by_its_first_proces
     assert machine.of() == ()
 
     proc.write(77, POD.uid, cgroup=f"0::{below}/{pod}:cri-containerd:{MAIN}\n")
-    assert machine.of() == (CgroupProcesses(POD, given(CLAIM), (77,)),)
+    assert machine.of() == (CgroupProcesses(POD, claims(CLAIM), (77,)),)
     assert machine.of(Pod("other", PodUid("99999999-2222-4333-8444-555555555555"))) == ()
 
     proc.write(77, POD.uid, cgroup=f"0::{below}/{pod}:cri-containerd:{SIDE}\n")
@@ -175,12 +175,12 @@ def test_too_many_open_files_are_an_error_and_not_nobody(machine):
                 ask()
 
 
-@pytest.mark.parametrize("what", ["bundle", "cgroup"])
-def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, what):
+@pytest.mark.parametrize("hanging", ["bundle", "cgroup"])
+def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, hanging):
     """Somebody may hold the turn meanwhile, and no timeout ends it."""
     config = machine.bundle(MAIN, CLAIM)
     machine.put(MAIN, 11)
-    if what == "bundle":
+    if hanging == "bundle":
         pipe, ask, part = config, lambda: machine.processes.pods_given(REF), f"given claim {CLAIM}"
     else:
         pipe, ask, part = machine.pod / MAIN / "cgroup.procs", machine.of, str(machine.cgroup)

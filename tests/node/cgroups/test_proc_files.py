@@ -71,14 +71,14 @@ def test_a_variable_that_is_not_within_the_first_64_kib_is_not_set(started):
 
 
 def test_a_device_is_known_by_its_number_and_a_file_has_none(tmp_path):
-    here = os.open("/dev/null", os.O_RDONLY)
+    descriptor = os.open("/dev/null", os.O_RDONLY)
     (tmp_path / "link").symlink_to("/dev/null")
     (tmp_path / "null").touch()
     try:
-        for path in ("/dev/null", str(tmp_path / "link"), f"/proc/self/fd/{here}"):
+        for path in ("/dev/null", str(tmp_path / "link"), f"/proc/self/fd/{descriptor}"):
             assert device_number_of(path) == (1, 3)
     finally:
-        os.close(here)
+        os.close(descriptor)
     for path in (str(tmp_path / "null"), str(tmp_path), str(tmp_path / "none")):
         assert device_number_of(path) is None
 

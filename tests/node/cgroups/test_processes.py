@@ -148,15 +148,15 @@ def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, child
     """A real one: the kernel is asked to give the number of a process that ended once more."""
     proc.put(child.pid, POD)
     processes = ContainerProcesses(proc.path)
-    seen = find(processes, child.pid)
+    ended = find(processes, child.pid)
     child.kill()
     child.wait(10)
     time.sleep(2 / os.sysconf("SC_CLK_TCK"))  # a start time is told in ticks
     heir = started_as(child.pid)
     try:
-        assert find(processes, heir.pid).pid == seen.pid
+        assert find(processes, heir.pid).pid == ended.pid
 
-        assert not processes.signal(seen, signal.SIGKILL)
+        assert not processes.signal(ended, signal.SIGKILL)
         time.sleep(0.05)
         assert heir.poll() is None
         assert processes.signal(find(processes, heir.pid), signal.SIGKILL)
@@ -184,8 +184,8 @@ def started_as(pid: int) -> subprocess.Popen[bytes]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
     proc = Proc(public / "proc")
-    other = subprocess.Popen(["sleep", "60"])
-    proc.put(other.pid, POD)
+    foreign = subprocess.Popen(["sleep", "60"])
+    proc.put(foreign.pid, POD)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from dra_driver.node.cgroups.processes import ContainerProcesses\n"
@@ -196,7 +196,7 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
     )
     try:
         ran = subprocess.run(
-            [sys.executable, "-c", program, proc.path, str(other.pid)],
+            [sys.executable, "-c", program, proc.path, str(foreign.pid)],
             capture_output=True,
             text=True,
             timeout=20,
@@ -204,10 +204,10 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
         )
         assert "NodeError" in ran.stderr
         assert "CAP_KILL" in ran.stderr
-        assert other.poll() is None
+        assert foreign.poll() is None
     finally:
-        other.kill()
-        other.wait(10)
+        foreign.kill()
+        foreign.wait(10)
 
 
 def test_a_number_that_is_no_process_is_an_error_not_a_signal(proc):

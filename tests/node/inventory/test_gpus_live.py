@@ -51,8 +51,8 @@ def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
     gpus = node.gpus()
     before = gpus.scan()
     node.change(gpu=0, driver="vfio-pci")
-    given = gpus.scan()
-    assert (names(given), [missing.what for missing in given.unavailable]) == (
+    inventory = gpus.scan()
+    assert (names(inventory), [missing.what for missing in inventory.unavailable]) == (
         ["gpu-1"],
         ["GPU 0000:1b:00.0"],
     )

@@ -25,10 +25,10 @@ class Modes(Node):
     def __init__(self, directory, is_root=lambda: True):
         super().__init__(directory, two_gpus(), deadline_seconds=0.5)
         assert self.host
-        kept = SimulatedComputeModes(self.root, is_root)
-        self.nvml = Nvml(lambda: SimulatedNvml(self.live, modes=kept), GeometryCache, 0.5)
+        host_modes = SimulatedComputeModes(self.root, is_root)
+        self.nvml = Nvml(lambda: SimulatedNvml(self.live, modes=host_modes), GeometryCache, 0.5)
         self.modes = ComputeModes(self.nvml)
-        self.gpu, self.other = (GpuUuid(str(gpu.uuid)) for gpu in self.live.current().gpus)
+        self.gpu, self.second = (GpuUuid(str(gpu.uuid)) for gpu in self.live.current().gpus)
 
     def smi(self, *arguments, user=None):
         program = str(self.root / "usr/bin/nvidia-smi")
@@ -48,7 +48,7 @@ def test_a_mode_is_set_on_one_gpu_and_restored(node):
     assert node.modes.read(node.gpu) is DEFAULT
     node.modes.set(node.gpu, EXCLUSIVE)
     assert node.modes.read(node.gpu) is EXCLUSIVE
-    assert node.modes.read(node.other) is DEFAULT
+    assert node.modes.read(node.second) is DEFAULT
     node.modes.restore(node.gpu, DEFAULT)
     assert node.modes.read(node.gpu) is DEFAULT
 
@@ -161,9 +161,9 @@ def test_nvidia_smi_and_nvml_show_what_the_other_has_set(node):
         "Set compute mode to PROHIBITED for GPU 00000000:43:00.0.",
         "All done.",
     ]
-    assert node.modes.read(node.other) is ComputeMode.PROHIBITED
+    assert node.modes.read(node.second) is ComputeMode.PROHIBITED
     assert node.smi("--compute-mode=0").returncode == 0
-    assert [node.modes.read(gpu) for gpu in (node.gpu, node.other)] == [DEFAULT, DEFAULT]
+    assert [node.modes.read(gpu) for gpu in (node.gpu, node.second)] == [DEFAULT, DEFAULT]
 
 
 def test_nvidia_smi_refuses_what_it_cannot_set(node):

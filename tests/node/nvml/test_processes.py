@@ -83,10 +83,10 @@ class Listed:
 
     def __init__(self, *processes):
         self.processes = processes
-        self.asked = []
+        self.gpus = []
 
     def on_gpu(self, gpu, doing, call):
-        self.asked.append(gpu)
+        self.gpus.append(gpu)
         return call(self, "handle")
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
@@ -113,7 +113,7 @@ def test_an_instance_is_asked_about_by_its_uuid_and_has_all_that_nvml_lists_ther
     nvml: Any = Listed(listed(1, 9), listed(2, 9))
 
     assert gpu_processes(nvml, MIG) == (GpuProcess(1, 1), GpuProcess(2, 2))
-    assert nvml.asked == [MIG]
+    assert nvml.gpus == [MIG]
 
 
 def test_what_nvml_does_not_tell_is_not_known(node):
