@@ -1,7 +1,8 @@
 """A host with MPS daemons, and agents that come and go on it."""
 
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dra_driver.model.mps import (
     MpsLimits,
     MpsNamespace,
     MpsNamespaceName,
+    MpsServer,
     MpsServerName,
     MpsServerRestart,
     mps_server_name,
@@ -117,6 +119,39 @@ def limits_of(percent: int, mib: int | None = None) -> MpsLimits:
     return MpsLimits(percent, None if mib is None else mib * MIB)
 
 
+def names(agent: MpsSupervisor) -> list[str]:
+    """The namespaces that are served."""
+    return [served.namespace.name for served in agent.status().namespaces()]
+
+
+def the_server(agent: MpsSupervisor) -> MpsServer:
+    """The only one."""
+    (server,) = agent.status().servers
+    return server
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A call that fails."""
+
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+class Blocking:
+    """*call*, which waits until ``go_on`` is set."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return self._call(*arguments)
+
+
 @pytest.fixture
 def mps_dir() -> Iterator[Path]:
     """With a short name: sockets are in it."""
@@ -127,3 +162,8 @@ def mps_dir() -> Iterator[Path]:
 @pytest.fixture
 def host(mps_dir: Path) -> Host:
     return Host(mps_dir)
+
+
+@pytest.fixture
+def agent(host: Host) -> MpsSupervisor:
+    return host.agent()

@@ -32,7 +32,7 @@ NAMESPACES = [
 ]
 ANY = st.sampled_from(NAMESPACES)
 SERVERS = sorted(
-    {mps_server_name(one.gpus, whose) for one in NAMESPACES for whose in ("", one.tenant)}
+    {mps_server_name(each.gpus, tenant) for each in NAMESPACES for tenant in ("", each.tenant)}
 )
 DYING = st.none() | st.integers(0, 25)
 
@@ -47,16 +47,16 @@ class Node(RuleBasedStateMachine):
         self.home = tempfile.TemporaryDirectory(prefix="mps", dir="/tmp")
         self.host = Host(Path(self.home.name), self.newest)
         self.agent = self.host.agent()
-        self.wanted: set[str] = set()  # served, and told so
-        self.unsure: set[str] = set()  # nobody was told
+        self.served: set[str] = set()  # and the plugin was told so
+        self.unsure: set[str] = set()  # the plugin was not told
         self.numbers: list[int] = []
         self.pid = 100
 
-    def do(self, dies_in, what, *words):
-        """Whether it went well; None: the agent was killed at it."""
+    def do(self, dies_in, act, *arguments):
+        """Whether it succeeded; None: the agent was killed while it did it."""
         self.host.fate.dies_in = dies_in
         try:
-            what(*words)
+            act(*arguments)
         except Killed:
             self.agent = self.host.agent()
             return None
@@ -66,23 +66,28 @@ class Node(RuleBasedStateMachine):
             self.host.fate.dies_in = None
         return True
 
+    def daemons(self, name):
+        """Those of a server: none, or one."""
+        running = self.host.daemons.running.values()
+        return [daemon for daemon in running if daemon.daemon.name == name]
+
     @rule(namespace=ANY, dies_in=DYING)
     def serve(self, namespace, dies_in):
-        went = self.do(dies_in, self.agent.serve, namespace)
-        if went:
-            self.wanted.add(namespace.name)
+        served = self.do(dies_in, self.agent.serve, namespace)
+        if served:
+            self.served.add(namespace.name)
             self.unsure.discard(namespace.name)
-        elif namespace.name not in self.wanted and (went is None or namespace.name in self.unsure):
+        elif served is None and namespace.name not in self.served:
             self.unsure.add(namespace.name)
 
     @rule(ended=ANY, dies_in=DYING)
     def release(self, ended, dies_in):
-        went = self.do(dies_in, self.agent.release, ended.name)
-        if ended.name in self.wanted and not went:
-            self.unsure.add(ended.name)
-        elif went:
+        released = self.do(dies_in, self.agent.release, ended.name)
+        if released:
             self.unsure.discard(ended.name)
-        self.wanted.discard(ended.name)
+        elif ended.name in self.served:
+            self.unsure.add(ended.name)
+        self.served.discard(ended.name)
 
     @rule(of=ANY, dies_in=DYING)
     def terminate(self, of, dies_in):
@@ -92,15 +97,12 @@ class Node(RuleBasedStateMachine):
     def maintain(self, seconds, dies_in):
         self.do(dies_in, self.host.pass_time, self.agent, seconds)
 
+    def start_agent(self):
+        self.agent = self.host.agent()
+
     @rule(dies_in=DYING)
     def restart_of_the_agent(self, dies_in):
-        self.host.fate.dies_in = dies_in
-        try:
-            self.agent = self.host.agent()
-        except Killed:
-            self.agent = self.host.agent()
-        finally:
-            self.host.fate.dies_in = None
+        assert self.do(dies_in, self.start_agent) is not False
 
     @rule(dies_in=DYING)
     def status(self, dies_in):
@@ -113,36 +115,32 @@ class Node(RuleBasedStateMachine):
     @rule(of=ANY)
     def client(self, of):
         self.pid += 1
-        apart = self.newest == 2 or of.gpus == (INSTANCE,)
-        name = mps_server_name(of.gpus, of.tenant if apart else "")
-        if any(daemon.daemon.name == name for daemon in self.host.daemons.running.values()):
+        is_apart = self.newest == 2 or of.gpus == (INSTANCE,)
+        name = mps_server_name(of.gpus, of.tenant if is_apart else "")
+        if self.daemons(name):
             namespace = self.host.daemon_names(self.agent).get(of.name, "default")
             self.host.daemons.connect(name, self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
     def problem(self, name, how):
-        for daemon in list(self.host.daemons.running.values()):
-            if daemon.daemon.name == name and how == "dead":
+        for daemon in self.daemons(name):
+            if how == "dead":
                 self.host.daemons.crash(name)
-            elif daemon.daemon.name == name:
+            else:
                 setattr(daemon, how, True)
 
-    @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
-    def a_tenant_that_is_root(self, name, which):
-        """Changes the limits of a namespace that is there; the last is a spare, if there is one."""
-        for daemon in self.host.daemons.running.values():
-            if daemon.daemon.name == name and daemon.namespaces:
+    @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]), removes=st.booleans())
+    def a_tenant_that_is_root(self, name, which, removes):
+        """Changes or removes a namespace; the last is a spare, if there is one."""
+        for daemon in self.daemons(name):
+            if daemon.namespaces and removes:
+                del daemon.namespaces[which(daemon.namespaces)]
+            elif daemon.namespaces:
                 daemon.namespaces[which(daemon.namespaces)] = limits_of(100, None)
 
-    @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
-    def a_tenant_that_removes(self, name, which):
-        for daemon in self.host.daemons.running.values():
-            if daemon.daemon.name == name and daemon.namespaces:
-                del daemon.namespaces[which(daemon.namespaces)]
-
-    @rule(here=st.booleans())
-    def a_gpu_that_goes_and_comes(self, here):
-        self.host.daemons.absent = set() if here else {TWO}
+    @rule(there=st.booleans())
+    def a_gpu_that_goes_and_comes(self, there):
+        self.host.daemons.absent = set() if there else {TWO}
 
     @invariant()
     def incidents_number_upward(self):
@@ -165,7 +163,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def what_was_promised_is_promised_still(self):
         served = {namespace.namespace.name for namespace in self.agent.status().namespaces()}
-        assert self.wanted <= served
+        assert self.served <= served
 
     def teardown(self):
         try:
@@ -178,7 +176,7 @@ class Node(RuleBasedStateMachine):
         self.host.settle(self.agent)
         status = self.agent.status()
         served = {namespace.namespace.name: namespace for namespace in status.namespaces()}
-        assert self.wanted <= served.keys() <= self.wanted | self.unsure
+        assert self.served <= served.keys() <= self.served | self.unsure
         assert all(server.ready for server in status.servers)
         running = {daemon.daemon.name: daemon for daemon in self.host.daemons.running.values()}
         assert sorted(running) == [server.name for server in status.servers]
@@ -223,41 +221,31 @@ TestOlderNode.settings = QUICK
 
 def a_claims_life(host, agent):
     """And another's beside it."""
-    first, second = NAMESPACES[:2]
+    first, second, third = NAMESPACES[:3]
     agent.serve(first)
     agent.serve(second)
     agent.make_spares()
-    agent.serve(NAMESPACES[2])
+    agent.serve(third)
     agent.make_spares()
-    agent.release(NAMESPACES[2].name)
+    agent.release(third.name)
     host.daemons.crash(mps_server_name(first.gpus))
     host.pass_time(agent, 5)
     agent.release(first.name)
     agent.release(second.name)
 
 
-def survives(host, dies_in):
-    """Whether it was killed at that point. All is well afterwards."""
-    agent = host.agent()
-    host.fate.dies_in = dies_in
-    killed = False
-    try:
-        a_claims_life(host, agent)
-    except Killed:
-        killed, agent = True, host.agent()
-    host.fate.dies_in = None
+def all_goes_on(host, agent):
     namespaces = NAMESPACES[:3]
-    assert [agent.serve(unused).namespace for unused in namespaces] == namespaces
+    assert [agent.serve(namespace).namespace for namespace in namespaces] == namespaces
     host.settle(agent)
     assert [served.namespace for served in agent.status().namespaces()] == namespaces
-    for unused in namespaces:
-        agent.release(unused.name)
+    for served in namespaces:
+        agent.release(served.name)
     assert host.left() == []
-    return killed
 
 
-def an_instance_that_is_cut_and_removed(host, agent):
-    """While claims share it, and one beside them its GPU's neighbour."""
+def an_instance_that_is_created_and_removed(host, agent):
+    """While claims share it, and another one uses its GPU."""
     first, second = NAMESPACES[6:8]
     agent.serve(first)
     agent.serve(NAMESPACES[0])
@@ -266,36 +254,36 @@ def an_instance_that_is_cut_and_removed(host, agent):
     agent.release(second.name)
 
 
-def test_killed_at_any_point_an_instance_is_free_once_its_namespaces_were_released():
-    """The next agent is asked again, as whoever was not told that it is done does."""
+def the_instance_can_be_freed(host, agent):
+    """The next agent is asked again, by a plugin that was not told that it is done."""
+    for ended in NAMESPACES[6:8]:
+        agent.release(ended.name)
+    assert all(daemon.daemon.gpus != (INSTANCE,) for daemon in host.daemons.running.values())
+
+
+@pytest.mark.parametrize(
+    ("story", "newest", "holds", "points"),
+    [
+        (a_claims_life, 2, all_goes_on, 30),
+        (a_claims_life, 3, all_goes_on, 30),
+        (an_instance_that_is_created_and_removed, 3, the_instance_can_be_freed, 15),
+    ],
+)
+def test_an_agent_can_be_killed_at_any_point(story, newest, holds, points):
+    """At every point there is, one after the other."""
     for dies_in in itertools.count():
         with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
-            host = Host(Path(directory))
+            host = Host(Path(directory), newest)
             agent = host.agent()
             host.fate.dies_in = dies_in
             killed = False
             try:
-                an_instance_that_is_cut_and_removed(host, agent)
+                story(host, agent)
             except Killed:
                 killed, agent = True, host.agent()
             host.fate.dies_in = None
-            for namespace in NAMESPACES[6:8]:
-                agent.release(namespace.name)
-            assert not any(
-                daemon.daemon.gpus == (INSTANCE,) for daemon in host.daemons.running.values()
-            )
+            holds(host, agent)
             if not killed:
                 break
 
-    assert dies_in > 15
-
-
-@pytest.mark.parametrize("newest", [2, 3])
-def test_killed_at_any_point_of_a_claims_life_it_goes_on(newest):
-    """Every point there is, one after the other."""
-    for dies_in in itertools.count():
-        with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
-            if not survives(Host(Path(directory), newest), dies_in):
-                break
-
-    assert dies_in > 30
+    assert dies_in > points

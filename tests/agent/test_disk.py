@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from dra_driver.base.errors import NodeError
-from tests.agent.conftest import OVER_ONE, TWO, Host, namespace
+from tests.agent.conftest import OVER_ONE, TWO, Host, names, namespace
 from tests.fakes.disk import FailingCalls, small_disk
 
 
@@ -19,10 +19,6 @@ def disk(mps_dir):
 @pytest.fixture
 def host(disk):
     return Host(disk.path)
-
-
-def names(agent):
-    return [namespace.namespace.name for namespace in agent.status().namespaces()]
 
 
 def file(host):

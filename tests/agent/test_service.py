@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.agent import service as door
-from dra_driver.agent.service import AgentService, lock_directory
+from dra_driver.agent.service import REQUEST_THREAD, AgentService, lock_directory
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError, SettingsError
 from dra_driver.model.gpus import GpuUuid
-from dra_driver.model.mps import MpsLimits, mps_server_name
+from dra_driver.model.mps import MpsLimits
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.mps.agent_protocol import read_line
-from tests.agent.conftest import INSTANCE, ONE, namespace
+from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, Blocking, namespace, raising
+from tests.waiting import eventually
 
 SECONDS = 60
 
@@ -29,7 +29,7 @@ def service(host):
     yield made
     made.stop()
     for thread in threading.enumerate():  # which may still write into the directory
-        if thread.name == door.REQUEST_THREAD:
+        if thread.name == REQUEST_THREAD:
             thread.join(SECONDS)
             assert not thread.is_alive()
 
@@ -39,13 +39,16 @@ def agent(service):
     return MpsAgentClient(service.path)
 
 
-def told(service, line):
-    """What is answered to a line."""
+def ask(service, line):
+    """The answer to a line."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SECONDS)
         connection.connect(str(service.path))
         connection.sendall(line)
         return connection.makefile("rb").readline().decode()
+
+
+STATUS = b'{"version":1,"StatusRequest":{}}\n'
 
 
 def test_a_namespace_is_served_through_the_socket_and_ends(host, agent):
@@ -63,20 +66,17 @@ def test_only_root_may_ask(service):
     assert stat.S_IMODE(os.stat(service.path).st_mode) == 0o600
 
 
-def test_an_error_comes_back_as_what_it_was(host, agent):
-    host.daemons.absent = {ONE}
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (NodeError("no such GPU"), "no such GPU"),
+        (KeyError("bug"), "the MPS agent failed: 'bug'; see its log"),
+    ],
+)
+def test_an_error_and_a_bug_are_answers_too(host, agent, error, message):
+    host.daemons.start = raising(error)
 
-    with pytest.raises(NodeError, match="no such GPU"):
-        agent.serve(namespace())
-
-
-def test_a_bug_is_an_answer_too(host, agent):
-    def broken(daemon, namespaces):
-        raise KeyError("bug")
-
-    host.daemons.start = broken
-
-    with pytest.raises(NodeError, match=r"the MPS agent failed: 'bug'; see its log"):
+    with pytest.raises(NodeError, match=message):
         agent.serve(namespace())
     assert host.left() == ["agent.sock"]
 
@@ -117,7 +117,7 @@ def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong
     ],
 )
 def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, problem):
-    assert problem in told(service, line)
+    assert problem in ask(service, line)
 
 
 def test_a_request_without_end_is_cut_off(service):
@@ -131,30 +131,24 @@ def test_a_request_without_end_is_cut_off(service):
         except (BrokenPipeError, ConnectionResetError):
             pass
 
-    assert '"MpsStatus"' in told(service, b'{"version":1,"StatusRequest":{}}\n')
+    assert '"MpsStatus"' in ask(service, STATUS)
 
 
 def test_clients_that_go_away_harm_nobody(service):
-    for line in (b"", b'{"version":1,"StatusRequest":{}}\n', b"{"):
+    for line in (b"", STATUS, b"{"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(service.path))
             connection.sendall(line)
 
-    assert '"MpsStatus"' in told(service, b'{"version":1,"StatusRequest":{}}\n')
+    assert '"MpsStatus"' in ask(service, STATUS)
 
 
 def test_many_can_ask_at_once(agent):
     answers = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(agent.status()), daemon=True)
-        for _ in range(50)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
+    for _ in range(50):
+        threading.Thread(target=lambda: answers.append(agent.status()), daemon=True).start()
 
-    assert len(answers) == 50
+    eventually(lambda: len(answers) == 50)
 
 
 def test_who_says_nothing_is_not_waited_for_without_end():
@@ -166,119 +160,75 @@ def test_who_says_nothing_is_not_waited_for_without_end():
             read_line(ours, Deadline(5.0, clock=lambda: next(times)), 100, "a request")
 
 
-def test_a_socket_that_a_dead_agent_left_is_replaced(host):
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(host.directory / "agent.sock"))
+def test_sockets_of_dead_agents_are_replaced_and_nothing_else_is(host):
+    kept = [host.directory / name for name in (".notours", ".0123abcd.tmp", ".89abcdef")]
+    for path in kept:
+        path.touch()  # no sockets
+    for name in ("agent.sock", ".0123abcd"):  # the second was not renamed yet
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(host.directory / name))
     service = AgentService(host.agent(), host.directory)
 
     service.start()
 
     assert MpsAgentClient(service.path).status().servers == ()
-    service.stop()
-
-
-def test_sockets_of_agents_that_were_killed_before_they_were_named_are_removed(host):
-    kept = [host.directory / ".notours", host.directory / ".0123abcd.tmp"]
-    for path in kept:
-        path.touch()
-    (host.directory / ".89abcdef").touch()  # no socket
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(host.directory / ".0123abcd"))
-    service = AgentService(host.agent(), host.directory)
-
-    service.start()
-
     assert not (host.directory / ".0123abcd").exists()
-    assert all(path.exists() for path in [*kept, host.directory / ".89abcdef"])
+    assert all(path.exists() for path in kept)
     service.stop()
 
 
-def test_nobody_answers_once_it_stopped(service, agent):
+def test_a_removed_socket_and_a_stopped_service_are_problems(service, agent):
     assert service.problem() is None
+    moved = service.path.rename(f"{service.path}x")
+    assert service.problem() == f"{service.path} was removed"
+    moved.rename(service.path)
     service.stop()
 
-    assert "nobody serves" in service.problem() or not service.path.exists()
+    assert service.problem() in (f"nobody serves {service.path}", f"{service.path} was removed")
     with pytest.raises(MpsAgentUnreachable):
         agent.status()
 
 
-def test_a_socket_that_somebody_removed_is_said(service):
-    service.path.unlink()
-
-    assert service.problem() == f"{service.path} was removed"
-
-
 def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
-    begun, go_on = threading.Event(), threading.Event()
-    start = host.daemons.start
-
-    def slow(daemon, namespaces):
-        begun.set()
-        assert go_on.wait(SECONDS)
-        return start(daemon, namespaces)
-
-    host.daemons.start = slow
+    start = host.daemons.start = Blocking(host.daemons.start)
     asking = threading.Thread(target=agent.serve, args=(namespace(),), daemon=True)
     asking.start()
-    assert begun.wait(SECONDS)
+    assert start.begun.wait(SECONDS)
     stopping = threading.Thread(target=service.stop, daemon=True)
     stopping.start()
-    go_on.set()
+    start.go_on.set()
     stopping.join(SECONDS)
     asking.join(SECONDS)
 
-    assert host.daemons.of(mps_server_name([ONE])).namespaces
+    assert host.daemons.of(OVER_ONE).namespaces
 
 
-def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent):
-    made, go_on = threading.Event(), threading.Event()
-    add = host.daemons.add_namespace
-
-    def slow(daemon, namespace):
-        assert go_on.wait(SECONDS)
-        directory = add(daemon, namespace)
-        made.set()
-        return directory
-
-    host.daemons.add_namespace = slow
+def test_a_spare_is_created_for_the_next_claim_after_the_answer(host, agent):
+    add = host.daemons.add_namespace = Blocking(host.daemons.add_namespace)
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))  # takes the spare that the server was started with
-    go_on.set()
+    add.go_on.set()
 
-    assert made.wait(SECONDS)
-    assert len(host.daemons.of(mps_server_name([ONE])).namespaces) == 3
+    eventually(lambda: len(host.daemons.of(OVER_ONE).namespaces) == 3)
 
 
-def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, agent):
-    begun, never = threading.Event(), threading.Event()
-
-    def hangs(daemon, namespace):
-        begun.set()
-        never.wait(50)
-        raise NodeError("ended")
-
-    host.daemons.add_namespace = hangs
+def test_whoever_ends_the_agent_does_not_wait_for_a_spare(host, service, agent):
+    add = host.daemons.add_namespace = Blocking(raising(NodeError("ended")))
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
-    assert begun.wait(SECONDS)
+    assert add.begun.wait(SECONDS)
 
     before = time.monotonic()
     service.stop()
     assert time.monotonic() - before < 40
-    never.set()
+    add.go_on.set()
 
 
-def test_a_bug_in_making_something_ready_harms_nobody(host, agent, caplog):
-    def broken(daemon, namespace):
-        raise KeyError("bug")
-
-    add, host.daemons.add_namespace = host.daemons.add_namespace, broken
+def test_a_bug_in_creating_a_spare_harms_nobody(host, agent, caplog):
+    add, host.daemons.add_namespace = host.daemons.add_namespace, raising(KeyError("bug"))
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
-    deadline = time.monotonic() + SECONDS
-    while "nothing could be made ready for the next claim" not in caplog.messages:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    eventually(lambda: "nothing could be made ready for the next claim" in caplog.messages)
     host.daemons.add_namespace = add
 
     assert agent.serve(namespace("c_3")).namespace.name == "c_3"

@@ -4,15 +4,15 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsPriority
-from tests.agent.conftest import OVER_ONE, Host, limits_of, namespace
+from tests.agent.conftest import OVER_ONE, Host, limits_of, namespace, the_server
 
 
 @pytest.fixture
 def agent(host):
     """Which serves one namespace, c_1."""
-    made = host.agent()
-    made.serve(namespace("c_1", percent=30, mib=1024))
-    return made
+    agent = host.agent()
+    agent.serve(namespace("c_1", percent=30, mib=1024))
+    return agent
 
 
 def runs(host):
@@ -28,35 +28,28 @@ def spare(host, agent):
     return name
 
 
-def test_a_namespace_with_the_same_limits_takes_no_run_of_the_program(host, agent):
-    ready = spare(host, agent)
-    runs(host)
-
-    served = agent.serve(namespace("c_2", percent=30, mib=1024))
-
-    assert runs(host) == []
-    assert served.pipe_directory.endswith(f"/gpu/{ready}")
-    assert served.namespace == namespace("c_2", percent=30, mib=1024)
-    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(30, 1024)}
-
-
 @pytest.mark.parametrize(
-    "other",
+    ("other", "expected_runs"),
     [
-        pytest.param({"percent": 40, "mib": 1024}, id="multiprocessors"),
-        pytest.param({"percent": 30, "mib": 2048}, id="memory"),
-        pytest.param(
-            {"percent": 30, "mib": 1024, "priority": MpsPriority.BELOW_NORMAL}, id="priority"
-        ),
+        pytest.param({}, [], id="the same limits"),
+        pytest.param({"percent": 40}, ["limit_namespace"], id="multiprocessors"),
+        pytest.param({"mib": 2048}, ["limit_namespace"], id="memory"),
+        pytest.param({"priority": MpsPriority.BELOW_NORMAL}, ["limit_namespace"], id="priority"),
     ],
 )
-def test_a_namespace_with_other_limits_takes_one(host, agent, other):
+def test_a_namespace_gets_the_spare_with_one_run_of_the_program_at_most(
+    host, agent, other, expected_runs
+):
+    ready = spare(host, agent)
     runs(host)
+    wanted = namespace("c_2", **{"percent": 30, "mib": 1024, **other})
 
-    agent.serve(namespace("c_2", **other))
+    served = agent.serve(wanted)
 
-    assert runs(host) == ["limit_namespace"]
-    assert host.granted(agent)["c_2"] == namespace("c_2", **other).limits
+    assert runs(host) == expected_runs
+    assert served.pipe_directory.endswith(f"/gpu/{ready}")
+    assert served.namespace == wanted
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": wanted.limits}
 
 
 def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
@@ -70,6 +63,9 @@ def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
     assert host.granted(agent)["a spare"] == limits_of(70, 2048)
     agent.serve(namespace("c_3", percent=70, mib=2048))
     assert runs(host) == []
+    assert agent.serve(namespace("c_4", percent=20)).pipe_directory.endswith("/gpu/c_4")
+    assert runs(host) == ["add_namespace"]
+    assert host.granted(agent)["c_4"] == limits_of(20)
 
 
 def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(host, agent):
@@ -87,23 +83,12 @@ def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(h
     assert host.granted(agent)["c_3"] == limits_of(40, 100)
 
 
-def test_without_one_a_namespace_is_made(host, agent):
-    agent.serve(namespace("c_2", mib=2048))
-    runs(host)
-
-    served = agent.serve(namespace("c_3", percent=20))
-
-    assert runs(host) == ["add_namespace"]
-    assert served.pipe_directory.endswith("/gpu/c_3")
-    assert host.granted(agent)["c_3"] == limits_of(20)
-
-
 def test_namespaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host, agent):
     agent.serve(namespace("c_2", mib=2048))
     host.connect(agent, 71, "c_2")
     host.seconds += 2
 
-    assert agent.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_2")),)
+    assert the_server(agent).clients == (MpsClient(71, MpsNamespaceName("c_2")),)
     agent.terminate("c_2", [71])
     assert host.daemons.of(OVER_ONE).clients == set()
     agent.release("c_2")
@@ -199,7 +184,7 @@ def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
         host.pass_time(agent, 13)
 
     assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(50, 2048)}
-    assert agent.status().servers[0].ready
+    assert the_server(agent).ready
     agent.serve(namespace("c_3"))
     host.daemons.add_namespace = add
     agent.make_spares()

@@ -13,10 +13,9 @@ from dra_driver.agent.dependencies import AgentDependencies, MpsRequestTimeouts
 from dra_driver.agent.state import ServerStateFiles
 from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.model.mps import mps_server_name
 from dra_driver.node.mps.agent_client import SECONDS, SERVE_SECONDS
 from dra_driver.node.mps.control import DaemonTimeouts
-from tests.agent.conftest import ONE, namespace
+from tests.agent.conftest import OVER_ONE, Blocking, namespace
 from tests.fakes.daemon_host import DaemonHost
 
 KILLING = 1.0  # to end a program that hangs: node.commands
@@ -48,8 +47,7 @@ def agent(node):
     Path(node.mps_dir).mkdir()
     files = ServerStateFiles(Path(node.mps_dir, "state"))
     daemons = node.daemons(DaemonTimeouts())
-    tools = AgentDependencies(daemons, files, node.mps_dir, timeouts=BRIEF)
-    made = MpsSupervisor(tools)
+    made = MpsSupervisor(AgentDependencies(daemons, files, node.mps_dir, timeouts=BRIEF))
     made.recover()
     yield made
     for state in files.load():
@@ -90,10 +88,8 @@ def test_a_daemon_that_is_wedged_holds_up_no_request_longer_than_that(node, agen
     agent.serve(node.namespace(2))
     stop_answering(node, agent)
 
-    seconds, _ = took(agent.serve, node.namespace(3))
-    assert seconds < BRIEF.serve + SLACK
-    seconds, _ = took(agent.release, node.namespace(2).name)
-    assert seconds < BRIEF.release + SLACK
+    assert took(agent.serve, node.namespace(3))[0] < BRIEF.serve + SLACK
+    assert took(agent.release, node.namespace(2).name)[0] < BRIEF.release + SLACK
     seconds, _ = took(agent.terminate, node.namespace(1).name, [os.getpid()])
     assert seconds < BRIEF.terminate + SLACK
 
@@ -113,29 +109,18 @@ def test_the_last_one_of_a_wedged_server_ends_by_and_by(node, agent):
     assert node.processes() == []
 
 
-def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
-    files = ServerStateFiles(host.directory / "state")
-    tools = AgentDependencies(
-        host.daemons,
-        files,
-        str(host.directory),
-        timeouts=MpsRequestTimeouts(serve=0.2),
+def test_a_request_that_waits_for_another_one_waits_no_longer_than_it_may(host):
+    files, timeouts = ServerStateFiles(host.directory / "state"), MpsRequestTimeouts(serve=0.2)
+    agent = MpsSupervisor(
+        AgentDependencies(host.daemons, files, str(host.directory), timeouts=timeouts)
     )
-    agent = MpsSupervisor(tools)
     agent.recover()
-    go_on, begun, start = threading.Event(), threading.Event(), host.daemons.start
-
-    def slow(daemon, namespaces):
-        begun.set()
-        assert go_on.wait(5)
-        return start(daemon, namespaces)
-
-    host.daemons.start = slow
+    start = host.daemons.start = Blocking(host.daemons.start)
     first = threading.Thread(target=agent.serve, args=(namespace("c_1"),))
     first.start()
-    assert begun.wait(5)
+    assert start.begun.wait(60)
 
-    with pytest.raises(TimedOut, match=f"the MPS server {mps_server_name([ONE])} is being started"):
+    with pytest.raises(TimedOut, match=f"the MPS server {OVER_ONE} is being started"):
         agent.serve(namespace("c_2"))
-    go_on.set()
-    first.join(5)
+    start.go_on.set()
+    first.join(60)

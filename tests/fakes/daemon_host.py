@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName, mps_server_name
@@ -23,6 +25,11 @@ from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.sim.host.directory import program_path
 from dra_driver.sim.mps.client import main as client
 from tests.fakes.simulated import Document, Node, h100
+
+needs_mounts = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounting is not permitted here",
+)
 
 GIB = 1 << 30
 NO_LIMIT = MpsLimits()
