@@ -1,6 +1,6 @@
 """Findings of checks, as values and as the lines that ``doctor`` prints."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,6 +33,10 @@ class Finding:
         """
         line = f"{self.level.value:6} {self.subject}: {self.message}"
         return f"{line}\n       -> {self.remedy}" if self.remedy else line
+
+
+Check = tuple[str, Callable[[], Iterable[Finding]]]
+"""The subject of a check, and the check itself."""
 
 
 def ok(subject: str, message: str) -> Finding:

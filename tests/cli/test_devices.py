@@ -21,6 +21,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
 from tests.builders import ref
+from tests.cli.profiles import profiles
 from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import h100, open_simulated
 from tests.fakes.user import locked_out
@@ -220,19 +221,6 @@ def test_a_node_without_gpus_and_driver_says_so_and_what_to_check(type_in, words
     assert driver.startswith("no driver: no complete NVIDIA driver")
     assert (": /nowhere does not exist" in driver) is (words[-1] == "/nowhere")
     assert "set --driver-root" in driver
-
-
-def profiles(directory, **specs):
-    """A directory of profiles, each with these entries."""
-    for name, gpus in specs.items():
-        document = {
-            "apiVersion": "resource.nvidia.com/v1beta1",
-            "kind": "NodeProfile",
-            "metadata": {"name": name},
-            "spec": {"gpus": gpus},
-        }
-        (directory / f"{name}.yaml").write_text(yaml.safe_dump(document))
-    return directory
 
 
 def shapes(answer):

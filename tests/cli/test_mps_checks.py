@@ -7,99 +7,82 @@ from pathlib import Path
 import pytest
 
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
-from dra_driver.cli.doctor import gpu_checks, mps_checks
-from dra_driver.cli.doctor.host_checks import LedgerSnapshot
-from dra_driver.cli.doctor.mps_checks import CheckedMpsAgent, MpsAgentSnapshot
+from dra_driver.cli.doctor import mps_checks
 from dra_driver.cli.findings import Level
-from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.mps import MpsLimits, MpsServerRestart, MpsStatus
 from dra_driver.model.steps import ComputeMode, SetComputeMode
 from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.root import DriverRoot
-from dra_driver.node.state.ledger import Ledger
-from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.sim.parts import simulated_driver
-from tests.builders import ref
+from tests.cli.findings import ledger, levels
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, claim, server
 
 DOWN = MpsAgentUnreachable(
     "the MPS agent of this node does not answer at /run/a.sock (Connection refused)"
 )
+TURNS = replace(claim("turns"), steps=())
 
 
-def levels(findings):
-    return [finding.level for finding in findings]
+def agent_findings(answer, *records, socket="/run/a.sock"):
+    """What is said of an agent that gives *answer*, or why none."""
+    sockets = []
 
+    def ask(path):
+        sockets.append(path)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-def book(*records, aside=()):
-    return LedgerSnapshot(
-        {record.claim.uid: record for record in records},
-        {ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", None) for uid in aside},
-    )
-
-
-def seen(status, *records, later=None, **fields):
-    return MpsAgentSnapshot(
-        status, book(*records, **fields), book(*(records if later is None else later))
-    )
+    findings = list(mps_checks.check_mps_agent(socket, lambda: ledger(*records), ask))
+    assert sockets == ([Path(socket)] if socket else []), "it is asked once"
+    return findings
 
 
 class TestAgent:
-    def test_one_that_answers_is_in_order(self, tmp_path):
-        scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
+    def test_one_that_answers_is_followed_by_its_servers_other_daemons_and_claims(self):
+        status = MpsStatus((server(ready=False),), unmanaged=("x",))
 
-        (finding,) = mps_checks.check_mps_agent(scene)
+        first, *others = agent_findings(status)
 
-        assert (finding.level, finding.message) == (Level.OK, "answers at /run/a.sock")
+        assert (first.level, first.message) == (Level.OK, "answers at /run/a.sock")
+        assert [(finding.subject, finding.level) for finding in others] == [
+            ("MPS servers", Level.FAIL),
+            ("other MPS daemons", Level.WARN),
+            ("MPS claims", Level.OK),
+        ]
 
-    def test_a_node_without_mps_is_in_order_and_nothing_else_is_asked(self, tmp_path):
-        def ask(socket):
-            raise AssertionError(socket)
+    @pytest.mark.parametrize(
+        ("records", "level", "message"),
+        [
+            pytest.param([TURNS], Level.OK, "this node offers no MPS", id="nobody misses it"),
+            pytest.param([claim("a")], Level.FAIL, "claims are under it: default/a", id="a claim"),
+        ],
+    )
+    def test_mps_that_is_switched_off_fails_where_a_claim_is_under_it(
+        self, records, level, message
+    ):
+        (finding,) = agent_findings(DOWN, *records, socket="")
 
-        scene = CheckedMpsAgent("", lambda: tmp_path, ask)
+        assert (finding.level, "switched off" in finding.message) == (level, True)
+        assert finding.message.endswith(message)
 
-        (finding,) = mps_checks.check_mps_agent(scene)
-        assert finding.level is Level.OK
-        assert "switched off" in finding.message
-        for check in (
-            mps_checks.check_mps_servers,
-            mps_checks.check_unmanaged_daemons,
-            mps_checks.check_mps_claims,
-        ):
-            assert list(check(scene)) == []
-        assert list(mps_checks.check_mps_programs(scene, DriverRoot(None, tmp_path))) == []
+    @pytest.mark.parametrize(
+        ("error", "records", "level"),
+        [
+            pytest.param(DOWN, [TURNS], Level.WARN, id="it does not run, and nobody misses it"),
+            pytest.param(
+                DOWN, [claim("a")], Level.FAIL, id="it does not run, and a claim needs it"
+            ),
+            pytest.param(TimedOut("waited 10 s"), [], Level.FAIL, id="it hangs"),
+            pytest.param(NodeError("unknown version"), [], Level.FAIL, id="it says something else"),
+        ],
+    )
+    def test_one_that_does_not_answer_is_told_once(self, error, records, level):
+        (finding,) = agent_findings(error, *records)
 
-    def test_mps_that_was_switched_off_under_its_claims_fails(self):
-        finding = mps_checks.no_mps_agent_finding([ref("a")])
-
-        assert finding.level is Level.FAIL
-        assert "1 claims are under it: default/a" in finding.message
-
-    def test_one_that_is_missing_fails_where_it_is_missed(self):
-        assert mps_checks.silent_mps_agent_finding(DOWN, []).level is Level.WARN
-        missed = mps_checks.silent_mps_agent_finding(DOWN, [ref("a")])
-        assert missed.level is Level.FAIL
-        assert "Connection refused" in missed.message and "default/a" in missed.message
-
-    @pytest.mark.parametrize("error", [TimedOut("waited 10 s"), NodeError("unknown version")])
-    def test_one_that_is_there_and_does_not_tell_fails_always(self, error):
-        assert mps_checks.silent_mps_agent_finding(error, []).level is Level.FAIL
-
-    def test_claims_under_mps_are_found_in_the_ledger(self, tmp_path):
-        ledger = Ledger(tmp_path, "boot")
-        ledger.reload()
-        ledger.write(claim("a"))
-        ledger.write(replace(claim("turns"), steps=()))
-
-        def ask(socket):
-            raise DOWN
-
-        scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path / "boot", ask)
-
-        (finding,) = mps_checks.check_mps_agent(scene)
-        assert scene.holders() == (ref("a"),)
-        assert finding.level is Level.FAIL
-        assert list(mps_checks.check_mps_servers(scene)) == [], "it was said why once"
+        assert finding.level is level
+        assert str(error) in finding.message
+        assert ("default/a" in finding.message) is (records == [claim("a")])
 
 
 class TestServers:
@@ -114,23 +97,26 @@ class TestServers:
 
         assert (finding.level, "not ready: Fault" in finding.message) == (Level.FAIL, True)
 
-    def test_one_that_was_restarted_says_why_the_last_time_and_what_was_lost(self):
-        incidents = [
-            MpsServerRestart(1, SERVER, 1.0, "it was dead"),
-            MpsServerRestart(2, SERVER, 2.0, "it did not answer twice", clients=3),
-        ]
-
+    @pytest.mark.parametrize(
+        ("incidents", "message"),
+        [
+            pytest.param([], "restarted 2 times", id="the reason is forgotten"),
+            pytest.param(
+                [
+                    MpsServerRestart(1, SERVER, 1.0, "it was dead"),
+                    MpsServerRestart(2, SERVER, 2.0, "it did not answer twice", clients=3),
+                ],
+                "restarted 2 times; the last time: it did not answer twice, and 3 clients were "
+                "lost",
+                id="the last reason counts",
+            ),
+        ],
+    )
+    def test_one_that_was_restarted_says_why_and_what_was_lost(self, incidents, message):
         (finding,) = mps_checks.mps_server_findings([server(claim("a"), restarts=2)], incidents)
 
         assert finding.level is Level.WARN
-        assert finding.message.endswith(
-            "restarted 2 times; the last time: it did not answer twice, and 3 clients were lost"
-        )
-
-    def test_a_restart_of_which_the_reason_is_forgotten_is_told_all_the_same(self):
-        (finding,) = mps_checks.mps_server_findings([server(claim("a"), restarts=1)], [])
-
-        assert (finding.level, finding.message.endswith("restarted once")) == (Level.WARN, True)
+        assert finding.message.endswith(message)
 
     def test_none_is_in_order(self):
         assert levels(mps_checks.mps_server_findings([], [])) == [Level.OK]
@@ -145,118 +131,67 @@ def test_other_daemons_are_named_with_what_they_mean():
     assert levels(mps_checks.unmanaged_daemon_findings([])) == [Level.OK]
 
 
-class TestClaims:
-    def test_a_ledger_and_an_agent_that_agree_are_in_order(self):
-        a, begun = claim("a"), claim("b", completed=False)
-        status = MpsStatus((server(a, begun),))
+A, BEGUN = claim("a"), claim("a", completed=False)
+A60, OLD_RULES = claim("a", percent=60), claim("a", default_limits=MpsLimits(50, 10 * GIB))
+B, BEGUN_B, GONE = claim("b"), claim("b", completed=False), claim("gone")
 
-        (finding,) = mps_checks.mps_namespace_findings(seen(status, a, begun))
 
-        assert finding.level is Level.OK
-        assert finding.message.startswith("1 are prepared")
+@pytest.mark.parametrize(
+    ("served", "before", "after", "level", "message"),
+    [
+        pytest.param([A, B], [A, BEGUN_B], None, Level.OK, "1 are prepared, and", id="they agree"),
+        pytest.param([], [A], None, Level.FAIL, "not serve them: default/a", id="not served"),
+        pytest.param([], [A], [], Level.OK, "0 are", id="given back meanwhile"),
+        pytest.param([], [A], [BEGUN], Level.OK, "0 are", id="being prepared anew"),
+        pytest.param([A], [], [A], Level.OK, "0 are", id="came meanwhile"),
+        pytest.param([A], [A], [], Level.OK, "0 are", id="served, and given back meanwhile"),
+        pytest.param([A60], [A], None, Level.FAIL, "other limits than", id="other limits"),
+        pytest.param([OLD_RULES], [A], None, Level.OK, "1 are", id="the node's rules changed"),
+        pytest.param([GONE], [], None, Level.WARN, "c_gone (claim UID uid-gone)", id="for nobody"),
+    ],
+)
+def test_what_ledger_and_agent_do_not_agree_about_is_told(served, before, after, level, message):
+    status = MpsStatus((server(*served),) if served else ())
+    snapshots = (ledger(*before), ledger(*(before if after is None else after)))
 
-    def test_a_prepared_claim_that_is_not_served_fails(self):
-        (finding,) = mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a")))
+    (finding,) = mps_checks.mps_namespace_findings(status, *snapshots)
 
-        assert finding.level is Level.FAIL
-        assert finding.message.endswith("does not serve them: default/a")
+    assert (finding.level, message in finding.message) == (level, True)
 
-    @pytest.mark.parametrize(
-        "later",
-        [
-            pytest.param((), id="it was given back meanwhile"),
-            pytest.param((claim("a", completed=False),), id="it is being prepared anew"),
-        ],
+
+def test_what_is_served_for_a_claim_whose_record_cannot_be_read_is_no_orphan():
+    status = MpsStatus((server(GONE),))
+
+    findings = mps_checks.mps_namespace_findings(
+        status, ledger(damaged={"uid-gone": None}), ledger()
     )
-    def test_one_that_came_or_went_meanwhile_is_not_judged(self, later):
-        assert levels(
-            mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a"), later=later))
-        ) == [Level.OK]
-        status = MpsStatus((server(claim("a")),))
-        for both in (((), [claim("a")]), ([claim("a")], ())):
-            findings = mps_checks.mps_namespace_findings(seen(status, *both[0], later=both[1]))
-            assert levels(findings) == [Level.OK]
 
-    def test_other_limits_than_were_granted_fail(self):
-        status = MpsStatus((server(claim("a", percent=60)),))
+    assert levels(findings) == [Level.OK]
 
-        (finding,) = mps_checks.mps_namespace_findings(seen(status, claim("a")))
 
-        assert finding.level is Level.FAIL
-        assert finding.message.endswith("other limits than the ledger has: default/a")
-
-    def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
-        before = claim("a", default_limits=MpsLimits(50, 10 * GIB))
-
-        (finding,) = mps_checks.mps_namespace_findings(
-            seen(MpsStatus((server(before),)), claim("a"))
-        )
-
-        assert finding.level is Level.OK
-
-    def test_what_is_served_for_nobody_is_a_warning_unless_its_record_is_only_unreadable(self):
-        status = MpsStatus((server(claim("gone")),))
-
-        (finding,) = mps_checks.mps_namespace_findings(seen(status))
+class TestPrograms:
+    def test_a_driver_that_is_not_there_is_told_once(self, tmp_path):
+        finding = mps_checks.mps_programs_finding(DriverRoot("/none", tmp_path))
 
         assert finding.level is Level.WARN
-        assert "c_gone (claim UID uid-gone)" in finding.message
-        assert levels(mps_checks.mps_namespace_findings(seen(status, aside=["uid-gone"]))) == [
-            Level.OK
-        ]
+        assert finding.message.count("no complete NVIDIA driver") == 1
+
+    def test_a_simulated_driver_has_them(self, tmp_path):
+        driver = simulated_driver("h100x8", NodeConfig(), tmp_path / "sim")
+
+        assert mps_checks.mps_programs_finding(driver.root).level is Level.OK
 
 
-def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
-    asked = []
-
-    def ask(socket):
-        asked.append(socket)
-        return MpsStatus((server(ready=False),), unmanaged=("x",))
-
-    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, ask)
-    checks = (
-        mps_checks.check_mps_agent,
-        mps_checks.check_mps_servers,
-        mps_checks.check_unmanaged_daemons,
-        mps_checks.check_mps_claims,
-    )
-
-    severities = [finding.level for check in checks for finding in check(scene)]
-
-    assert severities == [Level.OK, Level.FAIL, Level.WARN, Level.OK]
-    assert asked == [Path("/run/a.sock")]
-
-
-def test_a_driver_without_the_programs_of_mps_is_a_warning():
-    whole = mps_checks.mps_programs_finding([])
-    part = mps_checks.mps_programs_finding(
-        ["the driver in / has no nvidia-cuda-mps-server: install it"]
-    )
-
-    assert (whole.level, part.level) == (Level.OK, Level.WARN)
-    assert part.message.startswith("the driver in / has no nvidia-cuda-mps-server")
-
-
-def test_a_driver_that_is_not_there_is_told_once(tmp_path):
-    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
-
-    (finding,) = mps_checks.check_mps_programs(scene, DriverRoot("/none", tmp_path))
-
-    assert finding.level is Level.WARN
-    assert finding.message.count("no complete NVIDIA driver") == 1
-
-
-def test_a_simulated_driver_has_the_programs(tmp_path):
-    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
-    driver = simulated_driver("h100x8", NodeConfig(), tmp_path / "sim")
-    assert levels(mps_checks.check_mps_programs(scene, driver.root)) == [Level.OK]
+def compute_mode_findings(modes, *before, after=()):
+    snapshots = iter([before, after])
+    return list(mps_checks.check_compute_modes(partial(next, snapshots), [GPU, OTHER], modes.get))
 
 
 class TestComputeModes:
     def test_gpus_in_the_default_mode_are_one_line(self):
-        modes = {GPU: ComputeMode.DEFAULT, OTHER: ComputeMode.DEFAULT}
+        modes = {GPU.uuid: ComputeMode.DEFAULT, OTHER.uuid: ComputeMode.DEFAULT}
 
-        (finding,) = gpu_checks.compute_mode_findings(modes, [])
+        (finding,) = compute_mode_findings(modes)
 
         assert (finding.level, finding.message) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
 
@@ -269,17 +204,20 @@ class TestComputeModes:
         ],
     )
     def test_a_mode_that_no_claim_set_is_told_with_the_command_that_mends_it(self, mode, level):
-        (finding,) = gpu_checks.compute_mode_findings({GPU: mode}, [claim("a")])
+        finding, _ = compute_mode_findings({GPU.uuid: mode}, claim("a"))
 
         assert finding.level is level
         assert f"gpu-0 is in {mode.name}, which no claim of this node set" in finding.message
         assert f"nvidia-smi -i {GPU.pci_bus_id} -c DEFAULT" in finding.remedy
 
-    def test_one_that_a_claim_set_is_in_order_on_that_gpu_alone(self):
+    @pytest.mark.parametrize("is_given_back", [True, False])
+    def test_one_that_a_claim_set_is_in_order_on_that_gpu_alone(self, is_given_back):
+        """Also where the claim comes or goes while the GPUs are read."""
         mode = ComputeMode.EXCLUSIVE_PROCESS
         holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
+        before, after = ((holder,), ()) if is_given_back else ((), (holder,))
 
-        findings = gpu_checks.compute_mode_findings({GPU: mode, OTHER: mode}, [holder])
+        findings = compute_mode_findings({GPU.uuid: mode, OTHER.uuid: mode}, *before, after=after)
 
         assert [(finding.level, finding.message.partition(",")[0]) for finding in findings] == [
             (Level.OK, "gpu-0 is in EXCLUSIVE_PROCESS"),
@@ -287,18 +225,10 @@ class TestComputeModes:
         ]
 
     def test_a_gpu_that_does_not_tell_is_skipped(self):
-        def read(gpu):
-            if gpu == OTHER.uuid:
+        def read(uuid):
+            if uuid == OTHER.uuid:
                 raise NodeError("it is lost")
 
-        findings = list(gpu_checks.check_compute_modes(book, [GPU, OTHER], read))
+        findings = mps_checks.check_compute_modes(tuple, [GPU, OTHER], read)
 
         assert levels(findings) == [Level.SKIP, Level.SKIP]
-
-    def test_a_claim_that_is_given_back_while_the_gpus_are_read_counts(self):
-        mode = ComputeMode.EXCLUSIVE_PROCESS
-        holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
-        for both in ([book(holder), book()], [book(), book(holder)]):
-            books = iter(both)
-            findings = gpu_checks.check_compute_modes(partial(next, books), [GPU], lambda gpu: mode)
-            assert levels(findings) == [Level.OK]

@@ -43,7 +43,7 @@ class World:
         self.users.alive = {claim.uid: {pod("train")} for claim in claims}
 
     def found(self):
-        return list(check_claims_in_use(self.cluster, lambda: self.records, self.users))
+        return list(check_claims_in_use(self.cluster, self.records, self.users))
 
 
 @pytest.fixture

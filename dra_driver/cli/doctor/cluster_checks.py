@@ -1,12 +1,13 @@
 """``doctor``'s checks against the API server: the Node, permissions, features, claims in use."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.api import KubernetesApi
+from dra_driver.k8s.claims import ClaimRef
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
@@ -92,12 +93,6 @@ NEEDED_PERMISSIONS = (
 NEEDED_PERMISSIONS_FOR_MPS = (ApiPermission("", "pods", "get"),)
 
 
-def check_api_server(cluster: CheckedCluster) -> Iterator[Finding]:
-    """The first question: where it fails, no other can be asked."""
-    version = cluster.resources.version
-    yield ok(SERVER, f"answers, and serves {RESOURCE_GROUP}/{version}")
-
-
 def check_node_object(cluster: CheckedCluster) -> Iterator[Finding]:
     try:
         uid = cluster.resources.node_uid(cluster.node)
@@ -121,7 +116,15 @@ def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
     except (NotFound, Forbidden, Refused) as e:
         yield skip(RIGHTS, f"the API server does not say: {e}")
         return
-    yield from permission_findings(denied, len(needed))
+    for right, why in sorted(denied.items()):
+        yield fail(
+            RIGHTS,
+            f"this account may not {right} ({why})",
+            f'in the chart\'s ClusterRole (its name ends in -kubelet-plugin): verb "{right.verb}" '
+            f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
+        )
+    if not denied:
+        yield ok(RIGHTS, f"all {len(needed)} that the plugin uses")
 
 
 def check_device_class(cluster: CheckedCluster) -> Iterator[Finding]:
@@ -162,22 +165,6 @@ def check_api_features(cluster: CheckedCluster) -> Iterator[Finding]:
         )
 
 
-def permission_findings(
-    denied: Mapping[ApiPermission, str], number: int = len(NEEDED_PERMISSIONS)
-) -> Iterator[Finding]:
-    """*denied*: what is not allowed, and what the API server says about that; *number*: how many
-    rights are used."""
-    for right, why in sorted(denied.items()):
-        yield fail(
-            RIGHTS,
-            f"this account may not {right} ({why})",
-            f'in the chart\'s ClusterRole (its name ends in -kubelet-plugin): verb "{right.verb}" '
-            f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
-        )
-    if not denied:
-        yield ok(RIGHTS, f"all {number} that the plugin uses")
-
-
 def api_feature_findings(kept: SliceFeatures) -> Iterator[Finding]:
     """None of them is needed to give out whole GPUs: that some are off is no fault."""
     on = [name for field, (name, _) in _GATES.items() if getattr(kept, field)]
@@ -216,15 +203,15 @@ _END_PROCESS = (
 
 
 def check_claims_in_use(
-    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: InUseCheck
+    cluster: CheckedCluster, records: Iterable[ClaimRecord], in_use: InUseCheck
 ) -> Iterator[Finding]:
     """Of claims that pods are to use nothing is said: there it is as it should be."""
     number = 0
-    for record in records():
+    for record in records:
         try:
             in_use.refuse_while_used(record)
         except ClaimInUse as error:
-            if (why := _unreserved_claims(cluster, record)) is not None:
+            if (why := _unreserved(cluster, record.claim)) is not None:
                 number += 1
                 devices = abbreviated(sorted({holding.device for holding in record.holdings}))
                 yield warn(
@@ -234,9 +221,8 @@ def check_claims_in_use(
         yield ok(IN_USE, "none that no pod is to use any more")
 
 
-def _unreserved_claims(cluster: CheckedCluster, record: ClaimRecord) -> str | None:
+def _unreserved(cluster: CheckedCluster, claim: ClaimRef) -> str | None:
     """Why no pod is to use it; None: one is."""
-    claim = record.claim
     try:
         document = cluster.resources.claim(claim.namespace, claim.name)
     except NotFound:

@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from api.names import CDI_CLASS
 from cdi.registry import load_registry
 from dra_driver.base.errors import NodeError, SettingsError
-from dra_driver.cli.findings import Finding, Level, abbreviated, fail, ok, warn
+from dra_driver.cli.findings import Check, Finding, Level, abbreviated, fail, ok, warn
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve import probes
 from dra_driver.kubeletplugin.serve.probes import (
@@ -20,16 +21,22 @@ from dra_driver.kubeletplugin.serve.probes import (
 )
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.claim_files import CdiSpecFiles
 from dra_driver.node.state.ledger_files import DamagedRecord, read_ledger_directory
+from dra_driver.plan.prepare.cdi_spec import cdi_vendor
+from dra_driver.settings import DoctorSettings
 
-CDI_DIRECTORY, CDI_FILES, KUBELET_DIRECTORY, STATE_DIRECTORY, LEDGER = (
+CDI_DIRECTORY, CDI_FILES, KUBELET_DIRECTORY, STATE_DIRECTORY, LEDGER, PLUGIN, OTHER_DRIVERS = (
     "CDI directory",
     "CDI files",
     "kubelet directory",
     "state directory",
     "ledger",
+    "plugin",
+    "other drivers",
 )
+_ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,9 @@ class DirectoryState:
     """What is at a path, for this process."""
 
     path: Path
-    is_there: bool
-    is_directory: bool
-    is_writable: bool  # or could be made, where it is not there
+    is_there: bool = True
+    is_directory: bool = True
+    is_writable: bool = True  # or could be made, where it is not there
 
 
 def inspect_directory(path: Path) -> DirectoryState:
@@ -67,18 +74,6 @@ class LedgerSnapshot:
     unreadable: Mapping[ClaimUid, DamagedRecord]
 
 
-def check_cdi_directory(path: Path) -> Iterator[Finding]:
-    yield cdi_directory_finding(inspect_directory(path))
-
-
-def check_cdi_files(directory: Path, vendor: str, ledger: Path) -> Iterator[Finding]:
-    """*ledger*: the directory of this boot's records."""
-    kind = f"{vendor}/{CDI_CLASS}"
-    files = CdiSpecFiles(directory, vendor).claims()
-    yield cdi_file_finding(set(files), LedgerSnapshot(*read_ledger_directory(ledger)))
-    yield from cdi_problem_findings(load_registry([directory]).problems, kind)
-
-
 def check_kubelet_directory(kubelet: Path, driver: str, pod_uid: str) -> Iterator[Finding]:
     registry = kubelet / "plugins_registry"
     state = inspect_directory(registry)
@@ -91,7 +86,7 @@ def check_kubelet_directory(kubelet: Path, driver: str, pod_uid: str) -> Iterato
             "say where the kubelet's --root-dir is: --kubelet-dir, under the same path in this pod",
         )
     try:
-        paths = socket_paths(driver, kubelet / "plugins" / driver, registry, pod_uid or None)
+        paths = _socket_paths(kubelet, driver, pod_uid or None)
     except SettingsError as e:
         yield fail(KUBELET_DIRECTORY, str(e), "a socket's path has 107 bytes at most")
     else:
@@ -99,16 +94,12 @@ def check_kubelet_directory(kubelet: Path, driver: str, pod_uid: str) -> Iterato
         yield ok(KUBELET_DIRECTORY, f"our sockets fit: the longest path has {longest} of 107 bytes")
 
 
-def check_state_directory(path: Path) -> Iterator[Finding]:
-    yield directory_finding(STATE_DIRECTORY, inspect_directory(path), "--state-dir")
-
-
-def check_ledger(directory: Path) -> Iterator[Finding]:
-    place = directory_finding(LEDGER, inspect_directory(directory), "--state-dir")
-    if place.level is Level.OK:
-        yield from ledger_findings(directory, LedgerSnapshot(*read_ledger_directory(directory)))
+def check_ledger(directory: Path, read: Callable[[], LedgerSnapshot]) -> Iterator[Finding]:
+    finding = directory_finding(LEDGER, inspect_directory(directory), "--state-dir")
+    if finding.level is Level.OK:
+        yield from ledger_findings(directory, read())
     else:
-        yield place
+        yield finding
 
 
 def directory_finding(subject: str, state: DirectoryState, flag: str) -> Finding:
@@ -136,6 +127,44 @@ def cdi_directory_finding(state: DirectoryState) -> Finding:
         "does the container runtime use CDI (containerd 2.0; 1.7 with enable_cdi = true; CRI-O), "
         "and does it look there?",
     )
+
+
+def read_ledger_of_boot(settings: DoctorSettings) -> LedgerSnapshot:
+    """NodeError: it cannot be read now."""
+    return LedgerSnapshot(*read_ledger_directory(_ledger_directory(settings)))
+
+
+def records_of_boot(settings: DoctorSettings) -> Sequence[ClaimRecord]:
+    """Those that can be read. NodeError: as ``read_ledger_of_boot``."""
+    return tuple(read_ledger_of_boot(settings).records.values())
+
+
+def _ledger_directory(settings: DoctorSettings) -> Path:
+    return settings.ledger_dir / boot_id(settings.host_root)
+
+
+def checks(settings: DoctorSettings) -> list[Check]:
+    kubelet, driver, cdi_dir = settings.kubelet_dir, settings.driver_name, settings.cdi_dir
+    ledger = partial(read_ledger_of_boot, settings)
+
+    def state_directory() -> Finding:
+        return directory_finding(STATE_DIRECTORY, inspect_directory(settings.state), "--state-dir")
+
+    return [
+        (CDI_DIRECTORY, lambda: [cdi_directory_finding(inspect_directory(cdi_dir))]),
+        (CDI_FILES, lambda: check_cdi_files(cdi_dir, cdi_vendor(driver), ledger())),
+        (KUBELET_DIRECTORY, lambda: check_kubelet_directory(kubelet, driver, settings.pod_uid)),
+        (STATE_DIRECTORY, lambda: [state_directory()]),
+        (LEDGER, lambda: check_ledger(_ledger_directory(settings), ledger)),
+        (PLUGIN, lambda: check_plugin(kubelet, driver)),
+        (OTHER_DRIVERS, lambda: check_other_drivers(kubelet, driver, cdi_dir)),
+    ]
+
+
+def check_cdi_files(directory: Path, vendor: str, ledger: LedgerSnapshot) -> Iterator[Finding]:
+    yield cdi_file_finding(set(CdiSpecFiles(directory, vendor).claims()), ledger)
+    kind = f"{vendor}/{CDI_CLASS}"
+    yield from cdi_problem_findings(load_registry([directory]).problems, kind)
 
 
 def cdi_file_finding(files: Collection[ClaimUid], ledger: LedgerSnapshot) -> Finding:
@@ -196,32 +225,34 @@ def ledger_findings(directory: Path, ledger: LedgerSnapshot) -> Iterator[Finding
         yield ok(LEDGER, f"{len(ledger.records)} claims in {directory}")
 
 
-PLUGIN, OTHER_DRIVERS = "plugin", "other drivers"
-_ASK_SECONDS = 2.0
-
-
 def check_plugin(kubelet: Path, driver: str) -> Iterator[Finding]:
     """Every process of ours, asked over its two sockets as the kubelet would ask."""
-    processes = plugin_processes(_home(kubelet, driver) / "instances")
     yield from plugin_process_findings(
-        {process: _ask(_paths(kubelet, driver, process)) for process in processes}
+        {
+            process: _plugin_problem(paths)
+            for process, paths in _our_processes(kubelet, driver).items()
+        }
     )
 
 
 def check_other_drivers(kubelet: Path, driver: str, cdi_dir: Path) -> Iterator[Finding]:
     """Whoever else speaks for *driver* here: a driver of NVIDIA's that was not removed, say."""
-    processes = plugin_processes(_home(kubelet, driver) / "instances")
-    our_sockets = {
-        paths.registration for one in processes if (paths := _paths(kubelet, driver, one))
-    }
+    our_sockets = [
+        paths.registration for paths in _our_processes(kubelet, driver).values() if paths
+    ]
     registry = kubelet / "plugins_registry"
     plugins = registered_plugins(registry, _ASK_SECONDS) if registry.is_dir() else ()
     yield from other_plugin_findings(
-        [one for one in plugins if one.socket not in our_sockets], driver
+        [plugin for plugin in plugins if plugin.socket not in our_sockets], driver
     )
     # Ours end in .json, theirs in .yaml.
-    foreign = sorted(path.name for path in cdi_dir.glob(f"k8s.{driver}-{CDI_CLASS}_*.yaml"))
-    yield from unmanaged_cdi_file_findings(foreign, cdi_dir)
+    names = sorted(path.name for path in cdi_dir.glob(f"k8s.{driver}-{CDI_CLASS}_*.yaml"))
+    if names:
+        yield warn(
+            OTHER_DRIVERS,
+            f"{cdi_dir} has CDI files of NVIDIA's driver: {abbreviated(names)}",
+            "the claims that it prepared keep running; once its pods have ended, remove the files",
+        )
 
 
 def plugin_process_findings(answers: Mapping[PluginProcess, str]) -> Iterator[Finding]:
@@ -269,28 +300,23 @@ def other_plugin_findings(plugins: Sequence[RegisteredPlugin], driver: str) -> I
         yield ok(OTHER_DRIVERS, f"nobody else speaks for {driver}; other plugins here: {names}")
 
 
-def unmanaged_cdi_file_findings(names: Sequence[str], directory: Path) -> Iterator[Finding]:
-    if names:
-        yield warn(
-            OTHER_DRIVERS,
-            f"{directory} has CDI files of NVIDIA's driver: {abbreviated(names)}",
-            "the claims that it prepared keep running; once its pods have ended, remove the files",
-        )
+def _our_processes(kubelet: Path, driver: str) -> dict[PluginProcess, SocketPaths | None]:
+    """With their sockets. None: one has none; the check of the kubelet's directory says why."""
+    paths: dict[PluginProcess, SocketPaths | None] = {}
+    for process in plugin_processes(kubelet / "plugins" / driver / "instances"):
+        try:
+            paths[process] = _socket_paths(kubelet, driver, process.pod_uid)
+        except SettingsError:
+            paths[process] = None
+    return paths
 
 
-def _home(kubelet: Path, driver: str) -> Path:
-    return kubelet / "plugins" / driver
+def _socket_paths(kubelet: Path, driver: str, pod_uid: str | None) -> SocketPaths:
+    home = kubelet / "plugins" / driver
+    return socket_paths(driver, home, kubelet / "plugins_registry", pod_uid)
 
 
-def _paths(kubelet: Path, driver: str, process: PluginProcess) -> SocketPaths | None:
-    registry = kubelet / "plugins_registry"
-    try:
-        return socket_paths(driver, _home(kubelet, driver), registry, process.pod_uid)
-    except SettingsError:
-        return None  # then it has no sockets: the check of the kubelet's directory says why
-
-
-def _ask(paths: SocketPaths | None) -> str:
+def _plugin_problem(paths: SocketPaths | None) -> str:
     if paths is None:
         return "no socket of it fits into the kubelet's directory"
     try:

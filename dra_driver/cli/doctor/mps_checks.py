@@ -1,15 +1,19 @@
-"""``doctor``'s checks of MPS: does the agent serve what claims were given, and nobody else?"""
+"""``doctor``'s checks of MPS: does the agent serve what claims were given, and nobody else?
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+And of compute modes, by which MPS servers keep others from a GPU.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError
-from dra_driver.cli.doctor.host_checks import LedgerSnapshot
-from dra_driver.cli.findings import Finding, abbreviated, fail, ok, warn
+from dra_driver.cli.doctor.host_checks import LedgerSnapshot, read_ledger_of_boot, records_of_boot
+from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.cli.mps_usage import AskAgent, server_message
-from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.claims import ClaimRef
+from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.mps import (
     MpsNamespace,
     MpsNamespaceName,
@@ -19,8 +23,10 @@ from dra_driver.model.mps import (
     ServedNamespace,
 )
 from dra_driver.model.records import ClaimRecord
+from dra_driver.model.steps import ComputeMode, SetComputeMode
 from dra_driver.node.driver.root import DriverRoot
-from dra_driver.node.state.ledger_files import read_ledger_directory
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.settings import DoctorSettings
 
 PROGRAM, AGENT, SERVERS, UNMANAGED_DAEMONS, NAMESPACES = (
     "MPS programs",
@@ -29,100 +35,82 @@ PROGRAM, AGENT, SERVERS, UNMANAGED_DAEMONS, NAMESPACES = (
     "other MPS daemons",
     "MPS claims",
 )
+COMPUTE_MODES = "compute modes"
 PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 _OFF = "switched off (--mps-socket is empty): this node offers no MPS"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsAgentSnapshot:
-    """The agent's status, and the ledger before and after it: claims come and go meanwhile."""
-
-    status: MpsStatus
-    before: LedgerSnapshot
-    after: LedgerSnapshot
-
-    @property
-    def steady_records(self) -> Iterator[ClaimRecord]:
-        """Claims that were prepared all the time."""
-        for uid, record in self.before.records.items():
-            record_after = self.after.records.get(uid)
-            if record.completed and record_after is not None and record_after.completed:
-                yield record
-
-    def may_have(self, uid: ClaimUid) -> bool:
-        """Whether a claim can have something of MPS as far as the ledger tells."""
-        return any(
-            uid in ledger.records or uid in ledger.unreadable
-            for ledger in (self.before, self.after)
-        )
+def checks(settings: DoctorSettings, node: GpuNode, ask: AskAgent) -> list[Check]:
+    socket, ledger = settings.mps_socket, partial(read_ledger_of_boot, settings)
+    records = partial(records_of_boot, settings)
+    programs: Check = (PROGRAM, lambda: [mps_programs_finding(node.driver)])
+    return [
+        *([programs] if socket else ()),
+        (AGENT, lambda: check_mps_agent(socket, ledger, ask)),
+        (
+            COMPUTE_MODES,
+            lambda: check_compute_modes(records, node.inventory().gpus, node.compute_mode),
+        ),
+    ]
 
 
-class CheckedMpsAgent:
-    """The agent at a socket and the ledger beside it. The agent is asked once."""
-
-    def __init__(self, socket: str, ledger: Callable[[], Path], ask: AskAgent) -> None:
-        """*socket*: empty where MPS is switched off; *ledger*: the directory of this boot."""
-        self.socket = socket
-        self._ledger = ledger
-        self._ask = ask
-
-    def ledger_snapshot(self) -> LedgerSnapshot:
-        return LedgerSnapshot(*read_ledger_directory(self._ledger()))
-
-    def holders(self) -> tuple[ClaimRef, ...]:
-        """The claims under MPS, by the ledger."""
-        records = self.ledger_snapshot().records.values()
-        return tuple(sorted(r.claim for r in records if r.namespaces))
-
-    @functools.cached_property
-    def snapshot(self) -> MpsAgentSnapshot | NodeError:
-        """NodeError: why the agent does not answer."""
-        before = self.ledger_snapshot()
-        try:
-            status = self._ask(Path(self.socket))
-        except NodeError as e:
-            return e
-        return MpsAgentSnapshot(status, before, self.ledger_snapshot())
+ReadComputeMode = Callable[[GpuUuid], ComputeMode | None]
+"""Reads the compute mode of a GPU. None, or NodeError: it is not known."""
 
 
-def check_mps_programs(agent: CheckedMpsAgent, driver: DriverRoot) -> Iterator[Finding]:
-    if not agent.socket:
-        return
-    missing: list[str] = []
+def check_compute_modes(
+    read_records: Callable[[], Collection[ClaimRecord]], gpus: Sequence[Gpu], read: ReadComputeMode
+) -> Iterator[Finding]:
+    """*read_records*: of claims, which can have set a mode. They are read before and after: claims
+    come and go meanwhile."""
+    before = read_records()
+    modes = {gpu: _compute_mode(gpu, read) for gpu in gpus}
+    claims = {
+        (step.gpu, step.mode): record.claim
+        for record in (*before, *read_records())
+        for step in record.steps
+        if isinstance(step, SetComputeMode)
+    }
+    default_mode: list[str] = []
+    for gpu, mode in modes.items():
+        if mode is None:
+            yield skip(COMPUTE_MODES, f"{gpu.name} does not report it")
+        elif mode is ComputeMode.DEFAULT:
+            default_mode.append(gpu.name)
+        elif (holder := claims.get((gpu.uuid, mode))) is not None:
+            yield ok(COMPUTE_MODES, f"{gpu.name} is in {mode.name}, for claim {holder}")
+        else:
+            yield _unexpected_mode_finding(gpu, mode)
+    if default_mode:
+        yield ok(COMPUTE_MODES, f"DEFAULT: {abbreviated(default_mode)}")
+
+
+def _unexpected_mode_finding(gpu: Gpu, mode: ComputeMode) -> Finding:
+    text = f"{gpu.name} is in {mode.name}, which no claim of this node set"
+    remedy = f"on the host: nvidia-smi -i {gpu.pci_bus_id} -c DEFAULT"
+    if mode is ComputeMode.PROHIBITED:
+        return fail(COMPUTE_MODES, f"{text}: nothing can compute there", remedy)
+    return warn(
+        COMPUTE_MODES,
+        f"{text}: one process at a time can compute there, so claims cannot share it",
+        f"{remedy}; another MPS daemon leaves it so, and so does NVIDIA's DRA driver",
+    )
+
+
+def _compute_mode(gpu: Gpu, read: ReadComputeMode) -> ComputeMode | None:
+    try:
+        return read(gpu.uuid)
+    except NodeError:
+        return None
+
+
+def mps_programs_finding(driver: DriverRoot) -> Finding:
+    problems = []
     for name in PROGRAMS:
         try:
             driver.tool(name)
         except NodeError as e:
-            missing.append(str(e))
-    yield mps_programs_finding(missing)
-
-
-def check_mps_agent(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    holders = agent.holders()
-    if not agent.socket:
-        yield no_mps_agent_finding(holders)
-    elif isinstance(agent.snapshot, MpsAgentSnapshot):
-        yield ok(AGENT, f"answers at {agent.socket}")
-    else:
-        yield silent_mps_agent_finding(agent.snapshot, holders)
-
-
-def check_mps_servers(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _answer(agent)) is not None:
-        yield from mps_server_findings(snapshot.status.servers, snapshot.status.incidents)
-
-
-def check_unmanaged_daemons(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _answer(agent)) is not None:
-        yield from unmanaged_daemon_findings(snapshot.status.unmanaged)
-
-
-def check_mps_claims(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _answer(agent)) is not None:
-        yield from mps_namespace_findings(snapshot)
-
-
-def mps_programs_finding(problems: Sequence[str]) -> Finding:
+            problems.append(str(e))
     if not problems:
         return ok(PROGRAM, f"the driver has {', '.join(PROGRAMS)}")
     return warn(
@@ -131,6 +119,26 @@ def mps_programs_finding(problems: Sequence[str]) -> Finding:
         "until it is there no claim is served by MPS here; or switch MPS off: chart value "
         "mps.enabled, --mps-socket ''",
     )
+
+
+def check_mps_agent(
+    socket: str, read_ledger: Callable[[], LedgerSnapshot], ask: AskAgent
+) -> Iterator[Finding]:
+    """The agent at *socket*, and what it serves. *socket*: empty where MPS is switched off."""
+    before = read_ledger()
+    holders = sorted(record.claim for record in before.records.values() if record.namespaces)
+    if not socket:
+        yield no_mps_agent_finding(holders)
+        return
+    try:
+        status = ask(Path(socket))
+    except NodeError as e:
+        yield silent_mps_agent_finding(e, holders)
+        return
+    yield ok(AGENT, f"answers at {socket}")
+    yield from mps_server_findings(status.servers, status.incidents)
+    yield from unmanaged_daemon_findings(status.unmanaged)
+    yield from mps_namespace_findings(status, before, read_ledger())
 
 
 def no_mps_agent_finding(holders: Sequence[ClaimRef]) -> Finding:
@@ -199,12 +207,21 @@ def unmanaged_daemon_findings(daemons: Sequence[str]) -> Iterator[Finding]:
         yield ok(UNMANAGED_DAEMONS, "none")
 
 
-def mps_namespace_findings(snapshot: MpsAgentSnapshot) -> Iterator[Finding]:
-    """What the ledger and the agent do not agree about."""
-    served = {one.namespace.name: one for one in snapshot.status.namespaces()}
-    records = list(snapshot.steady_records)
-    lost = [r for r in records if any(s.name not in served for s in r.namespaces)]
-    differing = [r for r in records if any(_differs(s, served) for s in r.namespaces)]
+def mps_namespace_findings(
+    status: MpsStatus, before: LedgerSnapshot, after: LedgerSnapshot
+) -> Iterator[Finding]:
+    """What the ledger and the agent do not agree about; the ledger was read *before* and *after*
+    the agent was asked, since claims come and go meanwhile."""
+    served = {each.namespace.name: each for each in status.namespaces()}
+    prepared_after = {uid for uid, record in after.records.items() if record.completed}
+    records = [
+        record
+        for uid, record in before.records.items()
+        if record.completed and uid in prepared_after
+    ]
+    known = {uid for ledger in (before, after) for uid in (*ledger.records, *ledger.unreadable)}
+    lost = [r for r in records if any(n.name not in served for n in r.namespaces)]
+    differing = [r for r in records if any(_differs(n, served) for n in r.namespaces)]
     if lost:
         yield fail(
             NAMESPACES,
@@ -221,9 +238,9 @@ def mps_namespace_findings(snapshot: MpsAgentSnapshot) -> Iterator[Finding]:
             "delete their pods; report this: it is a fault of ours",
         )
     orphans = sorted(
-        f"{name} (claim UID {one.namespace.claim})"
-        for name, one in served.items()
-        if not snapshot.may_have(one.namespace.claim)
+        f"{name} (claim UID {orphan.namespace.claim})"
+        for name, orphan in served.items()
+        if orphan.namespace.claim not in known
     )
     if orphans:
         yield warn(
@@ -237,12 +254,6 @@ def mps_namespace_findings(snapshot: MpsAgentSnapshot) -> Iterator[Finding]:
         yield ok(
             NAMESPACES, f"{number} are prepared, and the agent serves them as the ledger has them"
         )
-
-
-def _answer(agent: CheckedMpsAgent) -> MpsAgentSnapshot | None:
-    """None: the agent does not answer; its own check says why."""
-    snapshot = agent.snapshot if agent.socket else None
-    return snapshot if isinstance(snapshot, MpsAgentSnapshot) else None
 
 
 def _differs(namespace: MpsNamespace, served: Mapping[MpsNamespaceName, ServedNamespace]) -> bool:

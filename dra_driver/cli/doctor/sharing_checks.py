@@ -1,12 +1,13 @@
 """``doctor``'s checks of sharing: the profile, memory limits, and what the memory guard needs."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
-from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
+from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.model.gpus import Inventory
@@ -15,6 +16,7 @@ from dra_driver.model.profiles import GuardPolicy, Profile
 from dra_driver.node.cgroups.containers import NO_RUNTIME_STATE, ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.unavailable import describe_pci_gpu
 from dra_driver.node.memory.support import MemoryLimitSupport
 from dra_driver.plan.offer.devices import build_offer
@@ -35,46 +37,58 @@ PROFILE, OFFERED_GPUS, LIMITS, CGROUPS, RUNTIME, POD_RESOURCES, PID_NAMESPACE = 
 _NO_GPUS = Inventory()
 
 
+def checks(settings: DoctorSettings, node: GpuNode, cluster: CheckedCluster | None) -> list[Check]:
+    profile = CheckedProfile(settings, node.inventory, cluster)
+    cgroups = Cgroups(cgroup_root(node.root))
+    host_root, runtime_dir = settings.host_root, settings.runtime_dir
+
+    def sees_pods() -> bool | None:
+        return None if settings.sim else ContainerProcesses().sees_pods()
+
+    return [
+        (PROFILE, lambda: check_profile(profile)),
+        (LIMITS, lambda: check_memory_limits(profile, node.limits.status)),
+        (CGROUPS, lambda: [cgroups_finding(cgroups)]),
+        (RUNTIME, lambda: [container_runtime_finding(host_root, runtime_dir)]),
+        (POD_RESOURCES, lambda: [pod_resources_finding(settings.kubelet_dir)]),
+        (PID_NAMESPACE, lambda: [pid_namespace_finding(sees_pods())]),
+    ]
+
+
+@dataclass(frozen=True)
 class CheckedProfile:
     """The node and its profile. Each part is looked at once, when it is asked for."""
 
-    def __init__(
-        self,
-        settings: DoctorSettings,
-        read_inventory: Callable[[], Inventory],
-        cluster: CheckedCluster | None,
-    ) -> None:
-        """*cluster*: None where no API server can be asked."""
-        self._settings = settings
-        self._read_inventory = read_inventory
-        self._cluster = cluster
+    settings: DoctorSettings
+    read_inventory: Callable[[], Inventory]
+    cluster: CheckedCluster | None  # None: no API server can be asked
 
     @functools.cached_property
     def selected(self) -> SelectedProfile:
         """ApiServerError: the labels of the Node cannot be read."""
-        flag, node = self._settings.profile, self._settings.node_name
-        if flag or self._cluster is None:
+        flag, node = self.settings.profile, self.settings.node_name
+        if flag or self.cluster is None:
             return select_profile(flag, node, {})
-        metadata = self._cluster.server.get(f"/api/v1/nodes/{node}").get("metadata") or {}
+        metadata = self.cluster.server.get(f"/api/v1/nodes/{node}").get("metadata") or {}
         return select_profile("", node, metadata.get("labels") or {})
 
     @functools.cached_property
     def profile(self) -> Profile:
         """SettingsError: there is none of that name, or it is wrong."""
-        return ProfileCatalog(self._settings.profiles).named(self.selected.name)
+        return ProfileCatalog(self.settings.profiles).named(self.selected.name)
 
     @functools.cached_property
     def inventory(self) -> Inventory:
-        return self._read_inventory()
+        return self.read_inventory()
 
     @functools.cached_property
     def offered(self) -> Offer:
         """What is offered while no claim is held."""
-        mps = bool(self._settings.mps_socket)
+        mps = bool(self.settings.mps_socket)
         return build_offer(self.inventory, self.profile, self._keeps(), {}, mps=mps)
 
     def _keeps(self) -> ApiFeatures:
-        cluster = self._cluster
+        cluster = self.cluster
         if cluster is None:
             return ApiFeatures()
         try:
@@ -95,10 +109,16 @@ def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
     try:
         profile = checked.profile
     except SettingsError as e:
-        yield unusable_profile_finding(chosen, e)
+        yield fail(
+            PROFILE,
+            f"{chosen.origin}: {e}",
+            "mend it, or choose another; until then the plugin keeps the last good one, also when "
+            "it is started again; a node that never had one offers no GPU",
+        )
         return
     yield ok(PROFILE, f"{profile.name} ({chosen.origin})")
-    yield from profile_warning_findings(checked.offered.warnings)
+    for warning in checked.offered.warnings:
+        yield warn(PROFILE, warning, "nothing, where that is what you want")
     yield from offer_findings(checked.offered, checked.inventory)
 
 
@@ -113,57 +133,27 @@ def check_memory_limits(
     yield memory_limit_finding(status(), strict)
 
 
-def check_cgroups(host_root: Path) -> Iterator[Finding]:
-    tree = Cgroups(cgroup_root(host_root))
-    pods = next(iter(tree.levels()), None)
-    yield cgroups_finding(tree.root, tree.root.is_dir(), tree.unified, pods)
-
-
-def check_container_runtime(host_root: Path, runtime_dir: str) -> Iterator[Finding]:
+def container_runtime_finding(host_root: Path, runtime_dir: str) -> Finding:
     try:
-        yield container_runtime_finding(
-            ContainerBundles(host_root, runtime_dir).runtime_directories()
-        )
+        directories = ContainerBundles(host_root, runtime_dir).runtime_directories()
     except NodeError as e:
-        yield warn(RUNTIME, str(e), "ask as root")
+        return warn(RUNTIME, str(e), "ask as root")
+    if not directories:
+        remedy = "chart value runtimeDir: containerd's state directory"
+        return warn(RUNTIME, NO_RUNTIME_STATE, remedy)
+    return ok(RUNTIME, f"containers are told apart by their state in {', '.join(directories)}")
 
 
-def container_runtime_finding(places: Sequence[str]) -> Finding:
-    if not places:
-        return warn(
-            RUNTIME, NO_RUNTIME_STATE, "chart value runtimeDir: containerd's state directory"
-        )
-    return ok(RUNTIME, f"containers are told apart by their state in {', '.join(places)}")
-
-
-def check_pod_resources(kubelet: Path) -> Iterator[Finding]:
+def pod_resources_finding(kubelet: Path) -> Finding:
     try:
         number = len(PodResourcesClient(kubelet).pods())
     except NodeError as e:
-        yield pod_resources_finding(str(e), 0)
-    else:
-        yield pod_resources_finding("", number)
-
-
-def check_pid_namespace(simulated: bool) -> Iterator[Finding]:
-    if simulated:
-        yield skip(PID_NAMESPACE, "simulated GPUs have no processes")
-        return
-    yield pid_namespace_finding(ContainerProcesses().sees_pods())
-
-
-def unusable_profile_finding(chosen: SelectedProfile, error: SettingsError) -> Finding:
-    return fail(
-        PROFILE,
-        f"{chosen.origin}: {error}",
-        "mend it, or choose another; until then the plugin keeps the last good one, also when it "
-        "is started again; a node that never had one offers no GPU",
-    )
-
-
-def profile_warning_findings(warnings: Iterable[str]) -> Iterator[Finding]:
-    for warning in warnings:
-        yield warn(PROFILE, warning, "nothing, where that is what you want")
+        return warn(
+            POD_RESOURCES,
+            str(e),
+            "it is asked which pods joined a claim where no container runtime's state can be found",
+        )
+    return ok(POD_RESOURCES, f"the kubelet lists {number} pods with their claims")
 
 
 def offer_findings(offered: Offer, inventory: Inventory = _NO_GPUS) -> Iterator[Finding]:
@@ -172,14 +162,13 @@ def offer_findings(offered: Offer, inventory: Inventory = _NO_GPUS) -> Iterator[
     shapes: dict[str, list[str]] = {}
     for device in offered.devices:
         if device.partition is not None:
-            what = (
-                f"partitions {'created for claims' if device.created_for_claims else 'that exist'}"
-            )
+            created = "created for claims" if device.created_for_claims else "that exist"
+            shape = f"partitions {created}"
         elif device.name in (device.gpu.name, f"{device.gpu.name}-0"):
-            what = describe_shape(device.shape)
+            shape = describe_shape(device.shape)
         else:
             continue
-        if device.gpu.name not in (gpu_names := shapes.setdefault(what, [])):
+        if device.gpu.name not in (gpu_names := shapes.setdefault(shape, [])):
             gpu_names.append(device.gpu.name)
     for shape, gpus in sorted(shapes.items()):
         yield ok(OFFERED_GPUS, f"{shape}: {abbreviated(gpus)}")
@@ -227,31 +216,25 @@ def memory_limit_finding(offered: MemoryLimitSupport, strict: bool) -> Finding:
     )
 
 
-def cgroups_finding(root: Path, is_there: bool, unified: bool, pods: Path | None) -> Finding:
-    """*pods*: below which directory they have theirs."""
-    if not is_there:
+def cgroups_finding(tree: Cgroups) -> Finding:
+    if not tree.root.is_dir():
         return warn(
             CGROUPS,
-            f"{root} is missing",
+            f"{tree.root} is missing",
             "mount the host's cgroup file system there: the driver's limits are set by cgroup",
         )
-    version = "v2" if unified else "v1, on which drivers set no limits; the memory guard works"
+    pods = next(iter(tree.levels()), None)
+    version = "v2" if tree.unified else "v1, on which drivers set no limits; the memory guard works"
     return ok(CGROUPS, f"{version}; {f'pods are below {pods}' if pods else 'no pod has one yet'}")
 
 
-def pod_resources_finding(problem: str, number: int) -> Finding:
-    if not problem:
-        return ok(POD_RESOURCES, f"the kubelet lists {number} pods with their claims")
-    return warn(
-        POD_RESOURCES,
-        problem,
-        "it is asked which pods joined a claim where no container runtime's state can be found",
-    )
+def pid_namespace_finding(sees_pods: bool | None) -> Finding:
+    """*sees_pods*: whether this process sees those of pods; None: GPUs are simulated.
 
-
-def pid_namespace_finding(sees_pods: bool) -> Finding:
-    """NVML counts processes as whoever asks it does: it need not be the machine's first namespace,
-    and is not where nodes are containers themselves, but that of the node."""
+    NVML counts processes as whoever asks it does: it need not be the machine's first namespace, and
+    is not where nodes are containers themselves, but that of the node."""
+    if sees_pods is None:
+        return skip(PID_NAMESPACE, "simulated GPUs have no processes")
     if sees_pods:
         return ok(PID_NAMESPACE, "the node's: the memory guard sees the processes of other pods")
     return warn(
