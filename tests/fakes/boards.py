@@ -1,10 +1,10 @@
-"""GPUs in memory that layouts can cut; they refuse what hardware refuses, and fail or die where a
-test says so."""
+"""GPUs in memory that layouts can partition; they refuse what hardware refuses, and fail or die
+where a test says so."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dra_driver.base.errors import NodeError, PlacementTaken
+from dra_driver.base.errors import NodeError, PlacementTaken, TimedOut
 from dra_driver.model.gpus import (
     Gpu,
     GpuUuid,
@@ -25,7 +25,7 @@ AMPERE, HOPPER = "A100-40-SXM", "H100-80-SXM"
 
 
 def table(product: str) -> BoardGeometry:
-    """What the board can be cut into."""
+    """The partitions that the board can have."""
     geometry = board_geometry(product)
     assert geometry is not None
     return geometry
@@ -48,7 +48,7 @@ class Board:
     on: bool = False
     pending: bool | None = None  # None: as it is
     fixed: GuestRestriction = GuestRestriction.NOTHING
-    there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
+    instances: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with compute instance
     divided: set[PartitionKey] = field(default_factory=set)  # by others, of those without theirs
     used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
 
@@ -69,11 +69,11 @@ class Board:
 
     @property
     def gpu(self) -> Gpu:
-        whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
+        whole = [self.instance(key) for key in sorted(self.instances) if self.instances[key]]
         unusable = [
             UnusableGpuInstance(key, self.instance(key).gi, 2 * (key in self.divided))
-            for key in sorted(self.there)
-            if not self.there[key]
+            for key in sorted(self.instances)
+            if not self.instances[key]
         ]
         profiles = table(self.product).profiles
         pending = self.on if self.pending is None else self.pending
@@ -92,11 +92,11 @@ class Boards:
     """The node that a reconciler works on: what it looks at, and what it changes."""
 
     def __init__(self, *boards: Board, plain: tuple[Gpu, ...] = ()) -> None:
-        """*plain*: GPUs that cannot be cut."""
+        """*plain*: GPUs that cannot be partitioned."""
         self.boards = {board.uuid: board for board in boards}
         self._plain = plain
         self._seen: Inventory | None = None
-        self.step: Callable[[str], None] = lambda what: None  # before and after every effect
+        self.step: Callable[[str], None] = lambda call: None  # before and after every effect
         self.done: list[str] = []  # effects
         self.gone: set[GpuUuid] = set()  # that cannot be seen
         self.unread: set[GpuUuid] = set()  # of which a look finds nothing new
@@ -112,12 +112,12 @@ class Boards:
         return self._seen or self.refresh()
 
     def refresh(self) -> Inventory:
-        there = {
+        present = {
             board.uuid: board.gpu for board in self.boards.values() if board.uuid not in self.gone
         }
-        old = {uuid: self._last[uuid] for uuid in self.unread & there.keys() & self._last.keys()}
-        self._last |= there | old
-        gpus = sorted((*(there | old).values(), *self._plain), key=lambda gpu: gpu.minor)
+        old = {uuid: self._last[uuid] for uuid in self.unread & present.keys() & self._last.keys()}
+        self._last |= present | old
+        gpus = sorted((*(present | old).values(), *self._plain), key=lambda gpu: gpu.minor)
         missing = (
             UnavailableGpu(f"GPU {uuid}", "it does not answer") for uuid in sorted(self.gone)
         )
@@ -157,19 +157,19 @@ class Boards:
         board = self.boards[gpu]
         if not board.on:
             raise NodeError(f"{gpu}: MIG mode is off")
-        if new and key in board.there:
+        if new and key in board.instances:
             raise PlacementTaken(f"{gpu}: {key} exists already")
-        if key not in board.there:
+        if key not in board.instances:
             with_gi = f"GI {key}"
             self.step(with_gi)
-            others = [board.partition(place) for place in board.there]
+            others = [board.partition(place) for place in board.instances]
             if not fits_on_board(table(board.product), others, board.partition(key)):
                 raise PlacementTaken(f"{gpu} has no room for {key}")
-            board.there[key] = False
+            board.instances[key] = False
             self._did(with_gi)
-        if not board.there[key]:
+        if not board.instances[key]:
             self.step(f"CI {key}")
-            board.there[key] = True
+            board.instances[key] = True
             self._did(f"CI {key}")
         return board.instance(key)
 
@@ -181,18 +181,18 @@ class Boards:
         patience: float | None = None,
     ) -> None:
         board = self.boards[gpu]
-        if board.there.get(key) and uuid not in (None, board.instance(key).uuid):
+        if board.instances.get(key) and uuid not in (None, board.instance(key).uuid):
             return
-        if not board.on or key not in board.there:
+        if not board.on or key not in board.instances:
             return
         if board.used.get(key):
             raise NodeError(f"{gpu}: {key} is in use")
-        if board.there[key]:
+        if board.instances[key]:
             self.step(f"no CI {key}")
-            board.there[key] = False
+            board.instances[key] = False
             self._did(f"no CI {key}")
         self.step(f"no GI {key}")
-        del board.there[key]
+        del board.instances[key]
         self._did(f"no GI {key}")
 
     def _switch(self, board: Board, on: bool) -> None:
@@ -201,15 +201,15 @@ class Boards:
             return
         if board.fixed is not GuestRestriction.NOTHING:
             raise NodeError(f"{board.uuid}: this virtual machine cannot")
-        if board.there or board.used:
+        if board.instances or board.used:
             raise NodeError(f"{board.uuid}: it is in use")
         self.step(f"mode {on}")
         board.on, board.pending = on, None
         self._did(f"mode {on}")
 
-    def _did(self, what: str) -> None:
-        self.done.append(what)
-        self.step(what)
+    def _did(self, call: str) -> None:
+        self.done.append(call)
+        self.step(call)
 
 
 class Claims:
@@ -217,10 +217,13 @@ class Claims:
 
     def __init__(self) -> None:
         self.holding: set[GpuUuid] = set()
+        self.busy: TimedOut | None = None  # claims are being prepared
         self.asked: list[GpuUuid] = []
 
     def while_free(self, gpu: Gpu, act: Callable[[], None]) -> bool:
         self.asked.append(gpu.uuid)
+        if self.busy:
+            raise self.busy
         if gpu.uuid in self.holding:
             return False
         act()

@@ -51,7 +51,7 @@ class Api:
 
 
 class FixedOffers:
-    """What the last look offers, and what the next one will."""
+    """What the last look offers, and call the next one will."""
 
     def __init__(self, offer):
         self.last = self.next = offer

@@ -65,8 +65,8 @@ def test_a_layout_that_does_not_fit_is_told_once(scene, board):
 
 
 def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, board):
-    def step(what):
-        if what.startswith("CI"):
+    def step(call):
+        if call.startswith("CI"):
             raise NodeError("NVML: unknown error")
 
     scene.label, scene.boards.step = "all-1g.5gb", step
@@ -75,14 +75,14 @@ def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, boa
     assert (reason, "NVML: unknown error" in words) == ("MIGLayoutFailed", True)
     assert words.endswith("the GPU is as it was before")
 
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.start().look()
 
     assert [reason for reason, _ in scene.new_events()] == ["MIGLayoutApplied"]
 
 
 def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
-    board.on, board.there = True, {part(AMPERE, "3g.20gb", 0): True}
+    board.on, board.instances = True, {part(AMPERE, "3g.20gb", 0): True}
 
     scene.apply("all-1g.5gb")
     scene.look()

@@ -39,8 +39,8 @@ def scene(boards, tmp_path):
 def while_the_first_is_cut(scene, allocated):
     """The answer is another one then."""
 
-    def step(what):
-        if what.startswith("CI"):
+    def step(call):
+        if call.startswith("CI"):
             scene.allocated = allocated
 
     scene.boards.step = step
@@ -120,7 +120,7 @@ def test_nothing_is_done_to_a_gpu_by_what_it_was_before(looks, is_done):
     board = Board(AMPERE, on=True)
     boards: Any = Away(board)
     gpu = boards.refresh().gpus[0]
-    board.there[part(AMPERE, "1g.5gb", 0)] = True  # and nobody can see it yet
+    board.instances[part(AMPERE, "1g.5gb", 0)] = True  # and nobody can see it yet
     boards.looks, done = looks, []
     idle = IdleGpus(boards, Claims().while_free, dict, frozenset, patience=0.3)
 
@@ -136,12 +136,12 @@ def test_what_was_made_is_kept_in_the_book_while_the_gpu_cannot_be_read(tmp_path
     boards = Away(board)
     scene = Scene(boards, tmp_path, label="all-1g.5gb")
     boards.refresh()
-    boards.step = lambda what: setattr(boards, "looks", 3)  # from now on, for three looks
+    boards.step = lambda call: setattr(boards, "looks", 3)  # from now on, for three looks
 
     made = scene.look().keys
 
-    boards.step = lambda what: None
-    assert set(made[board.uuid]) == set(board.there)
+    boards.step = lambda call: None
+    assert set(made[board.uuid]) == set(board.instances)
     boards.looks = 3
     assert scene.apply("").keys == made
-    assert set(board.there) == set(made[board.uuid])
+    assert set(board.instances) == set(made[board.uuid])

@@ -86,7 +86,7 @@ def begun(node, case):
 
 
 def calls_of(node, case):
-    """What is called before the change begins, and what while it is made."""
+    """What is called before the change begins, and call while it is made."""
     begun(node, case)
     mortal = node.start()
     node.look()

@@ -99,7 +99,7 @@ def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board
     scene.apply("")
     scene.label = "all-1g.10gb"
     known = []
-    scene.boards.step = lambda what: known.append(last_layout_label(scene.state_file))
+    scene.boards.step = lambda call: known.append(last_layout_label(scene.state_file))
 
     scene.look()
 
@@ -186,7 +186,7 @@ def test_it_is_told_before_a_look_cuts_anything(tmp_path):
     boards = Boards(Board(HOPPER), Board(HOPPER, 1))
     scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="all-1g.10gb")
     seen = []
-    boards.step = lambda what: seen.append(scene.governed.profile().entries[0].rules.mig.dynamic)
+    boards.step = lambda call: seen.append(scene.governed.profile().entries[0].rules.mig.dynamic)
 
     scene.look()
 
@@ -205,7 +205,7 @@ def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
         created_for_claims=True,
         offered=held.offered,
     )
-    board.on, board.there = True, {key: True}
+    board.on, board.instances = True, {key: True}
     scene.label = AWAY
     scene.start()
 

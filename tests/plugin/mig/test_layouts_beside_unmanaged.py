@@ -51,18 +51,18 @@ class Stranger:
         self.moment, self.moments, self.came = moment, 0, None
         self.killed = False
 
-    def __call__(self, what):
+    def __call__(self, call):
         if self.moments == self.moment and self.can():
-            self.board.there[self.key], self.came = True, self.moments
+            self.board.instances[self.key], self.came = True, self.moments
         if self.came is not None and self.moments - self.came == self.killed_after:
             self.moments, self.killed = self.moments + 1, True
             raise Killed
         self.moments += 1
 
     def can(self):
-        others = [self.board.partition(key) for key in self.board.there]
+        others = [self.board.partition(key) for key in self.board.instances]
         partition = self.board.partition(self.key)
-        is_there = self.key in self.board.there
+        is_there = self.key in self.board.instances
         return self.board.on and not is_there and fits_on_board(table(HOPPER), others, partition)
 
 
@@ -85,7 +85,7 @@ def moments(directory, label):
 
 
 def is_theirs(scene, board, key):
-    return key in board.there and key not in scene.state_file.read().keys.get(board.uuid, ())
+    return key in board.instances and key not in scene.state_file.read().keys.get(board.uuid, ())
 
 
 @pytest.mark.parametrize("key", [ONES[0], ONES[1], ONES[6], TWO, THREES[0]], ids=str)
@@ -122,7 +122,7 @@ def test_what_came_stays_wherever_the_process_dies_then(key, tmp_path):
             if not stranger.killed:
                 break
             killed += 1
-            scene.boards.step = lambda what: None
+            scene.boards.step = lambda call: None
             scene.boards.refresh()
             # That we were about to cut the same is all that is known: it cannot be told.
             unknown = LayoutInstance(key) in scene.state_file.read().instances.get(board.uuid, ())
@@ -146,9 +146,9 @@ def test_what_came_while_it_cut_is_left_and_counts_for_the_layout(tmp_path):
     outcome = state.outcomes[board.uuid]
     assert outcome.state is LayoutState.FAILED
     assert outcome.reason == f"{board.uuid}: {ONES[1]} exists already; the GPU is as it was before"
-    assert (set(board.there), state.instances) == ({ONES[1]}, {})
+    assert (set(board.instances), state.instances) == ({ONES[1]}, {})
     assert scene.look().keys == {board.uuid: (ONES[0],)}
-    assert set(board.there) == set(ONES[:2])
+    assert set(board.instances) == set(ONES[:2])
 
 
 def test_what_came_in_the_place_of_what_was_there_before_is_not_cut_again(tmp_path):
@@ -159,7 +159,7 @@ def test_what_came_in_the_place_of_what_was_there_before_is_not_cut_again(tmp_pa
 
     reason = state.outcomes[board.uuid].reason
     assert reason.endswith(f"; the GPU is as it was before, but for {THREES[0]}")
-    assert set(board.there) == {ONES[0], THREES[1]}
+    assert set(board.instances) == {ONES[0], THREES[1]}
     assert state.keys == {board.uuid: (THREES[1],)}
     assert state.before == {}
 
@@ -170,70 +170,70 @@ def test_what_others_made_in_the_place_of_what_was_removed_is_not_put_back_as_ou
 
     state = scene.look()
 
-    assert set(board.there) == set(THREES)
+    assert set(board.instances) == set(THREES)
     assert state.keys == {board.uuid: (THREES[1],)}
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.apply("all-disabled")
-    assert THREES[0] in board.there
+    assert THREES[0] in board.instances
 
 
 def test_half_a_change_that_nobody_wants_takes_nothing_that_came_when_it_was_seen_gone(tmp_path):
     scene, board = scene_of(tmp_path)
 
-    def killed(what):
-        if what == f"no GI {THREES[0]}" and THREES[0] not in board.there:
+    def killed(call):
+        if call == f"no GI {THREES[0]}" and THREES[0] not in board.instances:
             raise Killed
 
     scene.boards.step = killed
     with pytest.raises(Killed):
         scene.look()
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.label, scene.claims.holding = "", {board.uuid}
     scene.boards.refresh()
     assert scene.start().look().keys == {board.uuid: (THREES[1],)}  # that it is gone was seen
-    board.there[THREES[0]] = True  # the same again, by somebody else
+    board.instances[THREES[0]] = True  # the same again, by somebody else
     scene.boards.refresh()
     scene.claims.holding = set()
 
     state = scene.look()
 
     assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
-    assert set(board.there) == set(THREES)
+    assert set(board.instances) == set(THREES)
 
 
 def test_what_could_not_be_put_back_beside_it_is_put_back_later(tmp_path):
     scene, board = scene_of(tmp_path)
     others = came(board, f"no GI {THREES[1]}", THREES[0])
 
-    def step(what):
-        others(what)
-        if what == f"GI {THREES[1]}":
+    def step(call):
+        others(call)
+        if call == f"GI {THREES[1]}":
             raise NodeError("NVML says no")
 
     scene.boards.step = step
     state = scene.look()
     assert "could not be restored: NVML says no" in state.outcomes[board.uuid].reason
-    assert set(board.there) == {THREES[0]}
+    assert set(board.instances) == {THREES[0]}
     assert THREES[0] not in state.keys[board.uuid]
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.label = ""
 
     state = scene.start().look()
 
     assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
-    assert set(board.there) == set(THREES)
+    assert set(board.instances) == set(THREES)
 
 
 def test_what_was_removed_and_cut_again_is_ours_also_where_the_rest_fails(tmp_path):
     scene, board = scene_of(tmp_path)
     work = GpuRepartitioner(scene.boards, scene.state_file)
-    there = dict(board.there)
+    there = dict(board.instances)
 
     with pytest.raises(NodeError, match=r"NVML says no; the GPU is as it was before$"):
         scene.boards.step = came(board, "", None, ONES[0])
         work.change(board.gpu, LayoutChange(board.uuid, THREES, create=(THREES[1], ONES[0])))
 
-    assert board.there == there
+    assert board.instances == there
     assert scene.state_file.read().keys == {board.uuid: THREES}
 
 
@@ -246,12 +246,12 @@ def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_pa
     scene.state_file.write(
         MigState(instances=made, before={board.uuid: LayoutBefore(True, before)})
     )
-    board.there[THREES[0]] = False
+    board.instances[THREES[0]] = False
     board.divided = {THREES[0]}
 
     GpuRepartitioner(scene.boards, scene.state_file).restore(board.gpu)
 
-    assert board.there == {THREES[0]: False, THREES[1]: True}
+    assert board.instances == {THREES[0]: False, THREES[1]: True}
     state = scene.state_file.read()
     assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
     (log_record,) = (
@@ -266,16 +266,16 @@ def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tm
     scene, board = scene_of(tmp_path)
     made = scene.state_file.read().instances
     scene.state_file.write(MigState(instances=made, before={board.uuid: LayoutBefore(False)}))
-    board.there[THREES[0]] = False
+    board.instances[THREES[0]] = False
     board.divided = {THREES[0]}
     work = GpuRepartitioner(scene.boards, scene.state_file)
 
     with pytest.raises(NodeError, match="in use"):
         work.restore(board.gpu)
 
-    assert (board.on, board.there) == (True, {THREES[0]: False})
+    assert (board.on, board.instances) == (True, {THREES[0]: False})
     assert scene.state_file.read().before
-    del board.there[THREES[0]]
+    del board.instances[THREES[0]]
     work.restore(board.gpu)
     assert (board.on, scene.state_file.read()) == (False, MigState())
 
@@ -284,7 +284,7 @@ class Careful(Boards):
     """Removes nothing that has no name where one is said."""
 
     def remove(self, gpu, key, uuid=None, patience=None):
-        if uuid is None or self.boards[gpu].there.get(key):
+        if uuid is None or self.boards[gpu].instances.get(key):
             super().remove(gpu, key, uuid, patience)
 
 
@@ -293,37 +293,37 @@ def test_what_a_crash_left_half_removed_has_no_name_any_more_and_goes(tmp_path):
     scene = Scene(Careful(board), tmp_path, label="all-3g.40gb")
     scene.look()
 
-    def killed(what):
-        if what == f"no GI {THREES[0]}":
+    def killed(call):
+        if call == f"no GI {THREES[0]}":
             raise Killed
 
     scene.boards.step, scene.label = killed, "all-1g.10gb"
     with pytest.raises(Killed):
         scene.look()
-    assert not board.there[THREES[0]]
-    scene.boards.step = lambda what: None
+    assert not board.instances[THREES[0]]
+    scene.boards.step = lambda call: None
     scene.boards.refresh()
 
     assert scene.start().look().state is LayoutState.SUCCESS
-    assert set(board.there) == set(ONES)
+    assert set(board.instances) == set(ONES)
 
 
 def came(board, when, key, refused=None):
     """Somebody cuts *key* then, once; and NVML neither cuts nor removes *refused*, once."""
     there = [] if when else [key]
 
-    def step(what):
-        if refused and what in (f"no CI {refused}", f"GI {refused}") and there == [key]:
+    def step(call):
+        if refused and call in (f"no CI {refused}", f"GI {refused}") and there == [key]:
             there.append(refused)
             raise NodeError("NVML says no")
-        if what == when and not there:
-            if what.startswith("no GI") and board.there.get(part_of(board, what)) is not None:
+        if call == when and not there:
+            if call.startswith("no GI") and board.instances.get(part_of(board, call)) is not None:
                 return  # it is only about to go
             there.append(key)
-            board.there[key] = True
+            board.instances[key] = True
 
     return step
 
 
-def part_of(board, what):
-    return next((key for key in board.there if str(key) in what), None)
+def part_of(board, call):
+    return next((key for key in board.instances if str(key) in call), None)

@@ -22,7 +22,7 @@ def scene(board, tmp_path):
     return Scene(Boards(board), tmp_path, profile=DYNAMIC)
 
 
-def refusing(what):
+def refusing(call):
     raise NodeError("GPU-0 is used by pid 12")
 
 
@@ -62,8 +62,8 @@ def test_a_reset_that_failed_is_not_tried_again_until_the_profile_or_the_process
 ):
     tried = []
 
-    def step(what):
-        tried.append(what)
+    def step(call):
+        tried.append(call)
         raise NodeError("GPU-0 is used by pid 12")
 
     scene.boards.step = step
@@ -106,7 +106,7 @@ def test_it_is_not_switched_back_while_something_is_on_it(scene, board, claims):
     scene.profile = DEFAULT_PROFILE
     scene.claims.holding = claims
     if not claims:
-        board.there = {part(AMPERE, "1g.5gb", 0): True}
+        board.instances = {part(AMPERE, "1g.5gb", 0): True}
         scene.boards.refresh()
 
     state = scene.look()
@@ -118,7 +118,7 @@ def test_it_is_not_switched_back_while_something_is_on_it(scene, board, claims):
 def test_an_instance_that_somebody_makes_just_then_keeps_it_in_mig_mode(scene, board):
     scene.look()
     scene.profile = DEFAULT_PROFILE
-    board.there = {part(AMPERE, "1g.5gb", 0): True}  # since the last look
+    board.instances = {part(AMPERE, "1g.5gb", 0): True}  # since the last look
 
     state = scene.look()
 
@@ -201,7 +201,7 @@ def test_it_stays_on_while_there_is_a_reason(tmp_path, why):
     if why == "dynamic":
         scene.profile = DYNAMIC
     elif why == "cut":
-        board.there = {part(HOPPER, "1g.10gb", 0): True}
+        board.instances = {part(HOPPER, "1g.10gb", 0): True}
     elif why == "claimed":
         scene.claims.holding = {board.uuid}
     else:
@@ -239,7 +239,7 @@ def test_a_layout_says_more_than_the_profile(scene, board):
     assert not board.on
 
     scene.apply("all-1g.5gb")
-    assert len(board.there) == 7
+    assert len(board.instances) == 7
     assert scene.state_file.read().switched == ()
 
 
@@ -263,7 +263,7 @@ def test_a_board_that_cannot_be_switched_back_is_told(scene, board):
 def late(board):
     """A call of NVML that changes the mode some day, and is not waited for."""
 
-    def step(what):
+    def step(call):
         board.pending = True
         raise TimedOut("turning MIG mode on: no answer")
 
@@ -295,7 +295,7 @@ def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(
 ):
     scene.boards.step = late(board)
     assert scene.look().switched == (board.uuid,)
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.profile = DEFAULT_PROFILE
     if restarted:
         scene.start()
@@ -309,7 +309,7 @@ def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(
 def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_wanted(scene, board):
     scene.boards.step = late(board)
     scene.look()
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
 
     assert scene.start().look().switched == (board.uuid,)
 
@@ -319,7 +319,7 @@ def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_wanted(scen
 def test_a_call_that_did_it_after_all_is_ours_to_undo(scene, board):
     scene.boards.step = late(board)
     scene.look()
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     board.on, board.pending = True, None
     scene.boards.refresh()
     scene.profile = DEFAULT_PROFILE
@@ -341,7 +341,7 @@ def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(sc
 def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, board):
     scene.boards.step = late(board)
     scene.look()
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     board.fixed = GuestRestriction.MODE
     scene.profile = DEFAULT_PROFILE
     scene.boards.refresh()

@@ -1,4 +1,4 @@
-"""GPUs are cut as the layout says that a label or a profile names, when nothing uses them."""
+"""GPUs are partitioned as the layout of a label or a profile says, when nothing uses them."""
 
 import logging
 import threading
@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError, TimedOut, Unreachable
-from dra_driver.model.gpus import DeviceName
+from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.mig_layouts import (
     LayoutOutcome,
     LayoutState,
@@ -23,8 +23,9 @@ from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.plugin.mig.reconciler import Scene, profile
 
 ONES = tuple(part(AMPERE, "1g.5gb", start) for start in range(7))
-NAME = DeviceName("gpu-0-mig-3g20gb-9-4")
 THREES = tuple(part(AMPERE, "3g.20gb", start) for start in (0, 4))
+NAME = DeviceName("gpu-0-mig-3g20gb-9-4")
+UUID = GpuUuid("GPU-0")  # of the board
 
 
 @pytest.fixture
@@ -45,81 +46,70 @@ def states(state):
     return {uuid: outcome.state for uuid, outcome in state.outcomes.items()}
 
 
-def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
+def test_the_layout_that_the_label_names_is_applied_once(scene, board, caplog):
+    caplog.set_level(logging.INFO)
+
     state = scene.apply("all-1g.5gb")
 
     assert board.on
-    assert board.there == whole(*ONES)
+    assert board.instances == whole(*ONES)
     assert state.outcomes == {board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS)}
     assert state.keys == {board.uuid: ONES}
     assert (state.before, state.failures, state.state) == ({}, 0, LayoutState.SUCCESS)
+    done = list(scene.boards.done)
+    for process in (scene, scene.start()):
+        process.look()
+    assert (scene.boards.done, scene.changes) == (done, 1)
+    assert scene.claims.asked == [board.uuid], "claims were kept away from it once"
+    assert scene.states == [LayoutState.PENDING, *[LayoutState.SUCCESS] * 3]
+    assert caplog.text.count("layout of a GPU") == 1
 
 
-def test_that_something_begins_is_told_before_it_is_done(scene):
-    scene.apply("all-1g.5gb")
-    scene.look()
-
-    assert scene.states == [LayoutState.PENDING, LayoutState.SUCCESS, LayoutState.SUCCESS]
-
-
-def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
-    scene.apply("all-1g.5gb")
-    scene.boards.done.clear()
-    scene.claims.asked.clear()
-
-    scene.start().look()
-
-    assert scene.boards.done == []
-    assert scene.claims.asked == []
-
-
-def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene, board):
+def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene):
     assert scene.look() == MigState(label="")
-    assert scene.claims.asked == []
-    assert scene.states == [None]
+    assert (scene.claims.asked, scene.states, scene.changes) == ([], [None], 0)
 
 
 def test_the_profile_names_a_layout_where_there_is_no_label(scene, board):
     scene.change_profile(layout="all-3g.20gb")
 
     scene.look()
-    assert board.there == whole(*THREES)
+    assert board.instances == whole(*THREES)
 
     scene.apply("all-disabled")
-    assert (board.on, board.there) == (False, {})
+    assert (board.on, board.instances) == (False, {})
 
 
-def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
+def test_another_layout_replaces_the_instances_of_the_one_before(scene, board):
     scene.apply("all-1g.5gb")
     state = scene.apply("all-balanced")
 
     assert state.state is LayoutState.SUCCESS
-    assert set(state.keys[board.uuid]) == set(board.there)
-    assert len(board.there) == 4
+    assert set(state.keys[board.uuid]) == set(board.instances)
+    assert len(board.instances) == 4
     assert "mode False" not in scene.boards.done
 
 
-def test_a_layout_that_nobody_wants_any_more_leaves_what_it_made(scene, board):
+def test_without_a_layout_the_instances_of_the_last_one_stay(scene, board):
     scene.apply("all-1g.5gb")
     state = scene.apply("")
 
-    assert board.there == whole(*ONES)
-    assert (state.outcomes, state.state) == ({}, None)
-    assert scene.states[-1] is None
+    assert board.instances == whole(*ONES)
+    assert (state.outcomes, state.state, scene.states[-1]) == ({}, None, None)
 
 
-def test_what_looks_like_the_layout_already_is_taken_over_and_goes_with_the_next(scene, board):
-    board.on, board.there = True, whole(*THREES)
+def test_instances_that_match_the_layout_already_are_taken_over_and_go_with_the_next(scene, board):
+    board.on, board.instances = True, whole(*THREES)
 
     assert scene.apply("all-3g.20gb").keys == {board.uuid: THREES}
     assert scene.boards.done == []
 
     scene.apply("all-1g.5gb")
-    assert board.there == whole(*ONES)
+    assert board.instances == whole(*ONES)
 
 
-def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
-    board.on, board.there = True, whole(*THREES)
+def test_instances_that_match_are_taken_over_once_no_claim_holds_the_gpu(scene, board):
+    board.on, board.instances = True, whole(*THREES)
     scene.claims.holding = {"gpu-0"}
 
     assert scene.apply("all-3g.20gb").state is LayoutState.SUCCESS
@@ -128,77 +118,69 @@ def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
     assert scene.states == [LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
-def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
-    made = scene.apply("all-1g.5gb").instances[board.uuid][3]
-    board.there, scene.claims.holding = {}, {board.uuid}  # all of them removed by hand
+def test_an_instance_of_others_in_the_place_of_one_of_a_layout_is_never_removed(scene, board):
+    created = scene.apply("all-1g.5gb").instances[board.uuid][3]
+    board.instances, scene.claims.holding = {}, {board.uuid}  # all of them removed by hand
     scene.boards.refresh()
     scene.look()
-    board.there, scene.claims.holding = whole(ONES[3]), set()  # and one made by hand
+    board.instances, scene.claims.holding = whole(ONES[3]), set()  # and one created by hand
     scene.boards.refresh()
-    assert layout_instance(board.instance(ONES[3])) == made  # nobody can tell it from ours
+    assert layout_instance(board.instance(ONES[3])) == created  # nobody can tell it from ours
 
     state = scene.apply("all-disabled")
 
-    assert board.there == whole(ONES[3])
+    assert board.instances == whole(ONES[3])
     assert "1g.5gb at 3" in state.outcomes[board.uuid].reason
     assert state.instances == {}
 
 
-def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
+def test_instances_that_are_gone_are_forgotten_also_without_a_layout(scene, board):
     scene.apply("all-7g.40gb")
-    (key,) = board.there
-    scene.label, board.there = "", {}
+    (key,) = board.instances
+    scene.label, board.instances = "", {}
     scene.boards.refresh()
     assert scene.look().instances == {}
 
-    board.there = whole(key)  # just like it
+    board.instances = whole(key)  # just like it
     scene.boards.refresh()
     scene.look()
     state = scene.apply("all-1g.5gb")
 
-    assert board.there == whole(key)
+    assert board.instances == whole(key)
     assert state.state is LayoutState.FAILED
 
 
-def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(scene, board):
+def test_instances_that_another_process_creates_just_now_are_not_forgotten(scene, board):
     scene.boards.inventory()
-    other = Scene(scene.boards, scene.directory, label="all-1g.5gb")
+    newer = Scene(scene.boards, scene.directory, label="all-1g.5gb")
     stale = scene.boards.inventory()
-    other.reconciler.look()
+    newer.reconciler.look()
     scene.boards.see(stale)
 
     assert scene.look().keys == {board.uuid: ONES}
 
 
-def test_the_book_is_changed_only_in_the_turn_of_this_process(scene):
-    scene.look()
-    assert scene.leases == 1  # that no layout is wanted
-    scene.look()
-    assert scene.leases == 1
+def test_the_state_file_is_changed_only_under_the_lease(scene):
+    for _ in range(2):
+        scene.look()
+        assert scene.leases == 1  # that no layout is desired
     scene.apply("all-9g.5gb")
     assert scene.leases == 3  # which one is, and what came of it
 
 
-def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
-    foreign = part(AMPERE, "2g.10gb", 2)
-    board.on, board.there = True, whole(foreign)
+def test_an_unmanaged_instance_in_the_way_is_named_and_stays_until_somebody_removes_it(
+    scene, board
+):
+    board.on, board.instances = True, whole(part(AMPERE, "2g.10gb", 2))
 
     state = scene.apply("all-1g.5gb")
 
-    assert board.there == whole(foreign)
-    assert scene.boards.done == []
+    assert (len(board.instances), scene.boards.done) == (1, [])
     outcome = state.outcomes[board.uuid]
-    assert outcome.state is LayoutState.FAILED
+    assert (outcome.state, state.failures) == (LayoutState.FAILED, 1)
     assert "2g.10gb at 2" in outcome.reason
-    assert state.failures == 1
-
-
-def test_once_the_foreign_instance_is_gone_it_is_tried_again_at_once(scene, board):
-    board.on, board.there = True, whole(part(AMPERE, "2g.10gb", 2))
-    scene.apply("all-1g.5gb")
-    board.there = {}
+    board.instances = {}
     scene.look()
-
     assert scene.look().state is LayoutState.SUCCESS
 
 
@@ -207,13 +189,12 @@ def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
 
     state = scene.apply("too-much")
 
-    assert scene.boards.done == []
+    assert (scene.boards.done, scene.claims.asked) == ([], [])
     assert state.state is LayoutState.FAILED
     assert "there is no place for all of them" in state.outcomes[board.uuid].reason
-    assert scene.claims.asked == []
 
 
-def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
+def test_an_unknown_layout_fails_and_says_which_there_are(scene, caplog):
     state = scene.apply("all-9g.5gb")
 
     assert (state.state, state.failures) == (LayoutState.FAILED, 1)
@@ -224,71 +205,55 @@ def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
     assert scene.states == [LayoutState.FAILED]
 
 
-def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
-    scene.claims.holding = {board.uuid}
+BUSY = "a claim that is being prepared on gpu-0 did not finish in 10 s"
+NIGHTLY = Holding(ref("nightly"), NAME, gpu=UUID)
+
+
+@pytest.mark.parametrize(
+    ("owner", "field", "value", "reason"),
+    [
+        ("claims", "holding", {UUID}, "a claim holds it"),
+        ("claims", "busy", TimedOut(BUSY), BUSY),
+        ("board", "used", {None: 4711}, "processes use it: process 4711"),
+        (
+            "scene",
+            "holdings",
+            {UUID: (NIGHTLY,)},
+            f"claims hold it until their pods end: {ref('nightly')} ({NAME})",
+        ),
+        ("scene", "allocated", frozenset({"gpu-0", "gpu-10"}), "a claim was allocated gpu-0"),
+        (
+            "scene",
+            "allocated",
+            Unreachable("no answer"),
+            "it is not known whether a claim was allocated a part of it: no answer",
+        ),
+    ],
+)
+def test_a_gpu_waits_until_nothing_uses_it(scene, board, owner, field, value, reason):
+    user = {"scene": scene, "board": board, "claims": scene.claims}[owner]
+    before = getattr(user, field)
+    setattr(user, field, value)
 
     state = scene.apply("all-1g.5gb")
 
-    assert state.outcomes == {
-        board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "a claim holds it")
-    }
-    assert state.failures == 0
-    assert scene.reconciler.waiting
-    scene.claims.holding = set()
+    assert state.outcomes == {UUID: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, reason)}
+    assert (state.failures, scene.boards.done, scene.reconciler.waiting) == (0, [], True)
+    assert scene.claims.asked == ([UUID] if owner == "claims" else []), "others do not wait"
+    setattr(user, field, before)
     assert scene.look().state is LayoutState.SUCCESS
     assert not scene.reconciler.waiting
 
 
-def test_a_gpu_that_a_process_uses_waits_and_keeps_nobody_else_waiting(scene, board):
-    board.used = {None: 4711}
-
-    state = scene.apply("all-1g.5gb")
-
-    assert state.outcomes[board.uuid].reason == "processes use it: process 4711"
-    assert (scene.boards.done, scene.claims.asked) == ([], [])
-
-
-def test_the_claims_that_it_waits_for_are_named(scene, board):
-    scene.holdings = {board.uuid: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
-
-    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
-
-    assert outcome.state is LayoutState.PENDING
-    assert outcome.reason == f"claims hold it until their pods end: {ref('nightly')} ({NAME})"
-    assert scene.claims.asked == []
-
-
-def test_who_only_looks_on_is_not_waited_for(scene, board):
+def test_admin_access_is_no_reason_to_wait(scene, board):
     scene.holdings = {board.uuid: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
 
     assert scene.apply("all-1g.5gb").state is LayoutState.SUCCESS
 
 
-def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, board):
-    scene.allocated = frozenset({"gpu-0", "gpu-10"})
-
-    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
-
-    assert outcome == LayoutOutcome(
-        "all-1g.5gb", LayoutState.PENDING, "a claim was allocated gpu-0"
-    )
-    scene.allocated = frozenset({"gpu-10"})
-    assert scene.look().state is LayoutState.SUCCESS
-
-
-def test_while_nobody_tells_what_was_allocated_nothing_is_changed(scene, board):
-    scene.allocated = Unreachable("no answer")
-
-    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
-
-    assert outcome.state is LayoutState.PENDING
-    assert "not known whether a claim was allocated a part of it: no answer" in outcome.reason
-    assert scene.boards.done == []
-
-
 def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
-    hopper, other = Board(HOPPER), Board(HOPPER, 1)
-    scene = Scene(Boards(hopper, other), tmp_path)
+    hopper, ungoverned = Board(HOPPER), Board(HOPPER, 1)
+    scene = Scene(Boards(hopper, ungoverned), tmp_path)
     scene.change_profile(dynamic=True)
     entry = MigLayoutEntry(False, gpus=frozenset({hopper.uuid}))
     scene.layouts["x"] = MigLayout("x", (entry,))
@@ -301,40 +266,26 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
         in outcome.reason
     )
     rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
-    assert [rules[uuid].mig.dynamic for uuid in (hopper.uuid, other.uuid)] == [False, True]
+    assert [rules[uuid].mig.dynamic for uuid in (hopper.uuid, ungoverned.uuid)] == [False, True]
 
     scene.apply("")
     assert scene.governed.profile() is scene.profile
 
 
-def test_that_gpus_changed_is_told_once_it_was_done(scene):
-    scene.look()
-    assert scene.changes == 0
-    scene.apply("all-1g.5gb")
-    scene.look()
-    assert scene.changes == 1
+def test_a_change_that_fails_again_is_not_pending_again(tmp_path):
+    scene = Scene(Boards(Board(HOPPER)), tmp_path, label="all-1g.10gb")
 
-
-def test_what_fails_again_is_not_told_to_have_begun_again(tmp_path):
-    hopper = Board(HOPPER)
-    scene = Scene(Boards(hopper), tmp_path, label="all-1g.10gb")
-
-    def refused(what):
+    def refused(call):
         raise NodeError("no permission")
 
     scene.boards.step = refused
     for _ in range(3):
         scene.start().look()  # a new process tries at once
 
-    assert scene.states == [
-        LayoutState.PENDING,
-        LayoutState.FAILED,
-        LayoutState.FAILED,
-        LayoutState.FAILED,
-    ]
+    assert scene.states == [LayoutState.PENDING, *[LayoutState.FAILED] * 3]
 
 
-def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
+def test_a_node_that_failed_is_not_pending_while_another_gpu_waits(tmp_path):
     ampere, hopper = Board(AMPERE), Board(HOPPER, 1)
     scene = Scene(Boards(ampere, hopper), tmp_path, label="x")
     scene.layout("x", g1_5gb=7)  # the second can never look like this
@@ -346,13 +297,13 @@ def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
     assert scene.states == [LayoutState.FAILED] * 3
 
 
-def test_gpus_are_cut_side_by_side(tmp_path):
+def test_gpus_are_partitioned_side_by_side(tmp_path):
     boards = [Board(HOPPER, minor) for minor in range(4)]
     scene = Scene(Boards(*boards), tmp_path, label="all-7g.80gb")
     meeting = threading.Barrier(4)
 
-    def all_at_once(what):
-        if what == "mode True" and len(scene.boards.done) == 0:
+    def all_at_once(call):
+        if call == "mode True" and len(scene.boards.done) == 0:
             meeting.wait(10)
 
     scene.boards.step = all_at_once
@@ -370,12 +321,6 @@ def test_that_the_state_was_written_on_the_node_is_remembered_until_it_is_gone(s
     assert not scene.look().labelled
 
 
-def test_claims_are_kept_away_from_the_gpu(scene, board):
-    scene.apply("all-1g.5gb")
-
-    assert scene.claims.asked == [board.uuid]
-
-
 def test_processes_in_partitions_count(scene, board):
     scene.apply("all-1g.5gb")
     board.used = {ONES[3]: 4712, ONES[0]: 4713}
@@ -386,26 +331,14 @@ def test_processes_in_partitions_count(scene, board):
     assert state.outcomes[board.uuid] == LayoutOutcome(
         "all-3g.20gb", LayoutState.PENDING, "processes use it: dcgm (4712), process 4713"
     )
-    assert board.there == whole(*ONES)
+    assert board.instances == whole(*ONES)
 
 
-def test_claims_that_take_long_are_waited_for(scene, board):
-    def busy(gpus, act):
-        raise TimedOut("a claim that is being prepared on gpu-0 did not finish in 10 s")
-
-    scene.claims.while_free = busy
-    scene.start()
-
-    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
-    assert outcome.state is LayoutState.PENDING
-    assert outcome.reason.startswith("a claim that is being prepared")
-
-
-def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
+def test_partitions_that_were_created_for_claims_are_no_business_of_the_layout(scene, board):
     scene.layout("one", g1_5gb=1)
     scene.apply("one")
     claimed = part(AMPERE, "3g.20gb", 4)
-    board.there[claimed] = True
+    board.instances[claimed] = True
     scene.holdings = {
         board.uuid: (Holding(ref(), NAME, board.uuid, partition=claimed, created_for_claims=True),)
     }
@@ -415,7 +348,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
 
 
 def test_why_a_gpu_waits_and_what_comes_then_are_both_told(scene, board):
-    board.on, board.there = True, whole(part(AMPERE, "2g.10gb", 2))
+    board.on, board.instances = True, whole(part(AMPERE, "2g.10gb", 2))
     scene.claims.holding = {board.uuid}
 
     outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
@@ -424,7 +357,7 @@ def test_why_a_gpu_waits_and_what_comes_then_are_both_told(scene, board):
     assert outcome.reason.startswith("a claim holds it; then: gpu-0 (A100-40-SXM) has instances")
 
 
-def test_each_gpu_is_cut_for_itself(tmp_path):
+def test_each_gpu_is_partitioned_for_itself(tmp_path):
     ampere, hopper, plain = Board(AMPERE), Board(HOPPER, 1), gpu(2)
     scene = Scene(Boards(ampere, hopper, plain=(plain,)), tmp_path, label="all-balanced")
     ampere.used = {None: 1}
@@ -433,7 +366,7 @@ def test_each_gpu_is_cut_for_itself(tmp_path):
 
     assert states(state) == {ampere.uuid: LayoutState.PENDING, hopper.uuid: LayoutState.SUCCESS}
     assert state.state is LayoutState.PENDING
-    assert len(hopper.there) == 4
+    assert len(hopper.instances) == 4
 
 
 def test_one_gpu_that_fails_makes_the_whole_node_fail(tmp_path):
@@ -509,29 +442,7 @@ def test_profiles_name_a_layout_for_each_gpu(tmp_path):
     assert state.state is LayoutState.FAILED
 
 
-def test_an_error_puts_back_what_was_there(scene, board):
-    scene.apply("all-3g.20gb")
-    scene.boards.step = failing_once(f"CI {ONES[2]}")
-
-    state = scene.apply("all-1g.5gb")
-
-    assert board.there == whole(*THREES)
-    assert state.keys == {board.uuid: THREES}
-    assert state.before == {}
-    outcome = state.outcomes[board.uuid]
-    assert outcome.state is LayoutState.FAILED
-    assert outcome.reason == "GPU-0: NVML says no; the GPU is as it was before"
-
-
-def test_mig_mode_is_put_back_too(scene, board):
-    scene.boards.step = failing_once(f"GI {ONES[3]}")
-
-    scene.apply("all-1g.5gb")
-
-    assert (board.on, board.there) == (False, {})
-
-
-def test_what_failed_is_not_tried_again_at_once(scene, board):
+def test_a_failed_change_is_not_tried_again_at_once(scene, board):
     scene.boards.step = failing_once("mode True")
     first = scene.apply("all-1g.5gb")
 
@@ -543,7 +454,7 @@ def test_what_failed_is_not_tried_again_at_once(scene, board):
     assert scene.apply("all-3g.20gb").state is LayoutState.SUCCESS
 
 
-def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(scene, board):
+def test_a_failed_restore_is_told_and_tried_again_by_the_next_process(scene, board):
     scene.apply("all-3g.20gb")
     scene.boards.step = failing_from(f"CI {ONES[2]}")
 
@@ -552,13 +463,13 @@ def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(
     reason = state.outcomes[board.uuid].reason
     assert "what was there before could not be restored" in reason
     assert state.before[board.uuid].keys == THREES
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.label = ""
     assert scene.start().look().before == {}
-    assert board.there == whole(*THREES)
+    assert board.instances == whole(*THREES)
 
 
-def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
+def test_a_change_that_is_no_longer_desired_waits_to_be_undone(scene, board):
     scene.boards.step = failing_from(f"CI {ONES[2]}")
     scene.apply("all-1g.5gb")
     scene.label = ""
@@ -573,11 +484,11 @@ def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
     assert "NVML says no" in state.mode_problems[board.uuid]
 
 
-def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board):
+def test_before_a_layout_is_refused_a_half_done_change_is_undone(scene, board):
     scene.apply("all-3g.20gb")
     scene.boards.step = failing_from(f"CI {ONES[2]}")
     scene.apply("all-1g.5gb")
-    scene.boards.step = lambda what: None
+    scene.boards.step = lambda call: None
     scene.layout("never", g9_5gb=1)
     scene.label = "never"
 
@@ -585,12 +496,12 @@ def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board)
 
     assert state.state is LayoutState.FAILED
     assert "has no profile 9g.5gb" in state.outcomes[board.uuid].reason
-    assert board.there == whole(*THREES)
+    assert board.instances == whole(*THREES)
     assert state.before == {}
 
 
 def test_a_gpu_that_does_not_answer_in_time_fails(scene, board):
-    def slow(what):
+    def slow(call):
         raise TimedOut("GPU-0 did not answer in 20 s")
 
     scene.label = "all-1g.5gb"
@@ -614,26 +525,26 @@ def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
     assert outcome.reason == "gpu-0 (GPU-0) cannot be seen any more"
 
 
-def test_instances_that_are_gone_with_a_reset_are_cut_again(scene, board):
+def test_instances_that_are_gone_with_a_reset_are_created_again(scene, board):
     scene.apply("all-1g.5gb")
-    board.there = {}
+    board.instances = {}
     scene.boards.refresh()
 
     scene.look()
 
-    assert board.there == whole(*ONES)
+    assert board.instances == whole(*ONES)
 
 
-def test_after_a_reboot_what_is_there_is_somebody_elses(scene, board):
+def test_after_a_reboot_every_instance_is_somebody_elses(scene, board):
     scene.apply("all-1g.5gb")
     scene.boot = "next"
-    board.there = whole(ONES[0])
+    board.instances = whole(ONES[0])
     scene.label = "all-3g.20gb"
     scene.boards.refresh()
 
     state = scene.start().look()
 
-    assert board.there == whole(ONES[0])
+    assert board.instances == whole(ONES[0])
     assert "1g.5gb at 0" in state.outcomes[board.uuid].reason
 
 
@@ -659,7 +570,7 @@ def test_nothing_is_done_while_the_label_is_not_known_and_that_is_told_once(scen
 
 
 @pytest.mark.parametrize("text", ["", "{"])
-def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog):
+def test_a_damaged_state_file_is_set_aside_and_all_goes_on(scene, board, text, caplog):
     scene.apply("all-1g.5gb")
     (scene.directory / "mig.json").write_text(text)
     scene.states.clear()
@@ -672,7 +583,7 @@ def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog)
     assert "counts as somebody else's from now on" in caplog.text
 
 
-def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene, board):
+def test_without_a_record_nothing_is_changed_and_that_is_a_failure(scene, board):
     scene.label = "all-1g.5gb"
     (scene.directory / ".mig.json.tmp").mkdir()
 
@@ -684,7 +595,7 @@ def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene,
     assert "cannot be written" in scene.problems[-1]
 
 
-def test_a_failure_of_a_look_is_no_failure_of_a_layout_where_none_is_wanted(scene):
+def test_a_look_that_fails_is_no_failure_of_a_layout_where_none_is_desired(scene):
     (scene.directory / "mig.json").mkdir()
 
     scene.reconciler.look()
@@ -693,31 +604,20 @@ def test_a_failure_of_a_look_is_no_failure_of_a_layout_where_none_is_wanted(scen
     assert "cannot be read" in scene.problems[-1]
 
 
-def test_a_profile_that_cannot_be_used_is_a_failure_of_the_layout_that_is_wanted(scene):
-    scene.label = "all-1g.5gb"
-    scene.profile = SettingsError("no such profile")
+def test_a_profile_that_cannot_be_used_is_a_failure_of_the_desired_layout(scene):
+    scene.label, scene.profile = "all-1g.5gb", SettingsError("no such profile")
 
     scene.reconciler.look()
 
-    assert scene.states == [LayoutState.FAILED]
-    assert scene.problems == ["no such profile"]
-
-
-def test_what_came_of_a_layout_is_logged_when_it_changes(scene, caplog):
-    caplog.set_level(logging.INFO)
-
-    scene.apply("all-1g.5gb")
-    scene.look()
-
-    assert caplog.text.count("layout of a GPU") == 1
+    assert (scene.states, scene.problems) == ([LayoutState.FAILED], ["no such profile"])
 
 
 def failing_once(where):
     """NVML says no there, the first time."""
     failing = [where]
 
-    def step(what):
-        if failing and what == failing[0]:
+    def step(call):
+        if failing and call == failing[0]:
             failing.clear()
             raise NodeError("GPU-0: NVML says no")
 
@@ -728,9 +628,9 @@ def failing_from(where):
     """NVML says no there, and to everything after it."""
     broken = []
 
-    def step(what):
-        if what == where or broken:
-            broken.append(what)
+    def step(call):
+        if call == where or broken:
+            broken.append(call)
             raise NodeError("GPU-0: NVML says no")
 
     return step

@@ -1,4 +1,4 @@
-"""Whose an instance is: what somebody else made stays, and what is ours is known as ours."""
+"""Whose an instance is: what somebody else made stays, and call is ours is known as ours."""
 
 import contextlib
 import json
@@ -79,7 +79,7 @@ def live(world):
 
 
 def damage(world, name="claim"):
-    """The record of a claim is not readable any more, and what was cut for it still is there."""
+    """The record of a claim is not readable any more, and call was cut for it still is there."""
     (path,) = (world.directory / "claims").rglob(f"uid-{name}.json")
     path.write_text(path.read_text()[:60])
     offers = world.offers
