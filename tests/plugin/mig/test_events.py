@@ -6,29 +6,15 @@ import time
 import pytest
 
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.events import EventRecorder
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.plan.mig.manager.state import MigEvent, failure_event
 from dra_driver.plugin.mig.start import post_event
-from tests.fakes.api_server import ApiServer
-from tests.fakes.boards import AMPERE, Board, Boards, part
-from tests.plugin.mig.reconciler import Scene, profile
+from tests.fakes.boards import AMPERE, part
+from tests.plugin.mig.reconciler import profile
 
 NODE = "n1"
-
-
-@pytest.fixture
-def board():
-    return Board(AMPERE)
-
-
-@pytest.fixture
-def scene(board, tmp_path):
-    return Scene(Boards(board), tmp_path)
 
 
 def test_a_layout_that_was_applied_is_told_once(scene):
@@ -140,27 +126,16 @@ def test_what_the_book_could_not_take_is_told_when_it_can(scene):
 
 
 @pytest.fixture
-def server():
-    with ApiServer() as running:
-        metadata = {"name": NODE, "uid": "uid-node", "labels": {}}
-        running.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-        yield running
-
-
-@pytest.fixture
-def client(server, tmp_path):
-    client = Client(
-        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
-    )
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def labels(client):
+def labels(server, client):
+    server.put(node("uid-node"))
     labels = NodeLabels(client, NODE, WatchIntervals(watch=60, first_retry=0.01))
     yield labels
     labels.stop()
+
+
+def node(uid, **labels):
+    metadata = {"name": NODE, "uid": uid, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 @pytest.fixture
@@ -188,10 +163,10 @@ def test_the_own_node_has_it_as_an_event(server, labels, events):
     )
 
     assert server.wait(lambda: len(written(server)) == 2)
-    node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
+    own = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
     assert sorted(written(server), key=lambda event: event[1]) == [
-        (node, "Normal", "MIGLayoutApplied", "partitioned as layout 'all' says: gpu-0"),
-        (node, "Warning", "MIGLayoutFailed", "there is no layout 'x'"),
+        (own, "Normal", "MIGLayoutApplied", "partitioned as layout 'all' says: gpu-0"),
+        (own, "Warning", "MIGLayoutFailed", "there is no layout 'x'"),
     ]
 
 
@@ -201,8 +176,7 @@ def test_a_node_that_registered_again_has_its_own_events(server, labels, events)
     labels.start(changed.set, 5)
     assert server.wait(lambda: server.count("WATCH", "nodes") == 1)
     server.remove("nodes", NODE)
-    metadata = {"name": NODE, "uid": "uid-new", "labels": {"a": "b"}}
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    server.put(node("uid-new", a="b"))
     assert changed.wait(5)
 
     post_event(events, labels, failure_event("there is no layout 'x'"))

@@ -28,16 +28,6 @@ NAME = DeviceName("gpu-0-mig-3g20gb-9-4")
 UUID = GpuUuid("GPU-0")  # of the board
 
 
-@pytest.fixture
-def board():
-    return Board(AMPERE)
-
-
-@pytest.fixture
-def scene(board, tmp_path):
-    return Scene(Boards(board), tmp_path)
-
-
 def whole(*keys):
     return dict.fromkeys(keys, True)
 

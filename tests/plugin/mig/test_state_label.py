@@ -3,41 +3,29 @@
 import pytest
 
 from dra_driver.base.errors import ApiServerError
-from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient as Client
-from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.mig_layouts import LayoutState
 from dra_driver.plugin.mig.state_label import MigStateLabel
-from tests.fakes.api_server import ApiServer
 
 NODE, LABEL = "n1", "nvidia.com/mig.config.state"
 OTHERS = {"kubernetes.io/hostname": NODE}
 
 
-@pytest.fixture
-def server():
-    with ApiServer() as running:
-        for name in (NODE, "n2"):
-            metadata = {"name": name, "labels": OTHERS}
-            running.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-        yield running
-
-
-@pytest.fixture
-def client(server, tmp_path):
-    client = Client(
-        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
-    )
-    yield client
-    client.close()
+@pytest.fixture(autouse=True)
+def nodes(server):
+    for name in (NODE, "n2"):
+        server.put(node(OTHERS, name))
 
 
 @pytest.fixture
 def state(server, client):
     """The labels are read anew each time, not watched."""
     return MigStateLabel(client, NODE, lambda: labels_of(server))
+
+
+def node(labels, name=NODE):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
 def labels_of(server, name=NODE):
@@ -64,15 +52,6 @@ def test_it_is_written_only_when_it_changes(server, state):
 
     assert labels_of(server)[LABEL] == "failed"
     assert patches(server) == 2
-
-
-def test_what_is_there_already_is_not_written_after_a_restart(server, state):
-    server.put(node({**OTHERS, LABEL: "success"}))
-
-    state.tell(LayoutState.SUCCESS)
-    state.write()
-
-    assert patches(server) == 0
 
 
 class Slices:
@@ -133,7 +112,7 @@ def test_it_comes_back_with_a_node_that_registered_again(server, state):
     assert labels_of(server)[LABEL] == "success"
 
 
-def test_without_a_layout_what_we_wrote_goes(server, state):
+def test_without_a_layout_our_label_goes(server, state):
     state.tell(LayoutState.SUCCESS)
     state.write()
     state.tell(None)
@@ -142,7 +121,7 @@ def test_without_a_layout_what_we_wrote_goes(server, state):
     assert labels_of(server) == OTHERS
 
 
-def test_what_an_earlier_process_of_ours_wrote_goes_too(server, client):
+def test_so_does_the_label_of_an_earlier_process_of_ours(server, client):
     server.put(node({**OTHERS, LABEL: "success"}))
     state = MigStateLabel(client, NODE, lambda: labels_of(server), ours=True)
 
@@ -154,7 +133,7 @@ def test_what_an_earlier_process_of_ours_wrote_goes_too(server, client):
     assert labels_of(server) == OTHERS
 
 
-def test_without_a_layout_what_somebody_else_wrote_stays(server, state):
+def test_without_a_layout_the_label_of_somebody_else_stays(server, state):
     server.put(node({**OTHERS, LABEL: "rebooting"}))
 
     state.tell(None)
@@ -185,22 +164,19 @@ def test_a_right_that_is_missing_is_told(server, state, caplog):
     assert "nodes is forbidden" in caplog.text
 
 
-def test_nothing_is_written_while_the_labels_are_not_known(server, tmp_path):
+def test_nothing_is_written_while_the_labels_are_not_known(server, client):
     def unknown():
         raise ApiServerError("not read yet")
 
-    client = Client(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
     state = MigStateLabel(client, NODE, unknown)
 
     state.tell(LayoutState.SUCCESS)
     state.write()
 
     assert patches(server) == 0
-    client.close()
 
 
-def test_its_thread_writes_soon_after_it_is_told(server, tmp_path):
-    client = Client(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+def test_its_thread_writes_soon_after_it_is_told(server, client):
     labels = NodeLabels(client, NODE, WatchIntervals(watch=60, first_retry=0.01))
     state = MigStateLabel(client, NODE, labels.now)
     labels.start(lambda: None, 5.0)
@@ -214,8 +190,3 @@ def test_its_thread_writes_soon_after_it_is_told(server, tmp_path):
 
     state.stop()
     labels.stop()
-    client.close()
-
-
-def node(labels):
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}

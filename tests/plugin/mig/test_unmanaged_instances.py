@@ -1,4 +1,4 @@
-"""Whose an instance is: what somebody else made stays, and call is ours is known as ours."""
+"""Unmanaged instances stay, and those of claims are known as ours."""
 
 import contextlib
 import json
@@ -28,90 +28,90 @@ from tests.builders import POOL, SLICEABLE, allocation, claim, fraction, pod, re
 from tests.fakes.mig import FOUR, H100, ONE, THREE, mig_gpu, mig_offer, partition, partition_device
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.plan.mig.boards import dynamic
-from tests.plugin.mig.test_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
+from tests.plugin.mig.world import (
+    CLEAN,
+    FIRST,
+    GPU,
+    KEY,
+    MPS,
+    SECOND,
+    SECOND_KEY,
+    FixedOffers,
+    Killed,
+    World,
+)
 
-KEY = partition(ONE, 0).key
+THREE_KEY = partition(THREE, 0).key
 
 
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
-
-
-def look(world):
+def find_lost(world):
     """What the plugin does every few seconds."""
     nobody: Any = None
-    observer = Metrics()
-    prepared_claims = world.preparer.prepared_claims
-    LostInstances(world.node, world.ledger.records, prepared_claims, nobody, observer).look()
+    claims = world.preparer.prepared_claims
+    LostInstances(world.node, world.ledger.records, claims, nobody, Metrics()).look()
 
 
 def replace_instance(world, key=KEY):
-    """Somebody removes what is there, and some time later makes the same again: the driver gives it
+    """Somebody removes an instance, and some time later creates the same again: the driver gives it
     the same UUID."""
     world.node.mig.remove(GPU, key)
-    look(world)
+    find_lost(world)
     return world.node.mig.add(GPU, key)
 
 
-def live(world):
-    """Have the node offer what it finds, as it does."""
-    world.offers = OfferBuilder(
-        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
-    )
-    refresh = world.node.refresh
+class LiveWorld(World):
+    """It offers what the node finds."""
 
-    def look():
-        mig = world.node.mig
-        mine = tuple(
-            instance for (uuid, _), instance in sorted(mig.instances.items()) if uuid == GPU
+    def open_offers(self):
+        self.node.refresh = self.refresh
+        self.offers = OfferBuilder(
+            self.node, lambda: dynamic("1g.10gb", "3g.40gb"), ApiFeatures, self.ledger
         )
-        info = MigInfo(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
-        world.node.now = Inventory((replace(mig_gpu(), mig=info),))
-        return refresh()
 
-    world.node.refresh = look
-    world.restart()
-    world.offers = OfferBuilder(
-        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
-    )
-    return world
+    def refresh(self):
+        mig = self.node.mig
+        instances = [mig.instances[key] for key in sorted(mig.instances) if key[0] == GPU]
+        info = MigInfo(mig.modes[GPU], mig.modes[GPU], True, H100, tuple(instances))
+        self.node.now = Inventory((replace(mig_gpu(), mig=info),))
+        return type(self.node).refresh(self.node)
+
+
+@pytest.fixture
+def live_world(tmp_path):
+    return LiveWorld(tmp_path)
 
 
 def damage(world, name="claim"):
-    """The record of a claim is not readable any more, and call was cut for it still is there."""
+    """The record of a claim is not readable any more, and its partition still exists."""
     (path,) = (world.directory / "claims").rglob(f"uid-{name}.json")
     path.write_text(path.read_text()[:60])
-    offers = world.offers
     world.restart()
-    if isinstance(offers, OfferBuilder):
-        live(world)
 
 
-def test_another_instance_in_the_same_place_is_not_removed_with_the_claim(world):
+def test_an_unmanaged_instance_in_the_same_place_is_not_removed_with_the_claim(world):
     world.prepare(FIRST)
-    foreign = replace_instance(world)
+    unmanaged = replace_instance(world)
 
-    world.preparer.unprepare(ref())
+    world.unprepare()
 
-    assert world.node.mig.instances == {(GPU, KEY): foreign}
+    assert world.node.mig.instances == {(GPU, KEY): unmanaged}
     assert not world.ledger.records()
 
 
 def test_nor_is_it_when_the_claim_is_prepared_again(world):
     world.prepare(FIRST)
-    foreign = replace_instance(world)
-    world.offers.next = Offer((partition_device(ONE, 0, instance=foreign),))
+    unmanaged = replace_instance(world)
+    world.offers.next = Offer((partition_device(ONE, 0, instance=unmanaged),))
 
     world.preparer.prepare(ref())
-    assert foreign.uuid in json.dumps(world.spec())
-    world.preparer.unprepare(ref())
+    assert unmanaged.uuid in json.dumps(world.spec())
+    world.unprepare()
 
-    assert world.node.mig.instances == {(GPU, KEY): foreign}
+    assert world.node.mig.instances == {(GPU, KEY): unmanaged}
 
 
 @pytest.mark.point(84)
-def test_killed_after_cutting_the_next_start_knows_which_instances_are_ours(world):
+def test_killed_after_creating_the_next_start_knows_which_instances_are_ours(world):
     def die():
         raise Killed
 
@@ -120,52 +120,38 @@ def test_killed_after_cutting_the_next_start_knows_which_instances_are_ours(worl
         world.prepare(FIRST)
     world.node.before_files = lambda: None
     world.node.mig.remove(GPU, KEY)
-    foreign = world.node.mig.add(GPU, partition(FOUR, 0).key)
+    unmanaged = world.node.mig.add(GPU, partition(FOUR, 0).key)
 
     world.restart()
 
-    assert world.cut == (foreign.key,)
-    assert not world.ledger.records()
+    assert (world.partitions, world.ledger.records()) == ((unmanaged.key,), ())
 
 
-def test_a_cut_that_was_not_tried_is_not_taken_back(world):
-    """Something else fails before, and somebody is quicker meanwhile."""
-    world.node.mig.modes[GPU] = True
-
-    def fail(step):
-        if isinstance(step, CreateDeviceNodes):
-            world.node.mig.add(GPU, KEY)
-            raise NodeError("/dev/nvidia0 cannot be made")
-
-    world.node.before_step = fail
-    with pytest.raises(NodeError, match="cannot be made"):
-        world.prepare(FIRST)
-
-    assert world.cut == (KEY,)
-    assert not world.ledger.records()
-
-
-def test_what_a_claim_was_to_have_of_one_gpu_stays_where_another_fails(world):
-    gpus = (mig_gpu(), mig_gpu(1))
-    world.node = type(world.node)(Inventory(gpus))
-    world.offers = FixedOffers(mig_offer(*gpus))
-    world.restart()
+@pytest.mark.parametrize("gpus", [(mig_gpu(),), (mig_gpu(), mig_gpu(1))])
+def test_a_partition_that_was_not_created_yet_is_not_removed(world, gpus):
+    """Something else fails before, on this GPU or on another, and somebody is quicker meanwhile."""
+    world.use(*gpus)
+    devices = [FIRST, "gpu-1-mig-1g10gb-19-0"][: len(gpus)]
 
     def fail(step):
-        if isinstance(step, SetMigMode) and step.on and step.gpu == gpus[1].uuid:
+        of_second = isinstance(step, SetMigMode) and step.on and step.gpu != GPU
+        if of_second or (len(gpus) == 1 and isinstance(step, CreateDeviceNodes)):
             world.node.mig.modes[GPU] = True
             world.node.mig.add(GPU, KEY)
             raise NodeError("in use by nv-hostengine")
 
-    world.node.before_step = fail
-    with pytest.raises(NodeError, match="nv-hostengine"):
-        world.prepare(FIRST, "gpu-1-mig-1g10gb-19-0")
+    with world.before_steps(fail), pytest.raises(NodeError, match="nv-hostengine"):
+        world.prepare(*devices)
 
-    assert world.cut == (KEY,)
+    assert (world.partitions, world.ledger.records()) == ((KEY,), ())
 
 
-def silent_once_cut(world):
-    """NVML does not answer any more once something is cut; what answers as before is returned."""
+def turns_mode_off(step):
+    return step == SetMigMode(GPU, False)
+
+
+def fail_to_share(world, name):
+    """A claim is to have a share, but NVML does not answer any more once its partition exists."""
     find = world.node.instance
 
     def instance(gpu, key):
@@ -174,70 +160,53 @@ def silent_once_cut(world):
         return find(gpu, key)
 
     world.node.instance = instance
-    return find
-
-
-def turns_mode_off(step):
-    return step == SetMigMode(GPU, False)
-
-
-def share_of_side(world, name):
-    world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
-
-
-def test_a_partition_that_was_cut_anew_for_a_claim_that_failed_goes(world):
-    share_of_side(world, "first")
-    share_of_side(world, "second")
-    world.node.mig.instances.clear()
-    answers = silent_once_cut(world)
     with pytest.raises(NodeError):
-        share_of_side(world, "third")
-    world.node.instance = answers
+        world.share(name)
+    world.node.instance = find
 
-    for name in ("first", "second", "third"):
-        world.preparer.unprepare(ref(name))
 
-    assert (world.cut, world.mode, world.ledger.records()) == ((), False, ())
+def test_a_partition_that_was_created_anew_for_a_claim_that_failed_goes(world):
+    world.share("first")
+    world.share("second")
+    world.node.mig.instances.clear()
+    fail_to_share(world, "third")
+
+    world.unprepare("first", "second", "third")
+
+    assert world.state == CLEAN
 
 
 def test_so_does_one_beside_a_claim_that_was_half_given_back(world):
-    share_of_side(world, "first")
+    world.share("first")
     late = TimedOut("turning MIG mode off took longer than 15 s")
     with world.failing(turns_mode_off, late), pytest.raises(NodeError):
-        world.preparer.unprepare(ref("first"))
-    answers = silent_once_cut(world)
-    with pytest.raises(NodeError):
-        share_of_side(world, "second")
-    world.node.instance = answers
+        world.unprepare("first")
+    fail_to_share(world, "second")
 
-    for name in ("first", "second"):
-        world.preparer.unprepare(ref(name))
+    world.unprepare("first", "second")
 
-    assert (world.cut, world.mode, world.ledger.records()) == ((), False, ())
+    assert world.state == CLEAN
 
 
-def test_what_another_claim_has_stays_where_one_fails_that_was_to_share_it(world):
-    share_of_side(world, "first")
-    answers = silent_once_cut(world)
-    with pytest.raises(NodeError):
-        share_of_side(world, "second")
-    world.node.instance = answers
+def test_a_shared_partition_stays_where_a_claim_fails_that_was_to_share_it(world):
+    world.share("first")
+    fail_to_share(world, "second")
 
-    world.preparer.unprepare(ref("second"))
+    world.unprepare("second")
 
-    assert world.cut == (partition(THREE, 0).key,)
+    assert world.partitions == (THREE_KEY,)
 
 
-def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
-    share_of_side(world, "first")
+def test_so_it_does_where_that_claim_fails_as_it_would_create_it(world):
+    world.share("first")
     instances = dict(world.node.mig.instances)
-    late = TimedOut("cutting took longer than 15 s")
+    late = TimedOut("creating took longer than 15 s")
     with (
         world.failing(lambda step: isinstance(step, CreatePartition), late),
         pytest.raises(NodeError),
     ):
-        share_of_side(world, "second")
-    world.preparer.unprepare(ref("second"))
+        world.share("second")
+    world.unprepare("second")
 
     assert [step.unless for step in world.node.undone if isinstance(step, RemovePartition)] == [
         frozenset(instance.uuid for instance in instances.values())
@@ -249,18 +218,18 @@ def test_a_gpu_whose_mig_mode_stayed_on_is_off_for_good_after_a_claim_for_all_of
     world.prepare(FIRST)
     error = NodeError("in use by nv-hostengine")
     with world.failing(turns_mode_off, error), contextlib.suppress(NodeError):
-        world.preparer.unprepare(ref())
+        world.unprepare()
     world.restart()
     world.node.mig.modes[GPU] = True
 
     world.prepare("gpu-0", name="whole")
     assert world.mode is False
-    world.preparer.unprepare(ref("whole"))
+    world.unprepare("whole")
 
     assert world.mode is False
 
 
-def test_a_half_of_an_instance_that_is_left_goes_with_its_claim(world):
+def test_half_an_instance_goes_with_its_claim(world):
     """Somebody destroyed the compute instance only: nobody else knows what to do with the rest."""
     world.prepare(FIRST)
     find = world.node.instance
@@ -269,37 +238,36 @@ def test_a_half_of_an_instance_that_is_left_goes_with_its_claim(world):
         raise MigInstanceNotFound("it has no compute instance")
 
     world.node.instance = gone
-    look(world)
+    find_lost(world)
     world.node.instance = find
 
-    world.preparer.unprepare(ref())
+    world.unprepare()
 
-    assert world.cut == ()
+    assert world.partitions == ()
 
 
-def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
-    share_of_side(world, "first")
-    foreign = replace_instance(world, partition(THREE, 0).key)
+def test_a_claim_that_joins_does_not_get_an_unmanaged_instance(world):
+    world.share("first")
+    unmanaged = replace_instance(world, THREE_KEY)
 
     with pytest.raises(
         PlacementTaken, match="gpu-0 has an instance of profile 9 at 0 that was not created"
     ):
-        share_of_side(world, "second")
-    world.preparer.unprepare(ref("first"))
+        world.share("second")
+    world.unprepare("first")
 
-    assert list(world.node.mig.instances.values()) == [foreign]
+    assert list(world.node.mig.instances.values()) == [unmanaged]
 
 
-def test_claims_that_share_a_partition_which_is_cut_anew_leave_nothing(world):
-    share_of_side(world, "first")
-    share_of_side(world, "second")
+def test_claims_that_share_a_partition_which_is_created_anew_leave_nothing(world):
+    world.share("first")
+    world.share("second")
     world.node.mig.instances.clear()
     world.preparer.prepare(ref("first"))  # the second one's pods never had this one
 
-    world.preparer.unprepare(ref("first"))
-    world.preparer.unprepare(ref("second"))
+    world.unprepare("first", "second")
 
-    assert (world.cut, world.mode) == ((), False)
+    assert world.state == CLEAN
 
 
 def test_a_claim_that_has_lost_one_of_its_partitions_keeps_the_other(world):
@@ -312,55 +280,49 @@ def test_a_claim_that_has_lost_one_of_its_partitions_keeps_the_other(world):
     ):
         world.preparer.prepare(ref())
 
-    assert world.node.mig.instances == before
-    assert world.node.undone == []
-    world.preparer.unprepare(ref())
-    assert world.cut == ()
+    assert (world.node.mig.instances, world.node.undone) == (before, [])
+    world.unprepare()
+    assert world.partitions == ()
 
 
-def test_who_computes_and_looks_on_as_well_keeps_what_it_has(world):
+def test_a_claim_that_computes_and_has_admin_access_too_keeps_its_partition(world):
     world.prepare(SECOND, name="holder")
     both = Claim(ref(), (allocation(FIRST), allocation(SECOND, request="look", admin=True)))
     answer = world.prepare_claim(both)
-    world.preparer.unprepare(ref("holder"))
+    world.unprepare("holder")
     before = dict(world.node.mig.instances)
 
     assert world.preparer.prepare(ref()) == answer
     assert world.node.mig.instances == before
 
 
-def paths(world):
-    (edits,) = [device["containerEdits"] for device in world.spec()["devices"]]
-    return [node["path"] for node in edits["deviceNodes"]]
+MONITOR_ONLY = ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
 
 
 @pytest.mark.parametrize("device", [FIRST, "gpu-0"])
-def test_who_looks_on_at_what_nobody_has_may_look_at_instances(world, device):
+def test_admin_access_to_a_device_that_nobody_holds_creates_nothing(world, device):
     world.prepare_claim(Claim(ref(), (allocation(device, admin=True),)))
 
-    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
-    assert world.cut == ()
+    assert world.device_nodes == MONITOR_ONLY
+    assert world.partitions == ()
 
 
-def test_who_looks_on_at_a_partition_is_given_what_is_there_now(world):
+def test_admin_access_to_a_partition_is_to_the_instance_that_exists_now(world):
     world.prepare(FIRST, name="holder")
     world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
-    assert paths(world) == [
-        "/dev/nvidia0",
-        "/dev/nvidia-caps/gpu0-mig-gi20",
-        "/dev/nvidia-caps/gpu0-mig-gi20-ci0",
-        "/dev/nvidia-caps/mig-monitor",
-    ]
-    world.preparer.unprepare(ref("holder"))
+    instance = ["/dev/nvidia-caps/gpu0-mig-gi20", "/dev/nvidia-caps/gpu0-mig-gi20-ci0"]
+    assert world.device_nodes == [MONITOR_ONLY[0], *instance, MONITOR_ONLY[1]]
+    world.unprepare("holder")
 
     world.preparer.prepare(ref())
 
-    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
+    assert world.device_nodes == MONITOR_ONLY
 
 
-def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
-    there = world.node.mig.add(GPU, KEY)
-    world.offers.last = world.offers.next = Offer((partition_device(ONE, 0, instance=there),))
+def test_admin_access_to_an_unmanaged_instance_that_is_gone_is_refused(world):
+    instance = world.node.mig.add(GPU, KEY)
+    world.offers = FixedOffers(partition_device(ONE, 0, instance=instance))
+    world.restart()
     world.node.mig.instances.clear()
 
     with pytest.raises(MigInstanceNotFound):
@@ -369,16 +331,13 @@ def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, exists):
-    spec = pod_spec("pod", container("c", ("one", ""), ("two", "")))
     gpus = (mig_gpu(), mig_gpu(1))
-    world.node = type(world.node)(Inventory(gpus))
+    world.pods = FakePods([pod_spec("pod", container("c", ("one", ""), ("two", "")))])
+    world.use(*gpus)
     world.node.mig.modes[GPU] = exists
-    there = world.node.mig.add(GPU, KEY) if exists else None
-    offer = mig_offer(*gpus)
-    first = partition_device(ONE, 0, instance=there)
-    devices = [first if device.name == FIRST else device for device in offer.devices]
-    world.offers = FixedOffers(Offer(tuple(devices)))
-    world.pods = FakePods([spec])
+    first = partition_device(ONE, 0, instance=world.node.mig.add(GPU, KEY) if exists else None)
+    devices = [first if device.name == FIRST else device for device in mig_offer(*gpus).devices]
+    world.offers = FixedOffers(*devices)
     world.restart()
     world.prepare_claim(replace(claim("gpu-1", name="two"), pods=(pod("pod"),)))
 
@@ -386,20 +345,17 @@ def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, e
         world.prepare_claim(replace(claim(FIRST, name="one", configs=(MPS,)), pods=(pod("pod"),)))
 
 
-def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses(world):
-    live(world)
-    look = world.node.refresh
-    short = True
+def test_a_partition_that_came_and_went_within_one_look_is_not_unmanaged(live_world):
+    world, looks = live_world, []
 
     def slow():
-        nonlocal short
-        if short:
-            short = False
-            world.prepare(FIRST)
-            seen_offer = look()
-            world.preparer.unprepare(ref())
-            return seen_offer
-        return look()
+        looks.append("look")
+        if len(looks) > 1:
+            return world.refresh()
+        world.prepare(FIRST)
+        inventory = world.refresh()
+        world.unprepare()
+        return inventory
 
     world.offers.now()
     world.node.refresh = slow
@@ -412,7 +368,7 @@ def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses(world):
 
 
 class Claims:
-    """What the API server knows."""
+    """The claims that the API server has."""
 
     def __init__(self, world):
         self._claims = world.api.claims
@@ -427,41 +383,37 @@ class Claims:
         return next((claim for claim in self._claims.values() if claim.ref.uid == uid), None)
 
 
-def reconciler(world):
+def reconcile(world):
+    def gpus():
+        return world.node.inventory().gpus
+
     claims: Any = Claims(world)
-    return ClaimReconciler(
-        world.ledger, claims, world.preparer, POOL, lambda: world.node.inventory().gpus
-    )
+    ClaimReconciler(world.ledger, claims, world.preparer, POOL, gpus).look()
 
 
-def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
-    live(world)
-    world.prepare(FIRST)
-    before = world.offers.refresh()
+def test_the_partition_of_an_unreadable_record_is_not_unmanaged(live_world):
+    live_world.prepare(FIRST)
+    before = live_world.offers.refresh()
 
-    damage(world)
-    after = world.offers.refresh()
+    damage(live_world)
+    after = live_world.offers.refresh()
 
     assert after.by_name[FIRST].instance is None
     assert [device.name for device in after.devices] == [device.name for device in before.devices]
 
 
-def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(world):
-    live(world)
-    world.prepare(FIRST)
-    instances = dict(world.node.mig.instances)
+def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(live_world):
+    live_world.prepare(FIRST)
+    instances = dict(live_world.node.mig.instances)
 
-    damage(world)
-    reconciler(world).look()
+    damage(live_world)
+    reconcile(live_world)
 
-    assert world.node.mig.instances == instances
-    assert [
-        holding.created_for_claims
-        for record in world.ledger.records()
-        for holding in record.holdings
-    ] == [True]
-    world.preparer.unprepare(ref())
-    assert (world.cut, world.mode) == ((), False)
+    assert live_world.node.mig.instances == instances
+    (record,) = live_world.ledger.records()
+    assert [holding.created_for_claims for holding in record.holdings] == [True]
+    live_world.unprepare()
+    assert live_world.state == CLEAN
 
 
 def test_with_a_claim_that_is_gone_goes_the_partition_of_its_unreadable_record(world):
@@ -469,40 +421,24 @@ def test_with_a_claim_that_is_gone_goes_the_partition_of_its_unreadable_record(w
     damage(world)
     world.api.claims.clear()
 
-    reconciler(world).look()
+    reconcile(world)
 
-    assert (world.cut, world.mode) == ((), False)
-    assert world.ledger.set_aside() == ()
+    assert (world.state, world.ledger.set_aside()) == (CLEAN, ())
     assert not [path for path in (world.directory / "claims").rglob("*") if path.is_file()]
 
 
-def test_a_claim_that_was_allocated_anew_leaves_the_partition_of_its_unreadable_record(world):
-    world.prepare(FIRST)
-    damage(world)
-    world.api.claims[ref()] = claim(SECOND)
-
-    reconciler(world).look()
-
-    assert world.cut == (partition(ONE, 1).key,)
-    world.preparer.unprepare(ref())
-    assert (world.cut, world.mode) == ((), False)
-
-
-def test_who_shares_a_partition_with_an_unreadable_record_does_not_remove_it(world):
-    share_of_side(world, "first")
-    share_of_side(world, "second")
+def test_a_shared_partition_stays_while_an_unreadable_record_may_hold_it(world):
+    world.share("first")
+    world.share("second")
     damage(world, "first")
 
-    world.preparer.unprepare(ref("second"))
+    world.unprepare("second")
 
-    assert world.cut == (partition(THREE, 0).key,)
-    assert world.mode is True
+    assert (world.partitions, world.mode) == ((THREE_KEY,), True)
 
 
-def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
-    world.node.mig.modes[GPU] = True
-    foreign = world.node.mig.add(GPU, KEY)
-    world.offers.next = Offer((partition_device(ONE, 0, instance=foreign),))
+def test_a_whole_gpu_that_somebody_partitioned_since_the_last_look_says_so(world):
+    world.add_unmanaged()
 
     with pytest.raises(UnknownDevice, match=f"'gpu-0', but {FIRST} is in its place now"):
         world.prepare("gpu-0")
@@ -510,24 +446,33 @@ def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
     assert (world.node.done, world.ledger.records()) == ([], ())
 
 
-def test_a_whole_gpu_that_stays_cut_is_not_prepared(world):
-    world.node.mig.modes[GPU] = True
-    world.node.mig.add(GPU, KEY)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_whole_gpu_with_an_unmanaged_instance_is_refused_and_the_remedy_is_told(world, known):
+    instance = world.add_unmanaged()
+    gpu = mig_gpu()
+    assert gpu.mig
+    if known:
+        gpu = replace(gpu, mig=replace(gpu.mig, instances=(instance,)))
+    world.offers.last = world.offers.next = mig_offer(gpu)
 
-    with pytest.raises(
-        PlacementTaken, match="gpu-0 has an instance of profile 19 at 0 that was not created"
-    ):
+    with pytest.raises(PlacementTaken) as refused:
         world.prepare("gpu-0")
 
+    assert "gpu-0 has an instance of profile 19 at 0 that was not created" in str(refused.value)
+    mig, gi = f"nvidia-smi mig -i {gpu.pci_bus_id}", instance.gi
+    commands = {
+        True: f"{mig} -dci -gi {gi} and {mig} -dgi -gi {gi}, or wait",
+        False: "-dci -gi <its id in nvidia-smi mig -lgi> and nvidia-smi mig",
+    }
+    assert commands[known] in str(refused.value)
     assert (world.node.done, world.ledger.records()) == ([], ())
 
 
 @pytest.mark.parametrize("allocated", [allocation("gpu-0"), fraction("20Gi", "gpu-0")])
-def test_a_gpu_that_is_not_cut_for_claims_is_refused_while_somebody_has_its_mode_on(
+def test_a_gpu_without_partitions_for_claims_is_refused_while_somebody_has_its_mode_on(
     world, allocated
 ):
-    world.offers = FixedOffers(Offer((Device(mig_gpu(), SLICEABLE),)))
-    world.restart()
+    world.use(mig_gpu(), offers=FixedOffers(Device(mig_gpu(), SLICEABLE)))
     world.node.mig.modes[GPU] = True
 
     with pytest.raises(NodeError, match="MIG mode of gpu-0 is on now, so that nothing can"):
@@ -539,8 +484,7 @@ def test_a_gpu_that_is_not_cut_for_claims_is_refused_while_somebody_has_its_mode
 
 
 def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
-    world.offers = FixedOffers(Offer((Device(mig_gpu(), SLICEABLE),)))
-    world.restart()
+    world.use(mig_gpu(), offers=FixedOffers(Device(mig_gpu(), SLICEABLE)))
 
     def silent(setting):
         raise NodeError("the GPU does not answer")
@@ -551,20 +495,22 @@ def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
 
 
 @pytest.mark.point(84)
-@pytest.mark.parametrize("kind", [CreatePartition, RemovePartition, SetMigMode])
-def test_killed_at_any_step_with_an_unreadable_record_the_next_start_goes_on(world, kind):
+@pytest.mark.parametrize("kind", [None, CreatePartition, RemovePartition, SetMigMode])
+def test_a_claim_allocated_anew_leaves_the_partition_of_its_unreadable_record(world, kind):
+    """Also killed at any step."""
     world.prepare(FIRST)
     damage(world)
     world.api.claims[ref()] = claim(SECOND)
     with (
-        world.failing(lambda step: isinstance(step, kind), Killed),
+        world.failing(lambda step: kind is not None and isinstance(step, kind), Killed),
         contextlib.suppress(Killed, DriverError),
     ):
-        reconciler(world).look()
-    world.restart()
-    world.preparer.prepare(ref())
-    assert world.cut == (partition(ONE, 1).key,)
+        reconcile(world)
+    if kind is not None:
+        world.restart()
+        world.preparer.prepare(ref())
+    assert world.partitions == (SECOND_KEY,)
 
-    world.preparer.unprepare(ref())
+    world.unprepare()
 
-    assert (world.cut, world.mode) == ((), False)
+    assert world.state == CLEAN
