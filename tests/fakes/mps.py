@@ -6,26 +6,19 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dra_driver.sim.mps.client import main as mps_client
 from tests.fakes.simulated import Document, Node
+from tests.waiting import eventually
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SECONDS = 10.0
 TOKEN = "DRA_DRIVER_MPS_TOKEN"
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    """Wait until *holds*, as long as a real process may need."""
-    end = time.monotonic() + _SECONDS
-    while not holds():
-        assert time.monotonic() < end, f"{what} did not come true in {_SECONDS:g} s"
-        time.sleep(0.005)
 
 
 class MpsHost:
@@ -46,17 +39,27 @@ class MpsHost:
     def gpus(self) -> tuple[str, ...]:
         return tuple(str(gpu.uuid) for gpu in self.node.live.current().gpus)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": _PATH,
+            TOKEN: self.token,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log),
+        }
+
+    def begin(self, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
+        """The control program, as a process that may take its time."""
+        command = [self.program, *arguments]
+        return subprocess.Popen(command, env=self.environment, text=True, **options)
+
     def run(
         self, *arguments: str, stdin: str = "", user: int | None = None, **more: str
     ) -> subprocess.CompletedProcess[str]:
         """The control program, with nothing in its environment but what it is told."""
-        directories = {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(self.log),
-        }
         return subprocess.run(
             [self.program, *arguments],
-            env={"PATH": _PATH, TOKEN: self.token, **directories, **more},
+            env={**self.environment, **more},
             input=stdin,
             capture_output=True,
             text=True,

@@ -23,7 +23,7 @@ from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.sim.mps.client import main as client
 from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost
-from tests.fakes.mps import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,

@@ -59,26 +59,32 @@ def test_a_request_for_two_gpus_is_served_by_one_server_over_both():
     )
 
 
-def test_two_requests_of_different_containers_are_two_namespaces():
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-    pod = pod_spec("p", user("one", "a"), user("other", "b"), container("neither"))
-
-    served_namespaces = namespaces(*requests, pods=(pod,))
-
-    assert sorted(namespace.gpus for namespace in served_namespaces) == [
-        (gpu(0).uuid,),
-        (gpu(1).uuid,),
-    ]
-    assert len({namespace.name for namespace in served_namespaces}) == 2
+TWO = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+GPUS = (gpu(0).uuid, gpu(1).uuid)
 
 
-@pytest.mark.parametrize("uses", [("a", "b"), ()], ids=["by request", "all of the claim"])
-def test_two_requests_of_one_container_are_one_namespace(uses):
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        pytest.param(
+            [user("one", "a"), user("other", "b"), container("neither")],
+            [GPUS[:1], GPUS[1:]],
+            id="apart",
+        ),
+        pytest.param([user("both", "a", "b")], [GPUS], id="together, by request"),
+        pytest.param([user("both")], [GPUS], id="together, as all of the claim"),
+        pytest.param(
+            [container("c", ("other", "a"), ("other", "b"), ("claim", "a"))],
+            [GPUS[:1], GPUS[1:]],
+            id="of a claim of another name",
+        ),
+    ],
+)
+def test_requests_that_a_container_uses_together_are_one_namespace(containers, expected):
+    served_namespaces = namespaces(*TWO, pods=(pod_spec("p", *containers),))
 
-    (namespace,) = namespaces(*requests, pods=(pod_spec("p", user("both", *uses)),))
-
-    assert namespace.gpus == (gpu(0).uuid, gpu(1).uuid)
+    assert sorted(namespace.gpus for namespace in served_namespaces) == expected
+    assert len({namespace.name for namespace in served_namespaces}) == len(expected)
 
 
 def test_requests_are_together_also_by_way_of_another_pod():
@@ -95,13 +101,6 @@ def test_the_chosen_alternative_of_a_request_is_used_by_its_main_name():
     requests = (allocation("gpu-0", "a/large"), allocation("gpu-1", "b"))
 
     assert len(namespaces(*requests, pods=(pod_spec("p", user("both", "a", "b")),))) == 1
-
-
-def test_a_claim_of_another_name_is_none_of_ours():
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-    other = container("c", ("other", "a"), ("other", "b"), ("claim", "a"))
-
-    assert len(namespaces(*requests, pods=(pod_spec("p", other),))) == 2
 
 
 @pytest.mark.parametrize(
@@ -127,36 +126,54 @@ def test_pods_are_needed_only_where_it_depends_on_them(allocations, rules, neede
         assert plan((MPS,)).grants
 
 
+A_BY_MPS = config("GpuConfig", "a", sharing={"strategy": "MPS"})
+
+
 def test_a_request_that_is_not_shared_by_mps_makes_the_pods_needed_too():
-    one_by_mps = config("GpuConfig", "a", sharing={"strategy": "MPS"})
-
     with pytest.raises(PodsNeeded):
-        planned(fraction(request="a"), allocation("gpu-1", "b"), pods=None, configs=(one_by_mps,))
+        planned(*TWO, pods=None, configs=(A_BY_MPS,))
 
 
-def test_a_container_with_a_gpu_by_mps_and_one_without_is_refused():
-    one_by_mps = config("GpuConfig", "a", sharing={"strategy": "MPS"})
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-
-    assert refusal(*requests, configs=(one_by_mps,), pods=(pod_spec("p", user("c")),)) == (
-        "claim default/claim: pod default/p, container 'c' uses request a under MPS and b without: "
-        "a program under MPS sees no other GPU; use the same strategy for both, or different "
-        "containers"
-    )
+def test_a_gpu_by_mps_and_one_without_go_to_different_containers():
     apart = pod_spec("p", user("c", "a"), user("d", "b"))
-    served_namespaces = namespaces(*requests, configs=(one_by_mps,), pods=(apart,))
-    assert [namespace.gpus for namespace in served_namespaces] == [(gpu(0).uuid,)]
+    served_namespaces = namespaces(*TWO, configs=(A_BY_MPS,), pods=(apart,))
+
+    assert [namespace.gpus for namespace in served_namespaces] == [GPUS[:1]]
 
 
-def test_containers_with_different_parts_of_one_server_are_refused():
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-    pod = pod_spec("p", user("both"), user("one", "a"))
+@pytest.mark.parametrize(
+    ("containers", "fields", "message"),
+    [
+        pytest.param(
+            [user("c")],
+            {"configs": (A_BY_MPS,)},
+            "pod default/p, container 'c' uses request a under MPS and b without: a program under "
+            "MPS sees no other GPU; use the same strategy for both, or different containers",
+            id="one GPU by MPS and one without",
+        ),
+        pytest.param(
+            [user("both"), user("one", "a")],
+            {},
+            "pod default/p, container 'one' uses gpu-0 under MPS, and another container gpu-0, "
+            "gpu-1: a GPU of a claim is on one MPS server; let both use the same requests, or "
+            "write a claim for each",
+            id="different parts of one server",
+        ),
+        pytest.param(
+            [user("c")],
+            {"at": offer(tenants=MpsTenants.NON_ROOT)},
+            "pod default/p, container 'c' can run as root or become it, and this node's profile "
+            "lets no pod with such a container share a GPU by MPS (mpsTenants: NonRoot); set "
+            "securityContext.runAsNonRoot: true (or a runAsUser) and allowPrivilegeEscalation: "
+            "false, without privileged and without added capabilities, or spec.hostUsers: false",
+            id="all that keeps a program from becoming root is said",
+        ),
+    ],
+)
+def test_containers_that_cannot_be_served_are_refused(containers, fields, message):
+    text = refusal(*TWO, pods=(pod_spec("p", *containers),), **fields)
 
-    assert refusal(*requests, pods=(pod,)) == (
-        "claim default/claim: pod default/p, container 'one' uses gpu-0 under MPS, and another "
-        "container gpu-0, gpu-1: a GPU of a claim is on one MPS server; let both use the same "
-        "requests, or write a claim for each"
-    )
+    assert text == f"claim default/claim: {message}"
 
 
 def test_containers_with_different_requests_on_one_gpu_are_served():
@@ -225,22 +242,8 @@ def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
     assert namespaces(fraction(), pods=pods, at=offer(), made_for_pod=False)
 
 
-def test_all_that_keeps_a_program_from_becoming_root_is_said():
-    pods, node = (pod_spec("p", ROOT),), offer(tenants=MpsTenants.NON_ROOT)
-
-    assert refusal(fraction(), pods=pods, at=node) == (
-        "claim default/claim: pod default/p, container 'c' can run as root or become it, and this "
-        "node's profile lets no pod with such a container share a GPU by MPS (mpsTenants: "
-        "NonRoot); set securityContext.runAsNonRoot: true (or a runAsUser) and "
-        "allowPrivilegeEscalation: false, without privileged and without added capabilities, or "
-        "spec.hostUsers: false"
-    )
-
-
 def test_several_requests_of_no_pod_that_is_known_are_not_guessed_to_be_apart():
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-
-    assert refusal(*requests, pods=()) == (
+    assert refusal(*TWO, pods=()) == (
         "claim default/claim: requests a, b are under MPS, and which of them a container uses is "
         "not known: it is reserved for no pod that is there (a PodGroup does not tell its pods); "
         "ask for all of it in one request, or write a claim for each"
@@ -251,11 +254,9 @@ def test_several_requests_of_no_pod_that_is_known_are_not_guessed_to_be_apart():
 
 
 def test_where_tenants_matter_a_claim_of_no_pod_that_is_known_is_refused():
-    node = offer(tenants=MpsTenants.USER_NAMESPACES)
+    text = refusal(fraction(), pods=(), at=offer(tenants=MpsTenants.USER_NAMESPACES))
 
-    assert "who uses the claim is not known: it is reserved for no pod" in refusal(
-        fraction(), pods=(), at=node
-    )
+    assert "who uses the claim is not known: it is reserved for no pod" in text
 
 
 @pytest.mark.parametrize("configs", [(MPS,), ()], ids=["by MPS", "by turns"])
@@ -288,63 +289,62 @@ def test_tenants_are_nobodys_business_where_nothing_is_shared_by_mps():
     assert planned(fraction(), configs=(), pods=(pod_spec("p", ROOT),), at=node).grants
 
 
-def test_parts_of_one_gpu_that_are_used_together_add_up():
-    parts = (fraction("20Gi", request="a", cores="30"), fraction("8Gi", request="b", cores="20"))
-
-    (namespace,) = namespaces(*parts, configs=(), pods=(pod_spec("p", user("c")),))
-
-    assert (namespace.percent, namespace.memory_bytes) == (50, (28 * GIB,))
+ONE_LIMIT = limits(defaultPerDevicePinnedMemoryLimit={gpu(0).uuid: "1Gi"})
 
 
-def test_parts_without_reserved_cores_have_no_more_than_all_of_them_together():
-    parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b", cores="20"))
+@pytest.mark.parametrize(
+    ("parts", "fields", "percent", "memory_bytes"),
+    [
+        pytest.param(
+            (fraction("20Gi", request="a", cores="30"), fraction("8Gi", request="b", cores="20")),
+            {"configs": ()},
+            50,
+            (28 * GIB,),
+            id="parts of one GPU add up",
+        ),
+        pytest.param(
+            (fraction("1Gi", request="a"), fraction("1Gi", request="b", cores="20")),
+            {},
+            100,
+            (2 * GIB,),
+            id="without reserved cores no more than all of them together",
+        ),
+        pytest.param(
+            (fraction("20Gi", "gpu-0", cores="30"), fraction("8Gi", "gpu-1", cores="50")),
+            {"configs": ()},
+            30,
+            (20 * GIB, 8 * GIB),
+            id="of several GPUs the smallest percentage, and the memory of each",
+        ),
+        pytest.param(
+            (allocation("gpu-0"), allocation("gpu-1")),
+            {"configs": (ONE_LIMIT,)},
+            100,
+            (GIB, None),
+            id="a part without a limit leaves its GPU without one",
+        ),
+        pytest.param(
+            (fraction("1Gi", request="a"), fraction("1Gi", request="b")),
+            {"at": offer(limited=False)},
+            100,
+            (None,),
+            id="two parts that are only booked have no limit together",
+        ),
+    ],
+)
+def test_what_is_used_together_has_limits_together(parts, fields, percent, memory_bytes):
+    (namespace,) = namespaces(*parts, pods=(pod_spec("p", user("c")),), **fields)
 
-    (namespace,) = namespaces(*parts, pods=(pod_spec("p", user("c")),))
-
-    assert namespace.percent == 100
-
-
-def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory():
-    parts = (
-        fraction("20Gi", "gpu-0", cores="30"),
-        fraction("8Gi", "gpu-1", cores="50"),
-    )
-
-    (namespace,) = namespaces(*parts, configs=())
-
-    assert (namespace.percent, namespace.memory_bytes) == (30, (20 * GIB, 8 * GIB))
-    assert namespace.limits == MpsLimits(30, 8 * GIB)
-
-
-def test_a_part_without_a_limit_leaves_its_gpu_without_one():
-    own = {gpu(0).uuid: "1Gi"}
-    both = (allocation("gpu-0"), allocation("gpu-1"))
-
-    (namespace,) = namespaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
-
-    assert namespace.memory_bytes == (GIB, None)
-    assert namespace.limits == MpsLimits(100, GIB)
-
-
-def test_two_parts_of_one_gpu_of_which_one_is_only_booked_have_no_limit_together():
-    parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
-
-    (namespace,) = namespaces(*parts, pods=(pod_spec("p", user("c")),), at=offer(limited=False))
-
-    assert namespace.memory_bytes == (None,)
+    assert (namespace.percent, namespace.memory_bytes) == (percent, memory_bytes)
+    least = min((size for size in memory_bytes if size is not None), default=None)
+    assert namespace.limits == MpsLimits(percent, least)
 
 
 def test_the_lower_priority_counts_for_what_is_used_together():
-    low = config(
-        "GpuConfig",
-        "a",
-        sharing={"strategy": "MPS", "mpsConfig": {"clientPriority": "BelowNormal"}},
-    )
+    low = replace(limits(clientPriority="BelowNormal"), requests=("a",), path="b")
     parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
 
-    (namespace,) = namespaces(
-        *parts, configs=(MPS, replace(low, path="b")), pods=(pod_spec("p", user("c")),)
-    )
+    (namespace,) = namespaces(*parts, configs=(MPS, low), pods=(pod_spec("p", user("c")),))
 
     assert namespace.priority is MpsPriority.BELOW_NORMAL
 
@@ -468,9 +468,9 @@ def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
         granted_percent[grant.device.gpu.uuid] += grant.amount.cores
         granted_bytes[grant.device.gpu.uuid] += grant.amount.memory_bytes
     for uuid, percent in granted_percent.items():
-        here = [served for served in served_namespaces if uuid in served.gpus]
-        assert 0 < sum(served.percent for served in here) <= percent <= 100
-        limits = [served.memory_bytes[served.gpus.index(uuid)] for served in here]
+        on_gpu = [served for served in served_namespaces if uuid in served.gpus]
+        assert 0 < sum(served.percent for served in on_gpu) <= percent <= 100
+        limits = [served.memory_bytes[served.gpus.index(uuid)] for served in on_gpu]
         assert sum(limit or 0 for limit in limits) == granted_bytes[uuid]
 
 

@@ -45,22 +45,30 @@ NON_ROOT = Profile(
 )
 
 
-def whole(name="claim", device="gpu-0", *, pods=""):
-    return Claim(ref(name), (allocation(device),), (MPS,), tuple(map(pod, pods)))
+def claim_of(*allocations, name="claim", pods="", configs=(MPS,)):
+    """A claim that these pods use; its configuration says MPS unless the test says otherwise."""
+    return Claim(ref(name), allocations, configs, tuple(map(pod, pods)))
 
 
-def part(name="claim", device="gpu-0", *, pods=""):
-    return Claim(ref(name), (fraction("20Gi", device, cores="30"),), (), tuple(map(pod, pods)))
+def whole(name="claim", device="gpu-0", **fields):
+    return claim_of(allocation(device), name=name, **fields)
 
 
-def two_fractions(name="claim", *, pods=""):
-    requests = (fraction("10Gi", "gpu-0", "a"), fraction("10Gi", "gpu-1", "b"))
-    return Claim(ref(name), requests, (MPS,), tuple(map(pod, pods)))
+def part(name="claim", device="gpu-0", **fields):
+    return claim_of(fraction("20Gi", device, cores="30"), name=name, configs=(), **fields)
 
 
-def two_requests(name="claim", *, pods=""):
-    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
-    return Claim(ref(name), requests, (MPS,), tuple(map(pod, pods)))
+def turns(name, device="gpu-0", memory="20Gi", **fields):
+    """A claim without MPS."""
+    return claim_of(fraction(memory, device), name=name, configs=(), **fields)
+
+
+def two_fractions(**fields):
+    return claim_of(fraction("10Gi", "gpu-0", "a"), fraction("10Gi", "gpu-1", "b"), **fields)
+
+
+def two_requests(**fields):
+    return claim_of(allocation("gpu-0", "a"), allocation("gpu-1", "b"), **fields)
 
 
 class World:
@@ -177,7 +185,7 @@ def test_an_agent_that_is_down_is_said_and_the_claim_is_served_once_it_is_back(w
 def test_an_agent_that_is_down_is_nothing_to_claims_without_mps(world):
     world.node.agent = False
 
-    assert world.prepare(Claim(ref(), (fraction(),)))
+    assert world.prepare(turns("claim"))
 
 
 def test_an_agent_that_is_down_does_not_keep_a_pod_from_ending(world):
@@ -251,19 +259,10 @@ def test_two_containers_of_one_pod_with_a_request_each_have_servers_of_their_own
     world.assert_nothing_is_left()
 
 
-def test_one_container_with_two_gpus_has_one_server_over_both(world):
-    world.run(pod_spec("p", container("x", ("claim", ""))))
-
-    world.prepare(two_requests(pods="p"))
-
-    (namespace,) = world.node.namespaces.values()
-    assert namespace.gpus == (gpu(0).uuid, gpu(1).uuid)
-
-
 def test_pods_are_read_only_where_what_a_claim_gets_depends_on_them(world):
     world.run(pod_spec("p", container("x", ("claim", ""))))
 
-    for claim in (whole(pods="p"), part(pods="p"), Claim(ref(), two_requests().allocations)):
+    for claim in (whole(pods="p"), part(pods="p"), two_requests(configs=())):
         world.prepare(claim)
         world.preparer.unprepare(ref())
     assert world.pods.read_names == []
@@ -362,26 +361,6 @@ def test_several_requests_wait_for_a_pod_that_is_there(world):
         world.assert_nothing_is_left()
 
 
-def test_two_claims_by_mps_of_one_container_are_refused_and_the_first_one_stays(world):
-    world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
-    world.prepare(part("a", pods="p"))
-
-    with pytest.raises(ClaimError, match=r"claim default/b: pod default/p, .* uses claim a too"):
-        world.prepare(part("b", "gpu-1", pods="p"))
-
-    assert world.served == {"uid-a"}
-    assert [record.claim.name for record in world.ledger.records()] == ["a"]
-
-
-def test_two_claims_by_mps_of_one_pod_go_together_in_different_containers(world):
-    world.run(pod_spec("p", container("x", ("a", "")), container("y", ("b", ""))))
-
-    world.prepare(part("a", pods="p"))
-    world.prepare(part("b", pods="p"))
-
-    assert world.served == {"uid-a", "uid-b"}
-
-
 def test_a_claim_that_was_prepared_for_another_pod_is_seen_all_the_same(world):
     world.run(
         pod_spec("q", container("x", ("a", ""))),
@@ -395,32 +374,36 @@ def test_a_claim_that_was_prepared_for_another_pod_is_seen_all_the_same(world):
     assert world.served == {"uid-a"}
 
 
-def turns(name, device="gpu-0", *, pods="", memory="20Gi", **fields):
-    """A claim without MPS."""
-    return Claim(ref(name), (fraction(memory, device, **fields),), pods=tuple(map(pod, pods)))
-
-
-@pytest.mark.parametrize("first", ["by turns", "by MPS"])
-def test_a_gpu_with_mps_and_one_without_in_one_container_are_refused(world, first):
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (part, part, r"claim default/b: pod default/p, .* uses claim a too"),
+        (turns, whole, "a program under MPS sees no other GPU"),
+        (whole, turns, "a program under MPS sees no other GPU"),
+    ],
+    ids=["two by MPS", "the second by MPS", "the first by MPS"],
+)
+def test_what_one_container_cannot_use_together_is_refused_and_the_first_stays(
+    world, first, second, message
+):
     world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
-    claims = [turns("a", pods="p"), whole("b", "gpu-1", pods="p")]
-    if first == "by MPS":
-        claims.reverse()
-    world.prepare(claims[0])
+    world.prepare(first("a", pods="p"))
 
-    with pytest.raises(ClaimError, match="a program under MPS sees no other GPU"):
-        world.prepare(claims[1])
+    with pytest.raises(ClaimError, match=message):
+        world.prepare(second("b", "gpu-1", pods="p"))
 
-    assert [record.claim.name for record in world.ledger.records()] == [claims[0].ref.name]
+    assert [record.claim.name for record in world.ledger.records()] == ["a"]
+    assert world.served == (set() if first is turns else {"uid-a"})
 
 
-def test_a_gpu_with_mps_and_one_without_go_together_in_different_containers(world):
+@pytest.mark.parametrize("first", [turns, part])
+def test_two_claims_of_one_pod_go_together_in_different_containers(world, first):
     world.run(pod_spec("p", container("x", ("a", "")), container("y", ("b", ""))))
 
-    world.prepare(turns("a", pods="p"))
+    world.prepare(first("a", pods="p"))
     world.prepare(part("b", "gpu-1", pods="p"))
 
-    assert world.served == {"uid-b"}
+    assert world.served == {"uid-b"} | ({"uid-a"} if first is part else set())
 
 
 def test_pods_are_read_for_claims_without_mps_only_beside_claims_with_it(world):
@@ -431,8 +414,7 @@ def test_pods_are_read_for_claims_without_mps_only_beside_claims_with_it(world):
     elsewhere = replace(ref("far"), namespace="else")
     world.prepare(replace(part("far", "gpu-1", pods="q"), ref=elsewhere))
     world.prepare(turns("c", pods="q", memory="1Gi"))
-    looks_on = Claim(ref("d"), (allocation("gpu-0", admin=True),), pods=(pod("p"),))
-    world.prepare(looks_on)
+    world.prepare(claim_of(allocation("gpu-0", admin=True), name="d", pods="p", configs=()))
     assert world.pods.read_names == []
 
     world.prepare(part("e", "gpu-1", pods="p"))
@@ -486,11 +468,11 @@ def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_
     for thread in threads:
         thread.join()
 
-    kept = [str(record.claim) for record in world.ledger.records()]
+    recorded = [str(record.claim) for record in world.ledger.records()]
     gone = [message.removeprefix("claim ").partition(": ")[0] for message in refused]
     assert gone, "one at least sees the other"
-    assert sorted(kept + gone) == ["default/a", "default/b"]
-    assert len(world.served) == len(kept)
+    assert sorted(recorded + gone) == ["default/a", "default/b"]
+    assert len(world.served) == len(recorded)
 
 
 def test_what_the_agent_does_not_know_any_more_is_served_again_as_it_was(world):
@@ -565,11 +547,11 @@ def test_a_pod_that_joins_leaves_the_namespace_as_it_is(world):
 def test_a_gpu_that_a_server_has_alone_is_free_for_turns_once_that_is_gone(world):
     world.prepare(whole("a"))
     with pytest.raises(DriverError, match="held by claim default/a"):
-        world.prepare(Claim(ref("b"), (fraction(),)))
+        world.prepare(turns("b"))
 
     world.preparer.unprepare(ref("a"))
 
-    assert world.prepare(Claim(ref("b"), (fraction(),)))
+    assert world.prepare(turns("b"))
     assert world.node.modes[gpu(0).uuid] is FOUND
 
 

@@ -14,6 +14,14 @@ def world():
     return World()
 
 
+@pytest.fixture
+def made(world):
+    """The namespace of a claim of the pod web, with process 1 of it as a client."""
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    return made
+
+
 def test_who_is_still_there_shortly_before_its_pods_end_is_ended_by_its_server(world, caplog):
     caplog.set_level("INFO")
     made = world.claim(A, WEB)
@@ -31,9 +39,7 @@ def test_who_is_still_there_shortly_before_its_pods_end_is_ended_by_its_server(w
     assert "ended the MPS clients of a pod that is being deleted" in caplog.messages
 
 
-def test_a_program_that_ends_by_itself_is_let(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_program_that_ends_by_itself_is_let(world, made):
     world.delete(WEB, grace=30)
     world.go_on(20)
     world.end(1)
@@ -43,9 +49,7 @@ def test_a_program_that_ends_by_itself_is_let(world):
 
 
 @pytest.mark.parametrize(("grace", "at"), [(30, 27.0), (6, 3.0), (4, 2.0), (1, 0.5), (0, 0.0)])
-def test_a_program_has_its_grace_period_but_for_a_margin(world, grace, at):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_program_has_its_grace_period_but_for_a_margin(world, made, grace, at):
     world.delete(WEB, grace)
     begun = world.steady
     next_in = world.look(after=0)
@@ -56,9 +60,7 @@ def test_a_program_has_its_grace_period_but_for_a_margin(world, grace, at):
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_the_clock_of_the_node_ends_nobody_and_keeps_nobody(world, hours):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_the_clock_of_the_node_ends_nobody_and_keeps_nobody(world, made, hours):
     world.agent.now += hours * 3600
     world.look()
     world.delete(WEB, grace=30)
@@ -69,9 +71,9 @@ def test_the_clock_of_the_node_ends_nobody_and_keeps_nobody(world, hours):
     assert world.agent.ended == [(made.name, (1,))]
 
 
-def test_who_is_first_seen_when_its_pod_ends_already_is_ended_before_the_kubelet_kills_it(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_who_is_first_seen_when_its_pod_ends_already_is_ended_before_the_kubelet_kills_it(
+    world, made
+):
     world.delete(WEB, grace=30)
     world.wait(20)  # no plugin runs
     world.go_on(6.9)
@@ -143,38 +145,21 @@ def test_a_pod_is_read_a_few_times_in_its_grace_period_and_only_while_it_has_cli
     assert world.pods.read_names == ["web"] * 3
 
 
-def test_a_pod_of_the_same_name_that_came_after_it_says_nothing_of_it(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_pod_of_the_same_name_that_came_after_it_says_nothing_of_it(world, made):
     world.delete(WEB, grace=5, uid="uid-another")
     world.go_on(10)
 
     assert world.agent.ended == []
 
 
-def test_a_pod_that_is_gone_from_the_api_server_is_left_to_the_kubelet(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_pod_that_is_gone_from_the_api_server_is_left_to_the_kubelet(world, made):
     world.pods.pods.clear()
     world.go_on(20)
 
     assert world.agent.ended == []
 
 
-def test_who_comes_while_its_pod_ends_is_ended_too(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
-    world.delete(WEB, grace=10)
-    world.go_on(7.5)
-    world.process(2, WEB, of=made)
-    world.go_on(2)
-
-    assert world.agent.ended == [(made.name, (1,)), (made.name, (2,))]
-
-
-def test_a_deletion_that_is_hurried_up_is_noticed(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_deletion_that_is_hurried_up_is_noticed(world, made):
     world.delete(WEB, grace=600)
     world.go_on(12)
     world.delete(WEB, grace=15)
@@ -183,9 +168,7 @@ def test_a_deletion_that_is_hurried_up_is_noticed(world):
     assert world.agent.ended == [(made.name, (1,))]
 
 
-def test_an_agent_that_could_not_end_them_is_asked_again(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_an_agent_that_could_not_end_them_is_asked_again(world, made):
     world.delete(WEB, grace=10)
     world.go_on(6)
     world.agent.wedged = True
@@ -197,9 +180,7 @@ def test_an_agent_that_could_not_end_them_is_asked_again(world):
     assert world.metric("drained_clients_total") == 1.0
 
 
-def test_a_pod_that_does_not_end_is_not_looked_at_all_the_time(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_pod_that_does_not_end_is_not_looked_at_all_the_time(world, made):
     world.agent.wedged = True
     world.delete(WEB, grace=2)
     world.go_on(20)
@@ -225,9 +206,7 @@ def test_a_client_that_takes_long_to_end_does_not_hold_up_others(world):
     assert sorted(world.agent.ended) == [(first.name, (1,)), (second.name, (2,))]
 
 
-def test_what_was_known_of_a_pod_counts_while_the_api_server_is_away(world, caplog):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_what_was_known_of_a_pod_counts_while_the_api_server_is_away(world, made, caplog):
     world.delete(WEB, grace=30)
     world.look()
     world.pods.down = True
@@ -254,10 +233,8 @@ def test_an_api_server_that_takes_its_time_holds_up_nobody_whose_time_has_come(w
     assert world.agent.ended == [(first.name, (1,))]
 
 
-def test_an_ending_that_is_seen_is_looked_after_at_once(world):
+def test_an_ending_that_is_seen_is_looked_after_at_once(world, made):
     woken = []
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
     world.watch.drain.on_ending = lambda: woken.append(world.steady)
     world.look()
     assert woken == []
@@ -267,9 +244,7 @@ def test_an_ending_that_is_seen_is_looked_after_at_once(world):
     assert len(woken) == 1
 
 
-def test_an_older_answer_takes_no_deletion_back(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_an_older_answer_takes_no_deletion_back(world, made):
     before = world.pods.pods["default", "web"]
     world.delete(WEB, grace=30)
     world.look(after=0)
@@ -279,10 +254,8 @@ def test_an_older_answer_takes_no_deletion_back(world):
     assert world.agent.ended == [(made.name, (1,))]
 
 
-def test_who_connects_just_before_its_pods_time_is_ended_too(world):
+def test_who_connects_just_before_its_pods_time_is_ended_too(world, made):
     """What the agent says of clients can be a second old."""
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
     world.delete(WEB, grace=30)
     world.go_on(27.0)
     assert world.agent.ended == [(made.name, (1,))]
@@ -292,9 +265,7 @@ def test_who_connects_just_before_its_pods_time_is_ended_too(world):
     assert world.agent.ended == [(made.name, (1,)), (made.name, (2,))]
 
 
-def test_of_two_processes_in_a_rolling_update_the_newest_drains_and_tells(world):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_of_two_processes_in_a_rolling_update_the_newest_drains_and_tells(world, made):
     old = world.watch
     world.go_on(10)
     world.newest = False
@@ -327,9 +298,7 @@ def test_where_pods_cannot_be_read_one_is_tried_at_a_time(world):
     assert set(world.pods.read_names) == {f"p{number}" for number in range(5)}
 
 
-def test_a_missing_right_is_said_once(world, caplog):
-    made = world.claim(A, WEB)
-    world.process(1, WEB, of=made)
+def test_a_missing_right_is_said_once(world, made, caplog):
     world.pods.allowed = False
     for _ in range(5):
         world.look()

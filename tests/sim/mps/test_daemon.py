@@ -16,8 +16,9 @@ import pytest
 from dra_driver.node.mps.mounts import is_mounted, with_own_mounts
 from dra_driver.sim.mps.client import NO_ANSWER, REFUSED, WITHOUT_MPS, read_program
 from dra_driver.sim.mps.client import main as mps_client
-from tests.fakes.mps import eventually, mps_host, shown
+from tests.fakes.mps import mps_host, shown
 from tests.fakes.simulated import h100
+from tests.waiting import eventually
 
 NOBODY = 65534
 CONFIG = """
@@ -50,6 +51,18 @@ def old():
         yield made
 
 
+@pytest.fixture
+def three(host):
+    """A daemon of protocol 3, with a namespace c_1 in its server."""
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    return host
+
+
+def attach(pid, *more):
+    return mps_client(["attach", str(pid), *more])
+
+
 def rows(host, *command):
     return [line.split(",") for line in host.said(*command, "--format=csv,noheader")]
 
@@ -76,15 +89,13 @@ def test_a_daemon_of_protocol_3_starts_with_what_its_file_says(host):
     ]
 
 
-def test_to_quit_leaves_nothing_running_and_forgets_everything(host):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
-    host.said("-q")
-    eventually(lambda: not host.processes(), "the daemon is gone")
-    assert list(host.pipe.iterdir()) == []
-    assert host.refused("server", "list") == "Cannot find MPS control daemon process"
-    assert host.run("-p", "3", "-m", "-d").returncode == 0
-    assert host.said("server", "list", "--format=csv,noheader") == []
+def test_to_quit_leaves_nothing_running_and_forgets_everything(three):
+    three.said("-q")
+    eventually(lambda: not three.processes(), "the daemon is gone")
+    assert list(three.pipe.iterdir()) == []
+    assert three.refused("server", "list") == "Cannot find MPS control daemon process"
+    assert three.run("-p", "3", "-m", "-d").returncode == 0
+    assert three.said("server", "list", "--format=csv,noheader") == []
 
 
 def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_its_server(host):
@@ -94,7 +105,7 @@ def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_it
     eventually(lambda: daemon not in host.processes(), "the daemon is gone")
     assert list(host.processes().values()) == ["nvidia-cuda-mps-server"]
     assert (host.pipe / "gpu/control").is_socket()
-    assert mps_client(["attach", str(host.client(host.pipe / "gpu/default"))]) == WITHOUT_MPS
+    assert attach(host.client(host.pipe / "gpu/default")) == WITHOUT_MPS
 
     host.start3()
     [daemon] = [pid for pid, name in host.processes().items() if name.endswith("control")]
@@ -104,23 +115,14 @@ def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_it
 
 
 def test_a_daemon_stays_in_the_foreground_if_that_is_asked_for(host):
-    started = subprocess.Popen(
-        [host.program, "-p", "3", "-m", "-f"],
-        env={
-            "PATH": os.environ["PATH"],
-            "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(host.log),
-            "DRA_DRIVER_MPS_TOKEN": host.token,
-        },
-        stderr=subprocess.PIPE,
-    )
+    started = host.begin("-p", "3", "-m", "-f", stderr=subprocess.PIPE)
     eventually(lambda: host.run("server", "list").returncode == 0, "it answers")
     assert started.poll() is None
     assert [*host.processes()] == [started.pid]
 
     host.said("-q")
 
-    assert started.communicate(timeout=10) == (None, b"")
+    assert started.communicate(timeout=10) == (None, "")
     assert started.returncode == 0
     assert "Error" not in (host.log / "control.log").read_text()
 
@@ -140,17 +142,15 @@ def test_a_command_takes_milliseconds(host):
     assert (time.perf_counter() - started) / 10 < 0.1  # 0.004 on a machine with nothing else to do
 
 
-def test_a_client_has_the_lower_of_its_namespace_and_its_environment(host, capsys):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
+def test_a_client_has_the_lower_of_its_namespace_and_its_environment(three, capsys):
     limits = ("--pinned-memory-limit=20G", "--active-thread-percentage=30", "--client-priority=1")
-    host.said("namespace", "set", "c_1", "--server=gpu", *limits)
-    pid = host.client(
-        host.pipe / "gpu/c_1",
+    three.said("namespace", "set", "c_1", "--server=gpu", *limits)
+    pid = three.client(
+        three.pipe / "gpu/c_1",
         CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G",
         CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50",
     )
-    assert mps_client(["attach", str(pid), "--memory", "5Gi"]) == 0
+    assert attach(pid, "--memory", "5Gi") == 0
     capsys.readouterr()
 
     assert shown(capsys, "show", str(pid)) == {
@@ -160,28 +160,26 @@ def test_a_client_has_the_lower_of_its_namespace_and_its_environment(host, capsy
         "percent": 30,
         "priority": 1,
         "memory_bytes": 5 << 30,
-        "memory_bytes_by_gpu": {host.gpus[0]: 5 << 30},
+        "memory_bytes_by_gpu": {three.gpus[0]: 5 << 30},
     }
-    assert rows(host, "client", "list") == [[str(pid), "gpu", host.gpus[0], "c_1", "sleep"]]
-    assert mps_client(["attach", str(pid), "--memory", "6Gi"]) == REFUSED
+    assert rows(three, "client", "list") == [[str(pid), "gpu", three.gpus[0], "c_1", "sleep"]]
+    assert attach(pid, "--memory", "6Gi") == REFUSED
     assert capsys.readouterr().err == "CUDA_ERROR_OUT_OF_MEMORY\n"
 
 
-def test_while_a_namespace_has_clients_it_is_neither_changed_nor_deleted_unless_forced(host):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
-    pid = host.client(host.pipe / "gpu/c_1")
-    assert mps_client(["attach", str(pid)]) == 0
+def test_while_a_namespace_has_clients_it_is_neither_changed_nor_deleted_unless_forced(three):
+    pid = three.client(three.pipe / "gpu/c_1")
+    assert attach(pid) == 0
     for command in (
         ("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=9"),
         ("namespace", "delete", "c_1", "--server=gpu"),
         ("server", "delete", "gpu"),
     ):
-        assert "has active clients" in host.refused(*command)
-    host.said("namespace", "delete", "c_1", "--server=gpu", "--force")
-    assert host.said("client", "list", "--format=csv,noheader") == []
-    assert not (host.pipe / "gpu/c_1").exists()
-    assert mps_client(["attach", str(pid)]) == WITHOUT_MPS
+        assert "has active clients" in three.refused(*command)
+    three.said("namespace", "delete", "c_1", "--server=gpu", "--force")
+    assert three.said("client", "list", "--format=csv,noheader") == []
+    assert not (three.pipe / "gpu/c_1").exists()
+    assert attach(pid) == WITHOUT_MPS
 
 
 def test_a_client_is_gone_with_its_process_or_when_it_leaves_or_is_terminated(host):
@@ -189,7 +187,7 @@ def test_a_client_is_gone_with_its_process_or_when_it_leaves_or_is_terminated(ho
     leaf = host.pipe / "gpu/default"
     ending, leaving, terminated = (host.client(leaf) for _ in range(3))
     for pid in (ending, leaving, terminated):
-        assert mps_client(["attach", str(pid)]) == 0
+        assert attach(pid) == 0
     assert mps_client(["detach", str(leaving)]) == 0
     host.said("client", "terminate", str(terminated))
     assert [row[0] for row in rows(host, "client", "list")] == [str(ending)]
@@ -202,18 +200,15 @@ def test_to_terminate_a_wedged_client_takes_for_ever_and_lets_nobody_in(host, ca
     host.start3()
     leaf = host.pipe / "gpu/default"
     wedged, other = host.client(leaf), host.client(leaf)
-    assert mps_client(["attach", str(wedged)]) == 0
+    assert attach(wedged) == 0
     assert mps_client(["wedge", str(wedged)]) == 0
     capsys.readouterr()
-    waiting = subprocess.Popen(
-        [host.program, "client", "terminate", str(wedged)],
-        env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe)},
-    )
+    waiting = host.begin("client", "terminate", str(wedged))
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(0.1)
         assert rows(host, "server", "list")[0][3] == "Ready"
-        assert mps_client(["attach", str(other)]) == REFUSED
+        assert attach(other) == REFUSED
         assert capsys.readouterr().err == "CUDA_ERROR_MPS_SERVER_NOT_READY\n"
     finally:
         waiting.kill()
@@ -224,23 +219,18 @@ def test_a_wedged_daemon_answers_nobody_and_ends_only_when_killed(host):
     host.start3()
     assert mps_client(["wedge-server", "--pipe-directory", str(host.pipe)]) == 0
     with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run(
-            [host.program, "server", "list"],
-            env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe)},
-            timeout=0.2,
-        )
+        subprocess.run([host.program, "server", "list"], env=host.environment, timeout=0.2)
     for pid, name in host.processes().items():
         if name == "nvidia-cuda-mps-control":
             os.kill(pid, signal.SIGTERM)
     time.sleep(0.05)
     assert "nvidia-cuda-mps-control" in host.processes().values()
-    assert NO_ANSWER not in (0, REFUSED, WITHOUT_MPS)
 
 
 def test_a_server_that_is_killed_starts_again_without_its_clients(host):
     host.start3()
     pid = host.client(host.pipe / "gpu/default")
-    assert mps_client(["attach", str(pid)]) == 0
+    assert attach(pid) == 0
     [before] = rows(host, "server", "list")
     assert mps_client(["kill-server", str(pid)]) == 0
 
@@ -279,22 +269,15 @@ def test_a_daemon_for_one_user_lets_no_other_in(host, capsys):
     host.said("server", "create", "gpu")
     host.wait_until_ready("gpu")
     own, other = (host.client(host.pipe / "gpu/default", user=user) for user in (None, NOBODY))
-    assert mps_client(["attach", str(own)]) == 0
-    assert mps_client(["attach", str(other)]) == REFUSED
+    assert attach(own) == 0
+    assert attach(other) == REFUSED
     assert capsys.readouterr().err == "CUDA_ERROR_NOT_PERMITTED\n"
-
-
-def test_a_daemon_for_several_users_serves_them_together(host):
-    host.start3()
-    for user in (None, NOBODY):
-        assert mps_client(["attach", str(host.client(host.pipe / "gpu/default", user=user))]) == 0
-    assert len(rows(host, "client", "list")) == 2
 
 
 def test_a_client_in_the_daemons_own_directory_gets_a_server_without_limits(host, capsys):
     host.start3()
     pid = host.client()
-    assert mps_client(["attach", str(pid)]) == 0
+    assert attach(pid) == 0
     capsys.readouterr()
     answer = shown(capsys, "show", str(pid))
     assert (answer["server"], answer["percent"], answer["memory_bytes"]) == ("uid_0", 100, None)
@@ -308,20 +291,18 @@ HIDING = {
 
 
 @pytest.mark.parametrize("what", HIDING)
-def test_a_client_whose_user_may_not_go_there_runs_without_mps(host, capsys, what):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
-    leaf = host.pipe / "gpu/c_1"
-    own, other = host.client(leaf), host.client(leaf, user=NOBODY)
-    assert mps_client(["attach", str(other)]) == 0
+def test_a_client_whose_user_may_not_go_there_runs_without_mps(three, capsys, what):
+    leaf = three.pipe / "gpu/c_1"
+    own, other = three.client(leaf), three.client(leaf, user=NOBODY)
+    assert attach(other) == 0
     assert mps_client(["detach", str(other)]) == 0
 
     place, mode = HIDING[what]
-    (host.pipe / place).chmod(mode)
+    (three.pipe / place).chmod(mode)
     capsys.readouterr()
-    assert mps_client(["attach", str(other)]) == WITHOUT_MPS
+    assert attach(other) == WITHOUT_MPS
     assert capsys.readouterr().err == f"no MPS: {leaf}/control: Permission denied\n"
-    assert mps_client(["attach", str(own)]) == 0
+    assert attach(own) == 0
 
 
 @contextmanager
@@ -344,7 +325,7 @@ def test_a_daemon_makes_its_directories_as_the_umask_has_it_and_its_sockets_for_
     sockets = host.pipe.rglob("control")
     assert {oct(path.stat().st_mode & 0o7777) for path in sockets} == {oct(0o666)}
     other = host.client(host.pipe / "gpu/default", user=NOBODY)
-    assert mps_client(["attach", str(other)]) == code
+    assert attach(other) == code
 
 
 def test_a_daemon_leaves_the_mode_of_a_directory_that_is_there(host):
@@ -400,32 +381,30 @@ def test_a_client_comes_through_a_directory_that_is_mounted_for_reading_alone(ho
     [mounted] = [line.split() for line in mounts if line.split()[4] == str(leaf)]
     assert mounted[5].split(",")[0] == "ro"
     assert not is_mounted(str(leaf))
-    assert mps_client(["attach", str(pid)]) == 0
+    assert attach(pid) == 0
     assert rows(host, "client", "list")[0][3] == "default"
 
 
 @mounting
-def test_the_mounts_of_the_client_count_and_not_those_of_the_host(host, capsys):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
-    (empty := host.directory / "empty").mkdir()
-    leaf = host.pipe / "gpu/default"
-    assert mps_client(["attach", str(behind_mounts(host, {leaf: empty}))]) == WITHOUT_MPS
+def test_the_mounts_of_the_client_count_and_not_those_of_the_host(three, capsys):
+    (empty := three.directory / "empty").mkdir()
+    leaf = three.pipe / "gpu/default"
+    assert mps_client(["attach", str(behind_mounts(three, {leaf: empty}))]) == WITHOUT_MPS
     assert "No such file or directory" in capsys.readouterr().err
-    other = behind_mounts(host, {leaf: host.pipe / "gpu/c_1"})
-    assert mps_client(["attach", str(other)]) == 0
-    assert rows(host, "client", "list")[0][3] == "c_1"
+    other = behind_mounts(three, {leaf: three.pipe / "gpu/c_1"})
+    assert attach(other) == 0
+    assert rows(three, "client", "list")[0][3] == "c_1"
 
 
 def test_a_client_with_a_path_that_is_too_long_runs_without_mps(host, capsys):
     host.start3()
     (longer := host.directory / ("x" * 80)).symlink_to(host.pipe / "gpu/default")
     assert len(f"{longer}/control") < 108
-    assert mps_client(["attach", str(host.client(longer))]) == 0
+    assert attach(host.client(longer)) == 0
     far = longer.with_name("x" * 100)
     far.symlink_to(host.pipe / "gpu/default")
     capsys.readouterr()
-    assert mps_client(["attach", str(host.client(far))]) == WITHOUT_MPS
+    assert attach(host.client(far)) == WITHOUT_MPS
     assert "path too long" in capsys.readouterr().err
 
 
@@ -449,21 +428,19 @@ def test_nobody_is_let_in_for_a_process_of_somebody_else(host):
     assert answers[0] == {"refused": "CUDA_ERROR_NOT_PERMITTED"}
 
 
-def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(host, capsys):
-    host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
-    host.said("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
-    root, other = (host.client(host.pipe / "gpu/c_1", user=user) for user in (None, NOBODY))
+def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(three, capsys):
+    three.said("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
+    root, other = (three.client(three.pipe / "gpu/c_1", user=user) for user in (None, NOBODY))
     assert mps_client(["raise", str(other), "--percent", "90"]) == REFUSED
     message = capsys.readouterr().err
     assert message == "Insufficient privileges for UID 65534 to run namespace set\n"
-    assert rows(host, "namespace", "list", "c_1")[0][4] == "30.00"
+    assert rows(three, "namespace", "list", "c_1")[0][4] == "30.00"
     assert mps_client(["raise", str(root), "--percent", "101"]) == REFUSED
     assert mps_client(["raise", str(root)]) == 0
-    assert rows(host, "namespace", "list", "c_1")[0][4] == "100.00"
-    assert rows(host, "namespace", "list", "default")[0][4] == "100.00"
+    assert rows(three, "namespace", "list", "c_1")[0][4] == "100.00"
+    assert rows(three, "namespace", "list", "default")[0][4] == "100.00"
 
-    assert mps_client(["attach", str(root)]) == 0
+    assert attach(root) == 0
     capsys.readouterr()
     assert mps_client(["raise", str(root), "--percent", "50"]) == REFUSED
     assert capsys.readouterr().err == "Namespace 'c_1' has active clients\n"
@@ -487,10 +464,10 @@ def test_a_daemon_of_which_nothing_comes_is_told_from_one_that_is_not_there(host
         listening.settimeout(5.0)
         hangs_up = threading.Thread(target=lambda: listening.accept()[0].close())
         hangs_up.start()
-        assert mps_client(["attach", str(host.client())]) == NO_ANSWER
+        assert attach(host.client()) == NO_ANSWER
         hangs_up.join()
     assert capsys.readouterr().err == "the daemon does not answer\n"
-    assert mps_client(["attach", str(host.client())]) == WITHOUT_MPS
+    assert attach(host.client()) == WITHOUT_MPS
     assert "Connection refused" in capsys.readouterr().err
 
 
@@ -512,7 +489,7 @@ def test_a_process_that_ends_meanwhile_cannot_be_entered(host):
 
 
 def test_without_a_daemon_a_process_runs_without_mps_and_without_a_word(host, capsys):
-    assert mps_client(["attach", str(host.client())]) == WITHOUT_MPS
+    assert attach(host.client()) == WITHOUT_MPS
     assert capsys.readouterr().err.startswith("no MPS: ")
     assert mps_client(["attach", "4194305"]) == REFUSED
 
@@ -550,7 +527,7 @@ def test_a_driver_can_lack_the_programs_or_namespaces_and_a_start_can_hang():
     with mps_host(document(mps="protocol-2")) as host:
         assert host.refused("-p", "3", "namespace", "--help") == "Unknown option '-p'"
     with mps_host(document(mps="hangs")) as host, pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([host.program, "-d"], env={"PATH": os.environ["PATH"]}, timeout=0.2)
+        subprocess.run([host.program, "-d"], env=host.environment, timeout=0.2)
 
 
 def test_help_tells_what_a_driver_knows(host, old):
@@ -583,7 +560,7 @@ def test_a_daemon_of_protocol_2_serves_clients_that_share_its_memory(old, capsys
     old.said(stdin="set_default_active_thread_percentage 40\n")
     assert old.said(stdin="get_server_list\n") == []
     pid = old.client(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=4096M")
-    assert mps_client(["attach", str(pid)]) == 0
+    assert attach(pid) == 0
     capsys.readouterr()
     answer = shown(capsys, "show", str(pid))
     assert (answer["percent"], answer["memory_bytes"]) == (40, 4 << 30)
@@ -603,20 +580,15 @@ def test_a_client_that_does_not_share_the_memory_cannot_connect(old, capsys):
         if int(path.name.split(".")[3], 16) in old.processes()
     ]
     marker.unlink()
-    assert mps_client(["attach", str(old.client())]) == REFUSED
+    assert attach(old.client()) == REFUSED
     assert capsys.readouterr().err.startswith("CUDA_ERROR_MPS_CONNECTION_FAILED")
 
 
 def test_quit_waits_for_clients_unless_told_how_long(old):
     old.start2()
     pid = old.client()
-    assert mps_client(["attach", str(pid)]) == 0
-    waiting = subprocess.Popen(
-        [old.program],
-        env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(old.pipe)},
-        stdin=subprocess.PIPE,
-        text=True,
-    )
+    assert attach(pid) == 0
+    waiting = old.begin(stdin=subprocess.PIPE)
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.communicate("quit\n", timeout=0.1)
     old.end_client(pid)
@@ -624,7 +596,7 @@ def test_quit_waits_for_clients_unless_told_how_long(old):
     eventually(lambda: not old.processes(), "the daemon is gone")
 
     old.start2()
-    assert mps_client(["attach", str(old.client())]) == 0
+    assert attach(old.client()) == 0
     old.said(stdin="quit -t 0\n")
     eventually(lambda: not old.processes(), "the second daemon is gone")
 
