@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -167,10 +167,13 @@ def closing_file(file: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def disk_errors(doing: str) -> Iterator[None]:
-    """An OSError becomes a NodeError that says what the process was *doing*."""
+def disk_errors(doing: str, remedies: Mapping[int | None, str] | None = None) -> Iterator[None]:
+    """An OSError becomes a NodeError that says what the process was *doing*, and what to do about
+    it: *remedies* by errno, that of None for every other."""
     try:
         with disk_call(doing):
             yield
     except OSError as error:
-        raise NodeError(f"cannot {doing}: {error}") from error
+        known = remedies or {}
+        remedy = known.get(error.errno, known.get(None))
+        raise NodeError(f"cannot {doing}: {error}" + (f"; {remedy}" if remedy else "")) from error

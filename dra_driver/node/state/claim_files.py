@@ -8,7 +8,7 @@ by its claim's UID. Without fsync: a power cut ends the boot, and with it the cl
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from cdi.errors import CdiError
 from cdi.spec import Spec
 from cdi.store import SpecStore
 from dra_driver.base.errors import ClaimRecordLost, NodeError
-from dra_driver.base.files import disk_call
+from dra_driver.base.files import disk_call, disk_errors
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.device_metadata import (
     MetadataDocument,
@@ -61,11 +61,8 @@ class CdiSpecFiles:
     def exists(self, uid: ClaimUid) -> bool:
         """Whether the claim has a file, readable or not."""
         path = self._store.path(uid)
-        try:
-            with disk_call(f"look for {path}"):
-                return path.exists()
-        except OSError as e:
-            raise NodeError(f"CDI file {path} cannot be looked for: {e.strerror}") from e
+        with disk_errors(f"look for CDI file {path}"):
+            return path.exists()
 
     def remove(self, uid: ClaimUid) -> None:
         with self._errors():
@@ -161,16 +158,9 @@ class MetadataFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            with disk_call(f"look after device metadata in {self.directory}"):
-                yield
-        except OSError as e:
-            raise NodeError(
-                f"device metadata in {self.directory} cannot be kept: {e.filename}: {e.strerror}; "
-                "let this process write there, and keep some space free"
-            ) from e
+    def _errors(self) -> AbstractContextManager[None]:
+        remedy = "let this process write there, and keep some space free"
+        return disk_errors(f"look after device metadata in {self.directory}", {None: remedy})
 
 
 def _create(document: MetadataDocument) -> None:

@@ -17,29 +17,29 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from dra_driver.base.codec import Undecodable
 from dra_driver.base.errors import ClaimError, ClaimRecordLost
-from dra_driver.base.files import write_atomically
+from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import Gpu, GpuUuid, PartitionKey
 from dra_driver.model.records import ClaimRecord, Holding, HoldingsByGpu, holdings_by_gpu
 from dra_driver.model.steps import CreatePartition, SetMigMode
 from dra_driver.node.state.ledger_files import (
+    CHANGE_REMEDIES,
     ENDING_SUFFIX,
     RECORD_SUFFIX,
     UNREADABLE_SUFFIX,
     DamagedRecord,
     decode_record,
     discard_other_boots,
-    disk_errors,
     encode_record,
     mark_ending,
-    read_bytes,
     read_ledger_directory,
+    read_record,
     set_aside_record,
     without_texts,
 )
@@ -73,24 +73,25 @@ class PartitionFiles:
         """What was cut for the claim; None: nothing, as far as it can be known. NodeError: it
         cannot be read now."""
         try:
-            record = decode_record(read_bytes(self._path(uid)))
-        except (FileNotFoundError, Undecodable):
+            text = read_record(self._path(uid))
+            record = decode_record(text) if text is not None else None
+        except Undecodable:
             return None
-        return record if record.claim.uid == uid else None
+        return record if record and record.claim.uid == uid else None
 
     def remove(self, uid: ClaimUid) -> None:
         """Once nothing of it is left. OSError."""
         self._written.pop(uid, None)
         self._path(uid).unlink(missing_ok=True)
 
-    def keep(self, uids: Iterable[ClaimUid]) -> None:
-        """Remove those of other claims: a crash came after the record was removed, or before it was
-        written. OSError."""
+    def remove_all_but(self, uids: Iterable[ClaimUid]) -> None:
+        """Remove the files of other claims than *uids*: there a crash came after the record was
+        removed, or before it was written. OSError."""
         known = set(uids)
-        there = {ClaimUid(path.stem) for path in self._directory.glob(f"*{PARTITIONS_SUFFIX}")}
-        for uid in there - known:
+        present = {ClaimUid(path.stem) for path in self._directory.glob(f"*{PARTITIONS_SUFFIX}")}
+        for uid in present - known:
             self._path(uid).unlink(missing_ok=True)
-        self._written = dict.fromkeys(there & known, b"")
+        self._written = dict.fromkeys(present & known, b"")
 
     def _path(self, uid: ClaimUid) -> Path:
         return self._directory / f"{uid}{PARTITIONS_SUFFIX}"
@@ -143,22 +144,22 @@ class Ledger:
         self._sorted: tuple[HoldingsByGpu, tuple[ClaimRecord, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, DamagedRecord] = {}
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
-        self._cut_files = PartitionFiles(self._directory)
-        self._leftovers: dict[ClaimUid, ClaimRecord] = {}  # of claims whose records are set aside
+        self._partition_files = PartitionFiles(self._directory)
+        self._partition_records: dict[ClaimUid, ClaimRecord] = {}  # by claim that is set aside
         self._history = PartitionHistory()
 
     def peek(self) -> None:
         """Look at the disk and leave it as it is: before this process has its first lease."""
-        with disk_errors(self._directory):
+        with self._disk_errors():
             index, aside = read_ledger_directory(self._directory)
-            self._keep(index, aside)
+            self._set_index(index, aside)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process held the lease.
 
         Only while this process holds the lease: it clears up what a crash left half written.
         """
-        with disk_errors(self._directory):
+        with self._disk_errors():
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             discard_other_boots(self._directory)
             for path in self._directory.glob(".*.tmp"):
@@ -170,18 +171,18 @@ class Ledger:
                     # Set aside by a release that could not read it.
                     os.replace(path.with_suffix(UNREADABLE_SUFFIX), path)
             aside = {uid: set_aside_record(damaged) for uid, damaged in aside.items()}
-            self._cut_files.keep((*index, *aside))
-            self._keep(index, aside)
+            self._partition_files.remove_all_but((*index, *aside))
+            self._set_index(index, aside)
 
-    def _keep(
+    def _set_index(
         self, index: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
     ) -> None:
-        read = ((uid, self._cut_files.read(uid)) for uid in aside)
-        leftovers = {uid: record for uid, record in read if record is not None}
+        read = ((uid, self._partition_files.read(uid)) for uid in aside)
+        partitions = {uid: record for uid, record in read if record is not None}
         with self._lock:
             self._history.let_go(self._created())
-            self._index, self._aside, self._leftovers = index, aside, leftovers
-            self._held = holdings_by_gpu([*index.values(), *leftovers.values()])
+            self._index, self._aside, self._partition_records = index, aside, partitions
+            self._held = holdings_by_gpu([*index.values(), *partitions.values()])
             self._served = frozenset(uid for uid, record in index.items() if record.namespaces)
 
     def records(self) -> tuple[ClaimRecord, ...]:
@@ -200,10 +201,11 @@ class Ledger:
         with self._lock:
             return self._index.get(uid)
 
-    def leftover(self, uid: ClaimUid) -> ClaimRecord | None:
-        """What was cut of GPUs for a claim whose record cannot be read, as one that was begun."""
+    def partitions_record(self, uid: ClaimUid) -> ClaimRecord | None:
+        """The partitions of a claim whose record cannot be read, as if its preparation had begun.
+        None: none was created for it, or its record can be read."""
         with self._lock:
-            return self._leftovers.get(uid)
+            return self._partition_records.get(uid)
 
     def record(self, uid: ClaimUid) -> ClaimRecord | None:
         """The whole record of a claim, read from its file. ClaimRecordLost: somebody removed or
@@ -211,12 +213,13 @@ class Ledger:
         known = self.known(uid)
         if known is None or not known.completed:
             return known
+        lost = f"the record of claim {known.claim} at {self._path(uid)} is lost"
+        if (text := read_record(self._path(uid))) is None:
+            raise ClaimRecordLost(lost)
         try:
-            return decode_record(read_bytes(self._path(uid)))
-        except (FileNotFoundError, Undecodable) as e:
-            raise ClaimRecordLost(
-                f"the record of claim {known.claim} at {self._path(uid)} is lost: {e}"
-            ) from e
+            return decode_record(text)
+        except Undecodable as e:
+            raise ClaimRecordLost(f"{lost}: {e}") from e
 
     def held(self) -> HoldingsByGpu:
         """What claims hold of each GPU. A snapshot that does not change."""
@@ -234,7 +237,7 @@ class Ledger:
             return self._created().union(self._history.since(mark))
 
     def _created(self) -> RecordedPartitions:
-        records = (*self._index.values(), *self._leftovers.values())
+        records = (*self._index.values(), *self._partition_records.values())
         return frozenset(partition for record in records for partition in record.created_partitions)
 
     def neighbours(self, uid: ClaimUid, gpus: Collection[GpuUuid]) -> tuple[ClaimRecord, ...]:
@@ -242,7 +245,7 @@ class Ledger:
         the partitions that were created for them."""
         with self._lock:
             uids = {holding.claim.uid for gpu in gpus for holding in self._held.get(gpu, ())}
-            known = {**self._leftovers, **self._index}
+            known = {**self._partition_records, **self._index}
             return tuple(known[other] for other in sorted(uids - {uid}))
 
     def served(self) -> tuple[ClaimRecord, ...]:
@@ -271,7 +274,7 @@ class Ledger:
         the disk did not take it."""
         uid = record.claim.uid
         text = encode_record(record)
-        with disk_errors(self._directory):
+        with self._disk_errors():
             try:
                 self._put(record, text)
             except FileNotFoundError:  # somebody removed the directory
@@ -281,36 +284,36 @@ class Ledger:
             self._replace(uid, without_texts(record))
             aside = self._aside.pop(uid, None)
         if aside is not None:
-            with disk_errors(self._directory):
+            with self._disk_errors():
                 aside.path.unlink(missing_ok=True)  # it is known again
 
     def end(self, record: ClaimRecord) -> None:
         """From here on its claim is being taken back, and not prepared any more. Needs no room on
         the disk. NodeError: the disk did not take it."""
         path = self._path(record.claim.uid)
-        with disk_errors(self._directory), suppress(FileNotFoundError):  # somebody removed it
+        with self._disk_errors(), suppress(FileNotFoundError):  # somebody removed it
             os.replace(path, path.with_suffix(ENDING_SUFFIX))
         with self._lock:
             self._replace(record.claim.uid, mark_ending(record))
 
     def forget(self, uid: ClaimUid) -> None:
         """Remove the record of a claim, if there is one."""
-        with disk_errors(self._directory):
+        with self._disk_errors():
             for suffix in (RECORD_SUFFIX, ENDING_SUFFIX, UNREADABLE_SUFFIX):
                 self._path(uid).with_suffix(suffix).unlink(missing_ok=True)
-            self._cut_files.remove(uid)
+            self._partition_files.remove(uid)
         with self._lock:
             self._aside.pop(uid, None)
             self._replace(uid, None)
 
     def _put(self, record: ClaimRecord, text: bytes) -> None:
         path = self._path(record.claim.uid)
-        self._cut_files.write(record)
+        self._partition_files.write(record)
         write_atomically(path, text)
 
     def _replace(self, uid: ClaimUid, record: ClaimRecord | None) -> None:
         """Only the GPUs of the one claim are looked at: the cost must not grow with the others."""
-        before = self._index.pop(uid, None) or self._leftovers.pop(uid, None)
+        before = self._index.pop(uid, None) or self._partition_records.pop(uid, None)
         if before is not None:
             self._history.let_go(before.created_partitions)
         if record is not None:
@@ -329,6 +332,9 @@ class Ledger:
             held[holding.gpu] = (*others[:index], holding, *others[index:])
         self._held = held
         self._changed.notify_all()
+
+    def _disk_errors(self) -> AbstractContextManager[None]:
+        return disk_errors(f"change the ledger in {self._directory}", CHANGE_REMEDIES)
 
     def _path(self, uid: ClaimUid) -> Path:
         if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z-]*", uid):

@@ -5,15 +5,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_call
+from dra_driver.base.files import disk_errors
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import gpu_name_of
@@ -40,6 +39,27 @@ def _recorded(step: Step) -> Step:
     """What was begun before a crash is removed and not gone on with, so it is new to nobody."""
     return replace(step, new=False) if isinstance(step, CreatePartition) else step
 
+
+_REMEDIES: Final[Mapping[int | None, str]] = {
+    errno.EISDIR: "remove the directory that stands where the file should be",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise the quota",
+    errno.EROFS: "mount it writable",
+    errno.EMFILE: "this process has too many files open, which should pass",
+    errno.ENFILE: "this machine has too many files open",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.EIO: (
+        "look for errors of the disk in the kernel log; if it stays so, drain the node and reboot "
+        "it: no record outlives that"
+    ),
+    errno.ENOTDIR: "remove the file that stands where the directory should be",
+    errno.EEXIST: "remove the file that stands where the directory should be",
+}
+_READ_REMEDIES: Final = {**_REMEDIES, None: "ask as root, or give another --state-dir"}
+CHANGE_REMEDIES: Final = {
+    **_REMEDIES,
+    None: "let this process write there, or give another --state-dir",
+}
 
 RECORD_SUFFIX = ".json"
 ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a rename needs no room
@@ -70,11 +90,8 @@ def read_ledger_directory(
     records: dict[ClaimUid, ClaimRecord] = {}
     aside: dict[ClaimUid, DamagedRecord] = {}
     names = _listed(directory)
-    for suffix in (
-        UNREADABLE_SUFFIX,
-        ENDING_SUFFIX,
-        RECORD_SUFFIX,
-    ):  # a newer record replaces an older one
+    # A newer record replaces an older one.
+    for suffix in (UNREADABLE_SUFFIX, ENDING_SUFFIX, RECORD_SUFFIX):
         for name in names:
             if name.endswith(suffix) and _UID.fullmatch(name.removesuffix(suffix)):
                 _read_one(directory / name, records, aside)
@@ -83,44 +100,36 @@ def read_ledger_directory(
 
 def _listed(directory: Path) -> list[str]:
     """Not by ``Path.glob``, which finds nothing where it may not look."""
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise _unreadable(f"the ledger in {directory}", e) from e
+    with disk_errors(f"read the ledger in {directory}", _READ_REMEDIES):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
 
 
-def read_bytes(path: Path) -> bytes:
-    """NodeError: it cannot be read now, which says nothing of what is in it; or it is no file: a
-    FIFO would block, and a link that leads nowhere is no record that was removed.
-    FileNotFoundError: it is gone."""
-    try:
-        with disk_call(f"read {path}"):
+def read_record(path: Path) -> bytes | None:
+    """None: it is gone. NodeError: it cannot be read now, which says nothing of what is in it; or
+    it is no file: a FIFO would block, and a link that leads nowhere is no record that was removed.
+    """
+    with disk_errors(f"read the record {path}", _READ_REMEDIES):
+        try:
             mode = path.stat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise NodeError(f"the record {path} is no file; remove what stands in its place")
             return path.read_bytes()
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise NodeError(f"the record {path} is a link that leads nowhere; remove it") from None
-        raise
-    except OSError as e:
-        raise _unreadable(f"the record {path}", e) from e
-
-
-def _unreadable(what: str, error: OSError) -> NodeError:
-    mend = _REMEDIES.get(error.errno or 0, "ask as root, or give another --state-dir")
-    return NodeError(f"{what} cannot be read: {error.strerror}; {mend}")
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise NodeError(
+                    f"the record {path} is a link that leads nowhere; remove it"
+                ) from None
+            return None
 
 
 def _read_one(
     path: Path, records: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
 ) -> None:
     uid = ClaimUid(path.stem)
-    try:
-        text = read_bytes(path)
-    except FileNotFoundError:
+    if (text := read_record(path)) is None:
         return  # its claim was forgotten since the directory was listed
     try:
         record = decode_record(text)
@@ -174,31 +183,3 @@ def _named_gpus(text: bytes) -> Mapping[GpuUuid, DeviceName] | None:
 
 
 _UID = re.compile(r"[0-9A-Za-z]([\w.:-]*[0-9A-Za-z])?", re.ASCII)  # another file is not ours
-
-_REMEDIES = {
-    errno.EISDIR: "remove the directory that stands where the file should be",
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "free some space there, or raise the quota",
-    errno.EROFS: "mount it writable",
-    errno.EMFILE: "this process has too many files open, which should pass",
-    errno.ENFILE: "this machine has too many files open",
-    errno.ENOMEM: "this machine has no memory left",
-    errno.EIO: (
-        "look for errors of the disk in the kernel log; if it stays so, drain the node and reboot "
-        "it: no record outlives that"
-    ),
-    errno.ENOTDIR: "remove the file that stands where the directory should be",
-    errno.EEXIST: "remove the file that stands where the directory should be",
-}
-
-
-@contextmanager
-def disk_errors(directory: Path) -> Iterator[None]:
-    try:
-        with disk_call(f"change the ledger in {directory}"):
-            yield
-    except OSError as e:
-        mend = _REMEDIES.get(
-            e.errno or 0, "let this process write there, or give another --state-dir"
-        )
-        raise NodeError(f"the ledger in {directory} cannot be changed: {e.strerror}; {mend}") from e

@@ -15,7 +15,7 @@ from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_call, write_atomically
+from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.model.mig_layouts import MigState
 
 log = logging.getLogger(__name__)
@@ -46,22 +46,21 @@ class MigStateFile:
 
     def read(self) -> MigState:
         """What was kept; an empty one where nothing was. NodeError: it cannot be told."""
-        try:
-            with disk_call(f"read {self._path}"):
+        with disk_errors(f"read {self._path}"):
+            try:
                 text = self._path.read_bytes()
-            kept = _CODEC.decode(text)
-        except FileNotFoundError:
-            return MigState()
-        except OSError as e:
-            raise NodeError(f"{self._path} cannot be read: {e.strerror}") from e
+            except FileNotFoundError:
+                return MigState()
+        try:
+            recorded = _CODEC.decode(text)
         except Undecodable as e:
             raise _DamagedMigState(
                 f"{self._path} cannot be understood, so it is not known which MIG instances "
                 f"layouts made: {e}"
             ) from e
-        if kept.boot == self._boot:
-            return kept.state
-        state = kept.state
+        state = recorded.state
+        if recorded.boot == self._boot:
+            return state
         return MigState(switched=state.switched, labelled=state.labelled, label=state.label)
 
     def change(self, edit: Callable[[MigState], MigState]) -> MigState:
@@ -70,7 +69,7 @@ class MigStateFile:
         A state that is damaged is set aside, for whoever wants to look, and an empty one is edited.
         NodeError: it cannot be read or kept.
         """
-        with self._lock, disk_call(f"change {self._path}"):
+        with self._lock:
             try:
                 before: MigState | None = self.read()
             except _DamagedMigState as e:
@@ -83,7 +82,7 @@ class MigStateFile:
 
     def write(self, state: MigState) -> None:
         """Keep *state* instead. NodeError: it cannot be kept."""
-        with self._lock, disk_call(f"write {self._path}"):
+        with self._lock:
             self._write(state)
 
     def _set_aside(self, error: NodeError) -> None:
@@ -100,12 +99,8 @@ class MigStateFile:
         )
 
     def _write(self, state: MigState) -> None:
-        try:
+        remedy = "let this process write there, or give another --state-dir"
+        with disk_errors(f"write {self._path}", {None: remedy}):
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
-        except OSError as e:
-            raise NodeError(
-                f"{self._path} cannot be written: {e.strerror}; let this process write there, or "
-                "give another --state-dir"
-            ) from e

@@ -109,10 +109,9 @@ class ClaimPartitions:
             begun -= cut
             raise
 
-    def drop(self, leftover: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
-        """Remove what is left of a claim whose record could not be read, and none of *others*
-        needs."""
-        for step in undo_steps(leftover, others) if leftover else ():
+    def remove_recorded(self, record: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
+        """Remove the partitions of *record* that none of *others* needs. None: there are none."""
+        for step in undo_steps(record, others) if record else ():
             self._node.restore(step)
 
     def of(self, plan: ClaimPlan) -> CreatedInstances:

@@ -153,8 +153,8 @@ class Planner:
         """While nobody else acts on *gpus*. Errors as ``plan_claim`` says, NodeError where somebody
         else has changed a GPU, and GpusChanged where the claim turns out to be for others."""
         neighbours = self._ledger.neighbours(claim.ref.uid, gpus)
-        leftover = self._ledger.leftover(claim.ref.uid)
-        others = (*neighbours, *partitions_left_behind(leftover))
+        partitions_record = self._ledger.partitions_record(claim.ref.uid)
+        others = (*neighbours, *partitions_left_behind(partitions_record))
         try:
             plan = plan_claim(claim, offer, others, self._pool, pods)
         except UnknownDevice:
@@ -169,7 +169,7 @@ class Planner:
                 raise GpusChanged
             self._partitions.refuse_taken(plan, others)
         refuse_unreadable(plan.record, self._ledger.set_aside())
-        self._partitions.drop(leftover, (*neighbours, plan.record))
+        self._partitions.remove_recorded(partitions_record, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)
         current = dict(
             zip(settings, in_parallel(self._node.current_setting, settings), strict=True)

@@ -77,7 +77,7 @@ class Preparer:
                 claim = self._claims.read(ref)
             except ApiServerError:
                 with self._lease(deadline.remaining):
-                    if (done := self._completed(ref)) is not None:
+                    if (done := self._recorded_answer(ref)) is not None:
                         return done
                 raise
             # Whoever can create a claim says how long it takes to read: nobody waits for that.
@@ -96,7 +96,7 @@ class Preparer:
             self._locks.claims.hold([ref.uid], deadline.remaining),
             self._lease(deadline.remaining),
         ):
-            record = self._known(ref)
+            record = self._record_or_partitions(ref)
             with self._locks.gpus.hold(_gpus(record), deadline.remaining):
                 if not gone():
                     return False
@@ -115,7 +115,7 @@ class Preparer:
         self._ledger.reload()
         for record in self._ledger.records():
             if record.completed:
-                self._quietly(record, partial(self._completed, record.claim))
+                self._quietly(record, partial(self._recorded_answer, record.claim))
             else:
                 fields = _log_fields(record)
                 log.warning("taking back a claim whose preparation was cut short", extra=fields)
@@ -146,11 +146,11 @@ class Preparer:
         ):
             record = self._ledger.known(ref.uid)
             if record is not None and self._lacks_files(record):
-                self._completed(ref)
+                self._recorded_answer(ref)
 
-    def _known(self, ref: ClaimRef) -> ClaimRecord | None:
-        """All that is known of a claim, also where its record cannot be read."""
-        return self._ledger.known(ref.uid) or self._ledger.leftover(ref.uid)
+    def _record_or_partitions(self, ref: ClaimRef) -> ClaimRecord | None:
+        """The record of a claim; of one that cannot be read, the partitions."""
+        return self._ledger.known(ref.uid) or self._ledger.partitions_record(ref.uid)
 
     def _lacks_files(self, record: ClaimRecord) -> bool:
         return record.completed and not self._files.exist(record)
@@ -164,7 +164,7 @@ class Preparer:
                 log.warning("removing files of no claim", extra={"uid": uid})
                 self._files.remove(uid)
 
-    def _completed(self, ref: ClaimRef) -> Sequence[PreparedDevice] | None:
+    def _recorded_answer(self, ref: ClaimRef) -> Sequence[PreparedDevice] | None:
         """The recorded answer, with the files that it promises: what is lost is written again.
 
         An error is no reason to take anything back: pods may be using it.
@@ -195,12 +195,17 @@ class Preparer:
         while True:
             try:
                 with self._lease(deadline.remaining):
-                    known = self._known(claim.ref)
+                    known = self._record_or_partitions(claim.ref)
                     with self._locks.gpus.hold(gpus | _gpus(known), deadline.remaining):
                         return self._prepare(claim, gpus, pods)
             except PodsNeeded as e:
                 pods = self._pods.read(claim, why=str(e))  # the lease and the locks are free
-            except GpusChanged:
+            except GpusChanged as e:
+                if deadline.expired:
+                    raise NodeError(
+                        f"claim {claim.ref}: its devices belong to other GPUs at each attempt: "
+                        "GPUs are being renumbered on this node"
+                    ) from e
                 gpus = self._planner.gpus(claim)
             except DeviceHeldByClaim:
                 # The lease and the locks are free meanwhile: the holder's unprepare needs them.
@@ -213,7 +218,7 @@ class Preparer:
     ) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
         if known is not None and _is_of(known, claim) and self._partitions.are_there(known):
-            done = self._completed(claim.ref)
+            done = self._recorded_answer(claim.ref)
             if done is not None:
                 return done
         # while the claim holds its GPU, that is offered as it was

@@ -262,7 +262,7 @@ def test_a_directory_that_cannot_be_made_is_named_with_the_mend(world):
 
 def test_a_file_that_cannot_be_written_is_named(world):
     world.document("spare").mkdir(parents=True)
-    with pytest.raises(NodeError, match=f"{world.document('spare')}: Is a directory"):
+    with pytest.raises(NodeError, match=f"Is a directory: '{world.document('spare')}'"):
         world.write()
     assert not world.spec().exists()
 

@@ -70,7 +70,7 @@ def test_a_damaged_book_is_never_taken_for_an_empty_one(path, text):
 def test_a_book_that_cannot_be_opened_is_told(path):
     path.mkdir(parents=True)
 
-    with pytest.raises(NodeError, match=r"mig\.json cannot be read"):
+    with pytest.raises(NodeError, match=r"cannot read .*mig\.json"):
         MigStateFile(path, "boot").read()
 
 
@@ -148,6 +148,6 @@ def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
     state.write(FULL)
     (path.parent / ".mig.json.tmp").mkdir()
 
-    with pytest.raises(NodeError, match=r"mig\.json cannot be written.*--state-dir"):
+    with pytest.raises(NodeError, match=r"cannot write .*mig\.json.*--state-dir"):
         state.write(MigState())
     assert state.read() == FULL

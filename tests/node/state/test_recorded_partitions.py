@@ -54,11 +54,11 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
 
     again = opened(tmp_path)
 
-    leftover = again.leftover(ref().uid)
-    assert leftover == ClaimRecord(ref(), record.holdings, record.steps[1:])
+    partitions = again.partitions_record(ref().uid)
+    assert partitions == ClaimRecord(ref(), record.holdings, record.steps[1:])
     assert again.known(ref().uid) is None
     assert again.held() == {record.holdings[0].gpu: record.holdings}
-    assert again.neighbours(ref("new").uid, {GPU}) == (leftover,)
+    assert again.neighbours(ref("new").uid, {GPU}) == (partitions,)
     assert again.partitions_since(again.mark()) == {ONE}
 
 
@@ -69,7 +69,7 @@ def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
 
     again = opened(tmp_path)
 
-    assert (again.leftover(ref().uid), again.held()) == (None, {})
+    assert (again.partitions_record(ref().uid), again.held()) == (None, {})
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 4}'])
@@ -80,7 +80,7 @@ def test_where_both_are_damaged_nothing_is_known(tmp_path, ledger, text):
 
     again = opened(tmp_path)
 
-    assert again.leftover(ref().uid) is None
+    assert again.partitions_record(ref().uid) is None
     assert len(again.set_aside()) == 1
 
 
@@ -90,7 +90,7 @@ def test_what_is_known_of_another_claim_is_not_taken_for_this_ones(tmp_path, led
     cuts = tmp_path / "boot/uid-claim.partitions"
     cuts.write_text(cuts.read_text().replace("uid-claim", "uid-other"))
 
-    assert opened(tmp_path).leftover(ref().uid) is None
+    assert opened(tmp_path).partitions_record(ref().uid) is None
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -104,7 +104,7 @@ def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, led
     else:
         again.forget(ref().uid)
 
-    assert again.leftover(ref().uid) is None
+    assert again.partitions_record(ref().uid) is None
     assert files(tmp_path) == (["uid-claim.json"] if written else [])
     assert set(again.held()) == ({gpu_uuid()} if written else set())
 

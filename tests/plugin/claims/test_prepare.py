@@ -21,7 +21,7 @@ from dra_driver.base.errors import (
 )
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.offer import ApiFeatures, Device, Offer
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
@@ -82,10 +82,15 @@ class World:
 
     def preparer_with(self, **fields):
         """The preparer, with other parts than usual."""
-        ledger = fields.setdefault("ledger", self.ledger)
-        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, ledger)
-        usual: dict[str, Any] = {"files": self.files, "users": self.users, "timeouts": self.waits}
-        return preparer_of(self.node, offers, self.api, **usual | fields)
+        ledger = fields.get("ledger", self.ledger)
+        usual: dict[str, Any] = {
+            "offers": OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, ledger),
+            "ledger": ledger,
+            "files": self.files,
+            "users": self.users,
+            "timeouts": self.waits,
+        }
+        return preparer_of(self.node, claims=self.api, **usual | fields)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
@@ -591,6 +596,34 @@ def test_a_gpu_that_is_held_keeps_being_held_when_it_is_no_longer_offered(world)
     world.node.refresh()
 
     assert [h.claim.name for h in world.ledger.held()[gpu_uuid()]] == ["holder"]
+
+
+class RenumberedOffers:
+    """ "gpu-0" is of another GPU at each look, for so many looks."""
+
+    def __init__(self, times):
+        self.minors = (index % 2 for index in range(times))
+
+    def now(self):
+        return Offer((Device(gpu(0, uuid=gpu_uuid(next(self.minors, 0)))),))
+
+    refresh = now
+
+
+def test_a_claim_whose_device_is_of_another_gpu_once_it_is_locked_gets_that_one(world):
+    preparer = world.preparer_with(offers=RenumberedOffers(2))
+
+    assert preparer.prepare(world.api.put(claim("gpu-0")))
+    assert set(world.ledger.held()) == {gpu_uuid(0)}
+
+
+def test_a_claim_whose_device_is_of_another_gpu_at_each_attempt_is_refused_in_time(world):
+    offers = RenumberedOffers(10**9)
+    preparer = world.preparer_with(offers=offers, timeouts=CallTimeouts(all=0, hand_over=0))
+
+    with pytest.raises(NodeError, match="belong to other GPUs at each attempt"):
+        preparer.prepare(world.api.put(claim("gpu-0")))
+    assert world.nothing_left
 
 
 def test_a_claim_that_was_allocated_anew_gets_what_it_is_allocated_now(world):

@@ -116,7 +116,7 @@ def test_what_the_book_could_not_take_is_told_when_it_can(scene):
     in_the_way.mkdir()
     scene.look()
     ((_, words),) = scene.new_events()
-    assert "cannot be written" in words
+    assert "cannot write" in words
 
     in_the_way.rmdir()
     scene.look()

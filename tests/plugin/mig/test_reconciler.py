@@ -582,7 +582,7 @@ def test_without_a_record_nothing_is_changed_and_that_is_a_failure(scene, board)
 
     assert scene.boards.done == []
     assert scene.states[-1] is LayoutState.FAILED
-    assert "cannot be written" in scene.problems[-1]
+    assert "cannot write" in scene.problems[-1]
 
 
 def test_a_look_that_fails_is_no_failure_of_a_layout_where_none_is_desired(scene):
@@ -591,7 +591,7 @@ def test_a_look_that_fails_is_no_failure_of_a_layout_where_none_is_desired(scene
     scene.reconciler.look()
 
     assert scene.states == [None]
-    assert "cannot be read" in scene.problems[-1]
+    assert "cannot read" in scene.problems[-1]
 
 
 def test_a_profile_that_cannot_be_used_is_a_failure_of_the_desired_layout(scene):
