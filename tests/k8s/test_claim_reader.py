@@ -1,10 +1,13 @@
 """Claims are read live, and a record's claim is only gone when that is sure."""
 
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.base.errors import ClaimError, Forbidden, Unreachable
-from dra_driver.k8s.claims import AllocationResult, ClaimReader, ClaimRef, ClaimUid
+from dra_driver.k8s.claims import AllocationResult, ClaimReader, ClaimRef, ClaimUid, parse_claim
 from dra_driver.k8s.resource_api import ResourceApi
+from tests import builders
 
 DRIVER, POOL = "gpu.example.com", "n1"
 
@@ -38,18 +41,9 @@ def test_a_claim_is_read_in_every_version(server, reader, served):
     assert reader.read(REF).allocations == (AllocationResult("gpu", POOL, "gpu-0"),)
 
 
-@pytest.mark.point(18)
-def test_an_allocation_that_changed_a_moment_ago_is_seen(server, reader):
-    server.put(claim())
-    reader.read(REF)
-    server.put(claim(device="gpu-1"))
-
-    assert reader.read(REF).allocations[0].device == "gpu-1"
-
-
 @pytest.mark.point(19, 20, 21)
 @pytest.mark.parametrize(
-    ("there", "message"),
+    ("document", "message"),
     [
         pytest.param(None, "does not exist any more", id="gone"),
         pytest.param(claim(device=None), "not allocated", id="not allocated"),
@@ -62,20 +56,14 @@ def test_an_allocation_that_changed_a_moment_ago_is_seen(server, reader):
     ],
 )
 def test_a_claim_that_cannot_be_prepared_is_refused_and_counts_as_gone(
-    server, reader, there, message
+    server, reader, document, message
 ):
-    if there:
-        server.put(there)
+    if document:
+        server.put(document)
 
     with pytest.raises(ClaimError, match=message):
         reader.read(REF)
     assert not reader.exists(REF)
-
-
-def test_a_claim_that_holds_devices_of_this_node_exists(server, reader):
-    server.put(claim())
-
-    assert reader.exists(REF)
 
 
 def test_a_claim_that_was_allocated_elsewhere_holds_nothing_here(server, reader):
@@ -84,22 +72,11 @@ def test_a_claim_that_was_allocated_elsewhere_holds_nothing_here(server, reader)
     assert not reader.exists(REF)
 
 
-@pytest.mark.parametrize(("status", "error"), [(503, Unreachable), (403, Forbidden)])
-def test_what_cannot_be_known_is_not_taken_for_gone(server, reader, status, error):
-    server.put(claim())
-    server.fail(status, "GET", "resourceclaims", times=9)
-
-    with pytest.raises(error):
-        reader.exists(REF)
-
-
 def reads(server):
     """How claims were asked for since the last time: from memory or live."""
-    asked = [request for request in server.requests if request.path.endswith("/resourceclaims/c")]
+    requests = [each for each in server.requests if each.path.endswith("/resourceclaims/c")]
     server.forget_requests()
-    return [
-        "memory" if request.query.get("resourceVersion") == "0" else "live" for request in asked
-    ]
+    return ["memory" if each.query.get("resourceVersion") == "0" else "live" for each in requests]
 
 
 def test_a_claim_that_is_there_is_looked_at_without_asking_etcd(server, reader):
@@ -135,6 +112,7 @@ def test_a_claim_that_only_seems_gone_exists(server, reader, before):
     assert reads(server) == ["memory", "live"]
 
 
+@pytest.mark.point(18)
 def test_a_claim_is_read_for_its_pod_as_it_is_now(server, reader):
     server.put(claim())
     server.hold_memory()
@@ -192,18 +170,11 @@ def test_what_was_allocated_of_this_node_is_known_whether_it_was_prepared_or_not
     server.put(claim("elsewhere", "gpu-2", pool="n2"))
     server.put(claim("theirs", "gpu-3", driver="net.example.com"))
     server.put(claim("waits", None))
-    looks_on = claim("looks-on", "gpu-4")
-    looks_on["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
-    server.put(looks_on)
+    monitor = claim("monitor", "gpu-4")
+    monitor["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    server.put(monitor)
 
     assert reader.allocated() == {"gpu-0-mig-1g5gb-19-0", "gpu-1"}
-
-
-def test_that_nobody_can_tell_what_was_allocated_is_an_error(server, reader):
-    server.fail(503, "GET", times=9)
-
-    with pytest.raises(Unreachable):
-        reader.allocated()
 
 
 def test_a_claim_is_deleted_when_it_or_its_uid_is_gone_and_not_when_it_is_deallocated(
@@ -218,9 +189,39 @@ def test_a_claim_is_deleted_when_it_or_its_uid_is_gone_and_not_when_it_is_deallo
 
 
 @pytest.mark.parametrize(("status", "error"), [(503, Unreachable), (403, Forbidden)])
-def test_what_cannot_be_known_is_not_taken_for_deleted(server, reader, status, error):
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda reader: reader.exists(REF), id="exists"),
+        pytest.param(lambda reader: reader.is_deleted(REF), id="is deleted"),
+        pytest.param(lambda reader: reader.allocated(), id="what is allocated"),
+    ],
+)
+def test_what_cannot_be_known_is_an_error_and_no_answer(server, reader, ask, status, error):
     server.put(claim())
     server.fail(status, "GET", "resourceclaims", times=9)
 
     with pytest.raises(error):
-        reader.is_deleted(REF)
+        ask(reader)
+
+
+@pytest.mark.point(93)
+@pytest.mark.parametrize(
+    ("owners", "made_for_pod"),
+    [
+        pytest.param(None, False, id="written by a user"),
+        pytest.param([{"kind": "Pod", "name": "p", "controller": True}], True, id="of a pod"),
+        pytest.param([{"kind": "Pod", "name": "p"}], False, id="gone with a pod that others share"),
+        pytest.param([{"kind": "Job", "name": "j", "controller": True}], False, id="of a job"),
+    ],
+)
+def test_who_made_a_claim_is_known_and_who_else_it_is_reserved_for_makes_no_difference(
+    owners, made_for_pod
+):
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "1"}
+    document = builders.claim_document(builders.claim("gpu-0"), DRIVER)
+    document["status"]["reservedFor"] = [group]
+    document["metadata"]["ownerReferences"] = owners
+
+    expected = replace(builders.claim("gpu-0"), made_for_pod=made_for_pod)
+    assert parse_claim(document, builders.ref(), DRIVER) == expected

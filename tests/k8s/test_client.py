@@ -1,7 +1,6 @@
 """The one door to the API server, with the real client library over real HTTP."""
 
 import json
-import socket
 import threading
 import time
 from itertools import islice
@@ -254,26 +253,6 @@ def test_a_server_that_is_not_there_is_unreachable(server, api):
 
     with pytest.raises(Unreachable, match="cannot be reached"):
         api.get("/version", deadline_seconds=0.3)
-
-
-def test_an_answer_that_is_not_json_is_named(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-
-        def answer():
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        fake = FakeApiServer()
-        path = fake.kubeconfig(tmp_path / "kubeconfig")
-        path.write_text(path.read_text().replace(fake.url, f"http://127.0.0.1:{port}"))
-        with pytest.raises(Unreachable, match="did not answer with JSON"):
-            ApiClient(load_kubeconfig(path)).create(PODS, pod("p"))
-        thread.join()
 
 
 @pytest.mark.point(104)

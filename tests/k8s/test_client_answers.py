@@ -61,25 +61,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def answering(tmp_path):
     """A client of a server that answers as told."""
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def answering(answer):
-        server = Answering(answer)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        path = tmp_path / "kubeconfig"
-        path.write_text(KUBECONFIG % f"http://127.0.0.1:{server.server_address[1]}")
-        # Whether it answers in time is of no matter here.
-        client = ApiClient(load_kubeconfig(path), ApiTimeouts(read=30, watch=30, retry=0.005))
-        made.append((server, thread, client))
-        return client, server
+        def answering(answer):
+            server = stack.enter_context(Answering(answer))
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            path = tmp_path / "kubeconfig"
+            path.write_text(KUBECONFIG % f"http://127.0.0.1:{server.server_address[1]}")
+            # Whether it answers in time is of no matter here.
+            client = ApiClient(load_kubeconfig(path), ApiTimeouts(read=30, watch=30, retry=0.005))
+            stack.callback(client.close)
+            return client, server
 
-    yield answering
-    for server, thread, client in made:
-        client.close()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        yield answering
 
 
 @pytest.mark.parametrize(
@@ -99,8 +96,9 @@ def answering(tmp_path):
 def test_what_cannot_be_read_is_a_cluster_error(answering, status, body):
     client, _ = answering(lambda query: (status, body))
 
-    with pytest.raises(ApiServerError, match="list resourceclaims"):
+    with pytest.raises(ApiServerError, match="list resourceclaims") as failed:
         client.get(CLAIMS)
+    assert ("did not answer with" in str(failed.value)) == (status == 200)
 
 
 def test_an_answer_without_end_is_not_read_to_its_end_and_not_asked_for_again(answering):

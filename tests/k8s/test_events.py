@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -69,10 +68,23 @@ def clock():
 
 
 @pytest.fixture
-def events(desk, clock):
-    recorder = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
-    yield recorder
-    recorder.stop()
+def record(clock):
+    """A recorder that writes to this API server; without a clock of the test it does so at once."""
+    recorders = []
+
+    def record(api, **options):
+        options = options or {"clock": clock}
+        recorders.append(EventRecorder(api, "gpu.nvidia.com", "node-1", **options))
+        return recorders[-1]
+
+    yield record
+    for recorder in recorders:
+        recorder.stop()
+
+
+@pytest.fixture
+def events(record, desk):
+    return record(desk)
 
 
 def event(message="it is above", pod=POD, reason="GPUMemoryAboveShare", about="a"):
@@ -138,8 +150,8 @@ def test_the_last_words_are_written_though_they_came_soon_after_others(events, d
     assert counts == {"third": 3, "another": 1, "another yet": 1}
 
 
-def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
+def test_the_last_words_are_written_though_nothing_else_is_told(desk, api, record):
+    events = record(desk, min_update_seconds=0.02)
     for words in ("first", "second", "last"):
         events.emit(event(words))
 
@@ -147,7 +159,6 @@ def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
     eventually(lambda: api.list(EVENTS)["items"][0]["message"] == "last")
     (document,) = api.list(EVENTS)["items"]
     assert (document["message"], document["count"]) == ("last", 3)
-    events.stop()
 
 
 def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
@@ -164,18 +175,7 @@ def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
     assert desk.calls == ["create"]
 
 
-def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, api):
-    for number in range(3):
-        events.emit(event(f"message {number}"))
-        desk.wait_for(number + 1)
-        clock.now += 60
-
-    (document,) = api.list(EVENTS)["items"]
-    assert (document["count"], document["message"]) == (3, "message 2")
-
-
-def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
+def test_what_is_told_hundreds_of_times_at_once_is_written_once(events, desk, clock, api):
     for _ in range(50):
         events.emit(event())
     events.emit(event(about="the end"))
@@ -183,7 +183,6 @@ def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api
     clock.now += 60
     events.emit(event("once more"))
     desk.wait_for(3)
-    events.stop()
 
     assert desk.calls == ["create", "create", "patch"]
     counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
@@ -240,8 +239,10 @@ def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
     assert len(api.list(EVENTS)["items"]) == 1
 
 
-def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(desk, api, caplog):
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
+def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(
+    desk, api, record, caplog
+):
+    events = record(desk, min_update_seconds=0.02)
     desk.error = Unreachable("create events: it is away")
     for words in ("first", "second"):
         events.emit(event(words))
@@ -253,17 +254,16 @@ def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(de
     counts = {document["message"]: document["count"] for document in api.list(EVENTS)["items"]}
     assert counts == {"second": 2, "another": 1}
     assert caplog.text.count("events wait for the API server") == 1
-    events.stop()
 
 
-def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
+def test_one_event_that_is_never_taken_keeps_no_other_waiting(api, record):
     class Picky(Desk):
         def create(self, path, document):
             self.error = Unreachable("500") if document["message"] == "bad" else None
             return super().create(path, document)
 
-    desk: Any = Picky(api)
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
+    desk = Picky(api)
+    events = record(desk, min_update_seconds=0.02)
     events.emit(event("bad"))
     for about in "bcd":
         events.emit(event(about, about=about))
@@ -273,9 +273,8 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
     assert {written["message"] for written in api.list(EVENTS)["items"]} == {"b", "c", "d"}
 
 
-def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
+def test_nobody_waits_for_an_api_server_that_does_not_answer(events, desk):
     desk.open.clear()
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     began = time.monotonic()
     for number in range(500):
         events.emit(event(about=str(number)))
@@ -286,30 +285,23 @@ def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
 
 
 class Memory:
-    """An API server that takes everything."""
-
-    def create(self, path, document):
-        return {"metadata": {"name": "made"}}
-
-    def patch(self, path, patch):
-        return {}
-
-
-class Diary(Memory):
-    """And knows what it took."""
+    """An API server that takes everything, and knows what it took."""
 
     def __init__(self):
         self.messages = []
 
     def create(self, path, document):
         self.messages.append(document["message"])
-        return super().create(path, document)
+        return {"metadata": {"name": "made"}}
+
+    def patch(self, path, patch):
+        return {}
 
 
-def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(clock, caplog):
-    diary = Diary()
-    desk: Any = Desk(diary)
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
+def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(record, clock, caplog):
+    memory = Memory()
+    desk = Desk(memory)
+    events = record(desk)
     desk.error = Unreachable("create events: it is away")
     for number in range(1030):
         events.emit(event(str(number), about=str(number)))
@@ -320,14 +312,13 @@ def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(cloc
     events.emit(event("1029", about="1029"))  # known already: it pushes nothing out
 
     assert len(desk.wait_for(1030 + 1024)) == 1030 + 1024
-    assert sorted(diary.messages, key=int) == [str(number) for number in range(6, 1030)]
+    assert sorted(memory.messages, key=int) == [str(number) for number in range(6, 1030)]
     assert caplog.text.count("an event is lost: too many wait to be written") == 1
-    events.stop()
 
 
-def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
-    desk: Any = Desk(Memory())
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
+def test_what_is_written_is_forgotten_before_what_waits(record, clock, caplog):
+    desk = Desk(Memory())
+    events = record(desk)
     for number in range(1024):
         events.emit(event(about=str(number)))
         desk.wait_for(number + 1 - 32)
@@ -340,12 +331,11 @@ def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
 
     assert sorted(desk.wait_for(1027)[1025:]) == ["create", "patch"]
     assert "an event is lost" not in caplog.text
-    events.stop()
 
 
-def test_of_very_many_pods_only_the_latest_are_remembered(clock):
-    desk: Any = Desk(Memory())
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
+def test_of_very_many_pods_only_the_latest_are_remembered(record, clock):
+    desk = Desk(Memory())
+    events = record(desk)
     for number in range(1030):
         events.emit(event(about=str(number)))
         desk.wait_for(number + 1 - 32)  # so that no more wait than may
@@ -355,4 +345,3 @@ def test_of_very_many_pods_only_the_latest_are_remembered(clock):
     events.emit(event(about="1029"))
 
     assert desk.wait_for(1032)[1030:] == ["create", "patch"]
-    events.stop()
