@@ -55,6 +55,17 @@ class Desk:
                 self._now[ref.uid] -= 1
 
 
+class Gate:
+    """Where calls wait: *begun* once the first is there, until *go* is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, operation: str, ref: ClaimRef) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+
+
 class Counted:
     """An observer that keeps what it was told."""
 

@@ -2,19 +2,9 @@
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from dra_driver.kubeletplugin.serve.plugin import SocketListener
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="k") as directory:
-        yield Path(directory)
 
 
 def test_a_hidden_socket_is_not_taken_away_again_when_its_server_stops(short: Path) -> None:

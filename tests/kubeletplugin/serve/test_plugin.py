@@ -18,7 +18,7 @@ from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.k8s.claims import ClaimRef
 from dra_driver.kubeletplugin.serve.plugin import PluginTimeouts
 from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets
-from tests.fakes.claimdriver import DRIVER, Desk, device, ref, running
+from tests.fakes.claimdriver import DRIVER, Desk, Gate, device, ref, running
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.plugins import Instance
 from tests.waiting import eventually
@@ -125,24 +125,19 @@ def test_a_restarted_kubelet_finds_us_again(short: Path) -> None:
 
 @pytest.mark.point(10)
 def test_stopping_takes_the_registration_first_and_lets_calls_end(short: Path) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def tell(operation: str, ref: ClaimRef) -> None:
-        begun.set()
-        assert go.wait(5)
-
+    gate = Gate()
     with FakeKubelet(short) as kubelet, ThreadPoolExecutor(2) as pool:
-        run = running(short, Desk(tell))
+        run = running(short, Desk(gate))
         # A connection of our own: the kubelet closes its own as soon as the registration is gone.
         with run, grpc.insecure_channel(f"unix:{run.paths.service}") as channel:
             kubelet.wait_for_plugin(DRIVER)
             instance = Instance(DRIVER, "", "v1.DRAPlugin", (), channel)
             call = pool.submit(instance.call, "Prepare", [ref("a")], 10)
-            assert begun.wait(5)
+            assert gate.begun.wait(60)
             stopping = pool.submit(run.plugin.stop)
             kubelet.wait_until_gone(DRIVER)
             assert not run.paths.registration.exists() and run.paths.service.exists()
-            go.set()
+            gate.go.set()
             assert not call.result(5).claims["uid-a"].error
             stopping.result(5)
         assert not run.paths.service.exists()
@@ -153,21 +148,20 @@ def test_stopping_takes_the_registration_first_and_lets_calls_end(short: Path) -
 def test_a_call_that_does_not_end_does_not_keep_us(
     short: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    ended, gate = threading.Event(), Gate()
 
-    def tell(operation: str, ref: ClaimRef) -> None:
-        begun.set()
-        assert go.wait(5)
+    def wait(operation: str, ref: ClaimRef) -> None:
+        gate(operation, ref)
         ended.set()
 
     with FakeKubelet(short) as kubelet, ThreadPoolExecutor(1) as pool:
-        run = running(short, Desk(tell), grace_seconds=0.1)
+        run = running(short, Desk(wait), grace_seconds=0.1)
         with run:
             kubelet.wait_for_plugin(DRIVER)
             call = pool.submit(kubelet.ask, "prepare", [ref("a")])
-            assert begun.wait(5)
+            assert gate.begun.wait(60)
         assert isinstance(call.exception(5), grpc.RpcError)
-        go.set()
+        gate.go.set()
         assert ended.wait(5)
 
 
@@ -277,24 +271,19 @@ def test_a_deleted_registration_socket_comes_back_and_the_kubelet_registers_agai
 
 
 def test_a_wiped_directory_comes_back_and_calls_in_flight_end(short: Path) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def tell(operation: str, ref: ClaimRef) -> None:
-        begun.set()
-        assert go.wait(5)
-
+    gate = Gate()
     with (
         FakeKubelet(short) as kubelet,
         ThreadPoolExecutor(1) as pool,
-        running(short, Desk(tell), watch_seconds=0.05) as run,
+        running(short, Desk(gate), watch_seconds=0.05) as run,
     ):
         kubelet.wait_for_plugin(DRIVER)
         call = pool.submit(kubelet.ask, "prepare", [ref("a")])
-        assert begun.wait(5)
+        assert gate.begun.wait(60)
         run.paths.service.unlink()
         run.paths.service.parent.rmdir()
         kubelet.wait_until(run.paths.service.exists, "the DRA socket")
-        go.set()
+        gate.go.set()
         assert not call.result(5)[ref("a").uid].error
         run.plugin.check()
         assert not kubelet.ask("prepare", [ref("b")])[ref("b").uid].error

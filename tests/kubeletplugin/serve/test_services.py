@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from api.kubelet import dra_v1_pb2
 from dra_driver.base.errors import ClaimError, NodeError
 from dra_driver.k8s.claims import ClaimRef, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.serve.services import DraService
-from tests.fakes.claimdriver import DRIVER, Counted, Desk, Running, device, ref, running
+from tests.fakes.claimdriver import DRIVER, Counted, Desk, Gate, Running, device, ref, running
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.plugins import KubeletError
 
@@ -23,13 +23,6 @@ from tests.fakes.plugins import KubeletError
 def kubelet(short: Path) -> Iterator[FakeKubelet]:
     with FakeKubelet(short) as kubelet:
         yield kubelet
-
-
-def waiting_for(event: threading.Event) -> Callable[[str, ClaimRef], None]:
-    def tell(operation: str, ref: ClaimRef) -> None:
-        assert event.wait(5)
-
-    return tell
 
 
 @pytest.mark.point(16)
@@ -122,14 +115,14 @@ def test_a_share_that_is_not_there_is_absent_on_the_wire(short: Path) -> None:
     assert not raw.claims["u"].devices[0].HasField("share_id")
 
 
-def _meet(barrier: threading.Barrier) -> None:
-    barrier.wait()
-
-
 @pytest.mark.point(26)
 def test_claims_of_one_call_are_served_side_by_side(short: Path, kubelet: FakeKubelet) -> None:
     together = threading.Barrier(8, timeout=5)
-    with running(short, Desk(lambda operation, ref: _meet(together))):
+
+    def meet(operation: str, ref: ClaimRef) -> None:
+        together.wait()
+
+    with running(short, Desk(meet)):
         kubelet.wait_for_plugin(DRIVER)
         refs = [ref(f"claim-{n}") for n in range(8)]
         assert kubelet.prepare(refs).keys() == {r.uid for r in refs}
@@ -139,20 +132,15 @@ def test_claims_of_one_call_are_served_side_by_side(short: Path, kubelet: FakeKu
 def test_two_calls_for_one_claim_come_one_after_the_other(
     short: Path, kubelet: FakeKubelet
 ) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def tell(operation: str, ref: ClaimRef) -> None:
-        begun.set()
-        assert go.wait(5)
-
-    desk = Desk(tell)
+    gate = Gate()
+    desk = Desk(gate)
     with running(short, desk), ThreadPoolExecutor(2) as pool:
         kubelet.wait_for_plugin(DRIVER)
         first = pool.submit(kubelet.ask, "prepare", [ref("a")])
-        assert begun.wait(5)
+        assert gate.begun.wait(60)
         second = pool.submit(kubelet.ask, "prepare", [ref("a")])
         other = kubelet.ask("prepare", [])  # the second is on its way when this is answered
-        go.set()
+        gate.go.set()
         assert first.result(5) == second.result(5) != other
     assert desk.at_once == {"uid-a": 1}
     assert desk.calls == [("prepare", "a"), ("prepare", "a")]
@@ -161,19 +149,14 @@ def test_two_calls_for_one_claim_come_one_after_the_other(
 def test_a_claim_that_stays_busy_is_answered_with_an_error(
     short: Path, kubelet: FakeKubelet
 ) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def tell(operation: str, ref: ClaimRef) -> None:
-        begun.set()
-        assert go.wait(5)
-
-    service = DraService(Desk(tell), Counted(), patience_seconds=0.05)
+    gate = Gate()
+    service = DraService(Desk(gate), Counted(), patience_seconds=0.05)
     with Running(short, service), ThreadPoolExecutor(1) as pool:
         kubelet.wait_for_plugin(DRIVER)
         first = pool.submit(kubelet.ask, "prepare", [ref("a")])
-        assert begun.wait(5)
+        assert gate.begun.wait(60)
         second = kubelet.ask("prepare", [ref("a")])[ref("a").uid]
-        go.set()
+        gate.go.set()
         assert not first.result(5)[ref("a").uid].error
     assert second.error.startswith("claim default/a (UID uid-a) is still being served")
 
@@ -182,14 +165,14 @@ def test_a_claim_that_stays_busy_is_answered_with_an_error(
 def test_work_goes_on_when_the_kubelet_gives_up_and_the_next_call_is_right(
     short: Path, kubelet: FakeKubelet
 ) -> None:
-    go = threading.Event()
-    desk = Desk(waiting_for(go))
+    gate = Gate()
+    desk = Desk(gate)
     with running(short, desk):
         kubelet.wait_for_plugin(DRIVER)
         with pytest.raises(grpc.RpcError) as given_up:
             kubelet.ask("prepare", [ref("a")], timeout=0.1)
         assert given_up.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        go.set()
+        gate.go.set()
         assert kubelet.prepare([ref("a")]) == {ref("a").uid: (device(ref("a")),)}
     assert desk.at_once == {"uid-a": 1}
 
@@ -220,13 +203,13 @@ def test_110_claims_in_one_call_are_served(short: Path, kubelet: FakeKubelet) ->
 def test_registration_and_liveness_are_answered_while_all_places_are_taken(
     short: Path, kubelet: FakeKubelet
 ) -> None:
-    go = threading.Event()
-    service = DraService(Desk(waiting_for(go)), Counted(), max_concurrent=2)
+    gate = Gate()
+    service = DraService(Desk(gate), Counted(), max_concurrent=2)
     with Running(short, service) as run, ThreadPoolExecutor(6) as pool:
         kubelet.wait_for_plugin(DRIVER)
         waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(6)]
         run.plugin.check(2.0)
-        go.set()
+        gate.go.set()
         assert all(len(w.result(5)) == 1 for w in waiting)
 
 
