@@ -98,23 +98,9 @@ def test_an_empty_filter_filters_nothing_and_full_compute_instances_need_no_sayi
 
 
 def test_two_ways_to_write_one_kind_are_counted_together():
-    document = {
-        "version": "v1",
-        "mig-configs": {
-            "a": [
-                {
-                    "devices": "all",
-                    "mig-enabled": True,
-                    "mig-devices": {"1c.1g.5gb": 2, "1g.5gb": 3},
-                }
-            ]
-        },
-    }
+    config = entry(devices="all", mig_enabled=True, mig_devices={"1c.1g.5gb": 2, "1g.5gb": 3})
 
-    (entry,) = layouts(document)["a"]
-
-    assert isinstance(entry, MigConfig)
-    assert entry.mig_devices == {"1g.5gb": 5}
+    assert config.mig_devices == {"1g.5gb": 5}
 
 
 def test_mig_mode_that_is_off_needs_no_devices():
@@ -139,105 +125,72 @@ def test_such_a_file_is_known_by_what_it_has(document, is_one):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"mig_enabled": False}, "mig-configs.x[0].devices: missing"),
-        ({"devices": "all"}, "mig-configs.x[0].mig-enabled: missing"),
+        ({"devices": None}, ".devices: missing"),
+        ({"mig_enabled": None}, ".mig-enabled: missing"),
+        *(
+            (
+                {"devices": devices},
+                f".devices: {devices!r} should be all, or a list of the numbers of GPUs",
+            )
+            for devices in ("some", [True], [-1])
+        ),
+        ({"mig_enabled": "yes"}, ".mig-enabled: 'yes' should be a valid boolean"),
         (
-            {"devices": "some", "mig_enabled": False},
-            "mig-configs.x[0].devices: 'some' should be all, or a list of the numbers of GPUs",
+            {"device_filter": 0x20B010DE},
+            '.device-filter: 548409566 is a number to YAML; write it in quotes: "0x20B010DE"',
         ),
         (
-            {"devices": [True], "mig_enabled": False},
-            "mig-configs.x[0].devices: [True] should be all, or a list of the numbers of GPUs",
+            {"device_filter": ["0x233010DE", 0x20B010DE]},
+            ".device-filter: ['0x233010DE', 548409566] has 548409566, which is a number to YAML; "
+            'write it in quotes: "0x20B010DE"',
         ),
         (
-            {"devices": [-1], "mig_enabled": False},
-            "mig-configs.x[0].devices: [-1] should be all, or a list of the numbers of GPUs",
+            {"device_filter": ["A100"]},
+            ".device-filter: ['A100'] has what is no PCI ID of device and vendor; write for "
+            "example 0x20B010DE",
+        ),
+        ({"device_filter": True}, ".device-filter: True should be a valid list"),
+        (
+            {"mig_devices": {"1g": 2}},
+            ".mig-devices: {'1g': 2} has '1g', which is no profile; write for example 1g.10gb",
         ),
         (
-            {"devices": "all", "mig_enabled": "yes"},
-            "mig-configs.x[0].mig-enabled: 'yes' should be a valid boolean",
+            {"mig_devices": {"1c.3g.20gb": 2}},
+            ".mig-devices: {'1c.3g.20gb': 2} has '1c.3g.20gb': compute instances that do not fill "
+            "their GPU instance are nothing that claims can have; write 3g.20gb",
         ),
         (
-            {"devices": "all", "mig_enabled": False, "device_filter": 0x20B010DE},
-            "mig-configs.x[0].device-filter: 548409566 is a number to YAML; write it in quotes: "
-            '"0x20B010DE"',
+            {"mig_devices": {"1g.5gb": -1}},
+            ".mig-devices.1g.5gb: -1 should be greater than or equal to 0",
+        ),
+        ({"mig-devise": {}}, ".mig-devise: unknown field; did you mean mig-devices?"),
+        (
+            {"mig_enabled": True},
+            ": {'devices': 'all', 'mig-enabled': True} has mig-enabled: true and no mig-devices; "
+            "write {} for none",
         ),
         (
-            {"devices": "all", "mig_enabled": False, "device_filter": ["0x233010DE", 0x20B010DE]},
-            "mig-configs.x[0].device-filter: ['0x233010DE', 548409566] has 548409566, which "
-            'is a number to YAML; write it in quotes: "0x20B010DE"',
-        ),
-        (
-            {"devices": "all", "mig_enabled": False, "device_filter": ["A100"]},
-            "mig-configs.x[0].device-filter: ['A100'] has what is no PCI ID of device and vendor; "
-            "write for example 0x20B010DE",
-        ),
-        (
-            {"devices": "all", "mig_enabled": False, "device_filter": True},
-            "mig-configs.x[0].device-filter: True should be a valid list",
-        ),
-        (
-            {"devices": "all", "mig_enabled": True, "mig_devices": {"1g": 2}},
-            "mig-configs.x[0].mig-devices: {'1g': 2} has '1g', which is no profile; write for "
-            "example 1g.10gb",
-        ),
-        (
-            {"devices": "all", "mig_enabled": True, "mig_devices": {"1c.3g.20gb": 2}},
-            "mig-configs.x[0].mig-devices: {'1c.3g.20gb': 2} has '1c.3g.20gb': compute instances "
-            "that do not fill their GPU instance are nothing that claims can have; write 3g.20gb",
-        ),
-        (
-            {"devices": "all", "mig_enabled": True, "mig_devices": {"1g.5gb": -1}},
-            "mig-configs.x[0].mig-devices.1g.5gb: -1 should be greater than or equal to 0",
-        ),
-        (
-            {"devices": "all", "mig_enabled": False, "mig-devise": {}},
-            "mig-configs.x[0].mig-devise: unknown field; did you mean mig-devices?",
+            {"mig_devices": {"1g.5gb": 1}},
+            ": {'devices': 'all', 'mig-enabled': False, 'mig-devices': {'1g.5gb': 1}} has "
+            "mig-devices and mig-enabled: false; remove one of them",
         ),
     ],
 )
 def test_what_is_wrong_with_a_layout_is_said_with_its_path(fields, problem):
-    assert problems(**fields) == (problem,)
+    entry = {"devices": "all", "mig_enabled": False, **fields}
 
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"mig_enabled": True}, "has mig-enabled: true and no mig-devices; write {} for none"),
-        (
-            {"mig_enabled": False, "mig_devices": {"1g.5gb": 1}},
-            "has mig-devices and mig-enabled: false; remove one of them",
-        ),
-    ],
-)
-def test_partitions_and_the_mode_have_to_fit_together(fields, words):
-    (problem,) = problems(devices="all", **fields)
-
-    assert problem.startswith("mig-configs.x[0]: ")
-    assert problem.endswith(words)
+    assert problems(**entry) == (f"mig-configs.x[0]{problem}",)
 
 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        pytest.param("7", 'the key 7 is a number to YAML; write it in quotes: "7"', id="number"),
-        pytest.param(
-            "1.5", 'the key 1.5 is a number to YAML; write it in quotes: "1.5"', id="half"
-        ),
-        pytest.param(
-            "2020-01-01",
-            'the key 2020-01-01 is no text to YAML; write it in quotes: "2020-01-01"',
-            id="date",
-        ),
-        pytest.param(
-            "on", "a key is true, as YAML reads on and yes, too; write it in quotes", id="on"
-        ),
-        pytest.param(
-            "no", "a key is false, as YAML reads off and no, too; write it in quotes", id="no"
-        ),
-        pytest.param(
-            "~", "a key is null, as YAML reads ~ and nothing at all; write it in quotes", id="null"
-        ),
+        ("7", 'the key 7 is a number to YAML; write it in quotes: "7"'),
+        ("1.5", 'the key 1.5 is a number to YAML; write it in quotes: "1.5"'),
+        ("2020-01-01", 'the key 2020-01-01 is no text to YAML; write it in quotes: "2020-01-01"'),
+        ("on", "a key is true, as YAML reads on and yes, too; write it in quotes"),
+        ("no", "a key is false, as YAML reads off and no, too; write it in quotes"),
+        ("~", "a key is null, as YAML reads ~ and nothing at all; write it in quotes"),
     ],
 )
 def test_what_yaml_takes_for_no_text_is_to_be_quoted_wherever_it_is_a_key(key, message):
@@ -306,16 +259,25 @@ def test_one_broken_layout_spoils_no_other():
     assert isinstance(parsed["good"], list)
 
 
-def test_what_is_wrong_with_the_file_is_wrong_with_all_of_it():
-    assert refused(mig_configs={"x": []}) == ("version: missing",)
-    assert refused(version="v2", mig_configs={"x": []}) == ("version: 'v2' should be 'v1'",)
-    assert refused(version="v1") == ("mig-configs: missing",)
-    assert refused(version="v1", mig_configs={}) == (
-        "mig-configs: is empty; say what is meant, or leave it out",
-    )
-    assert refused(version="v1", mig_configs=["x"]) == (
-        "mig-configs: ['x'] should be a valid dictionary",
-    )
-    assert refused(version="v1", mig_configs={"x": []}, flags={}) == (
-        "flags: unknown field; remove it",
-    )
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"mig_configs": {"x": []}}, "version: missing"),
+        ({"version": "v2", "mig_configs": {"x": []}}, "version: 'v2' should be 'v1'"),
+        ({"version": "v1"}, "mig-configs: missing"),
+        (
+            {"version": "v1", "mig_configs": {}},
+            "mig-configs: is empty; say what is meant, or leave it out",
+        ),
+        (
+            {"version": "v1", "mig_configs": ["x"]},
+            "mig-configs: ['x'] should be a valid dictionary",
+        ),
+        (
+            {"version": "v1", "mig_configs": {"x": []}, "flags": {}},
+            "flags: unknown field; remove it",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_wrong_with_all_of_it(document, problem):
+    assert refused(**document) == (problem,)

@@ -1,8 +1,19 @@
+"""Files are written whole, and calls to the disk that do not come back are known."""
+
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
-from dra_driver.base.files import write_atomically
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import (
+    disk_call,
+    disk_errors,
+    hanging_disk_calls,
+    removed_directory,
+    write_atomically,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -35,3 +46,63 @@ def test_a_temporary_file_may_be_elsewhere_on_the_file_system(tmp_path):
         write_atomically(tmp_path / "record", b"x", temporary=tmp_path / "aside" / "fresh")
 
     assert os.listdir(tmp_path / "aside") == []
+
+
+def under_way(seconds: float = -1) -> str:
+    """What is under way in this process, where other tests may have left something."""
+    return hanging_disk_calls(seconds) or ""
+
+
+def test_a_call_that_hangs_is_told_with_what_it_was_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    begun = threading.Event()
+
+    def read() -> None:
+        with disk_errors(f"read in {tmp_path}"):
+            begun.set()
+            (tmp_path / "file").read_bytes()
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    assert under_way().startswith("the disk does not answer: ")
+    assert f"read in {tmp_path} (" in under_way()
+    assert str(tmp_path) not in under_way(600)
+
+    (tmp_path / "file").write_bytes(b"it goes on")
+    thread.join(30)
+    assert str(tmp_path) not in under_way()
+
+
+def test_a_call_that_fails_is_over(tmp_path: Path) -> None:
+    with pytest.raises(NodeError), disk_errors(f"read {tmp_path}"), disk_call(f"list {tmp_path}"):
+        raise OSError("broken")
+    assert str(tmp_path) not in under_way()
+
+
+def test_directories_that_are_there_or_not_made_yet_are_fine(tmp_path):
+    assert removed_directory([tmp_path, tmp_path / "later"]) is None
+
+
+def test_a_directory_that_was_removed_and_made_anew_is_not_the_one_that_is_held(tmp_path):
+    """What a container has mounted leads to the removed one, as an open directory does."""
+    directory = tmp_path / "cdi"
+    directory.mkdir()
+    descriptor = os.open(directory, os.O_PATH)
+    try:
+        seen = Path(f"/proc/self/fd/{descriptor}")
+        assert removed_directory([seen]) is None
+
+        directory.rmdir()
+        directory.mkdir()
+
+        assert "was removed on the host" in str(removed_directory([tmp_path, seen]))
+        assert removed_directory([directory]) is None
+    finally:
+        os.close(descriptor)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_said(tmp_path):
+    (tmp_path / "file").touch()
+
+    assert "Not a directory" in str(removed_directory([tmp_path / "file/inside"]))

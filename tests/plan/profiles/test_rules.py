@@ -135,7 +135,7 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
             Rules(mig=MigRules(layout="all-balanced")),
             id="a layout of partitions",
         ),
-        pytest.param({"mig": "Off"}, Rules(), id="nothing is cut for claims"),
+        pytest.param({"mig": "Off"}, Rules(), id="nothing is created for claims"),
         pytest.param({"mig": {"strategy": "Mixed"}}, Rules(), id="nor by the strategy Mixed"),
         pytest.param({"mig": {"mode": "Off"}}, Rules(), id="nor by the mode Off"),
         pytest.param({"shares": 8}, Rules(shares=8), id="a most of claims at once"),
@@ -156,6 +156,11 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
             {"fractions": "Never", "strategies": ["TimeSlicing"]},
             Rules(fractions=False, strategies=(SharingStrategy.TIME_SLICING,)),
             id="a choice of strategies on GPUs that are taken whole",
+        ),
+        pytest.param(
+            {"strategies": ["MPS", "TimeSlicing"]},
+            Rules(strategies=(SharingStrategy.MPS, SharingStrategy.TIME_SLICING)),
+            id="of several strategies time slicing is the default one",
         ),
         pytest.param({"mpsTenants": "Any"}, Rules(), id="any tenants"),
         pytest.param({"mpsTenants": "NonRoot"}, Rules(tenants=MpsTenants.NON_ROOT), id="no root"),
@@ -189,143 +194,100 @@ def test_a_field_changes_its_rule_and_no_other(fields, expected):
     assert rules(**fields) == expected
 
 
-def test_of_several_strategies_time_slicing_is_the_default_one():
-    assert rules(strategies=["MPS", "TimeSlicing"]).default_strategy is SharingStrategy.TIME_SLICING
-
-
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        pytest.param(
-            {"select": {}},
-            ["spec.gpus[0].select: is empty; say which GPUs are meant, or leave it out for all"],
-            id="selects nothing",
-        ),
-        pytest.param(
+        ({"select": {}}, "select: is empty; say which GPUs are meant, or leave it out for all"),
+        (
             {"mig": {"profiles": ["1g.5gb"]}},
-            [
-                "spec.gpus[0].mig.profiles: has no effect without mode: Dynamic; add it, or "
-                "remove this"
-            ],
-            id="profiles of partitions that are not cut",
+            "mig.profiles: has no effect without mode: Dynamic; add it, or remove this",
         ),
-        pytest.param(
+        (
             {"mig": {"mode": "Dynamic", "layout": "all-1g.5gb"}},
-            [
-                "spec.gpus[0].mig.layout: has no effect with mode: Dynamic, which creates what "
-                "claims need; remove one of them"
-            ],
-            id="a layout of what claims need",
+            "mig.layout: has no effect with mode: Dynamic, which creates what claims need; remove "
+            "one of them",
         ),
-        pytest.param(
+        (
             {"fractions": "Never", "mig": {"replicas": {"1g.5gb": 2}}},
-            ["spec.gpus[0].mig.replicas: has no effect with fractions: Never; remove one of them"],
-            id="replicas of exclusive partitions",
+            "mig.replicas: has no effect with fractions: Never; remove one of them",
         ),
-        pytest.param(
+        (
             {"memoryLimit": "Strict", "mig": {"replicas": {"1g.5gb": 2}}},
-            [
-                "spec.gpus[0].mig.replicas: has no effect with memoryLimit: Strict, since the "
-                "GPU's driver limits no part of a partition; remove one of them"
-            ],
-            id="replicas of partitions of which nobody may have a part",
+            "mig.replicas: has no effect with memoryLimit: Strict, since the GPU's driver limits "
+            "no part of a partition; remove one of them",
         ),
-        pytest.param(
+        (
             {"include": False, "mig": {"profiles": ["1g.5gb"]}},
-            ["spec.gpus[0].mig: has no effect with include: false; remove one of them"],
-            id="partitions of what is not offered",
+            "mig: has no effect with include: false; remove one of them",
         ),
-        pytest.param(
-            {"include": False, "replicas": 2, "memory": {}},
-            [
-                f"spec.gpus[0].{field}: has no effect with include: false; remove one of them"
-                for field in ("replicas", "memory")
-            ],
-            id="rules for what is not offered",
-        ),
-        pytest.param(
-            {"fractions": "Never", "replicas": 2, "failRequestsGreaterThanOne": True},
-            [
-                f"spec.gpus[0].{field}: has no effect with fractions: Never; remove one of them"
-                for field in ("replicas", "failRequestsGreaterThanOne")
-            ],
-            id="rules for fractions where there are none",
-        ),
-        pytest.param(
-            {"rename": True},
-            ["spec.gpus[0].rename: has no effect without replicas; write how many, from 2 on"],
-            id="a new name for nothing",
-        ),
-        pytest.param(
+        ({"rename": True}, "rename: has no effect without replicas; write how many, from 2 on"),
+        (
             {"shares": 2, "replicas": 4},
-            ["spec.gpus[0].shares: has no effect with replicas, which are the shares; remove it"],
-            id="two numbers for one thing",
+            "shares: has no effect with replicas, which are the shares; remove it",
         ),
-        pytest.param(
+        (
             {"strategies": ["MPS"], "defaultStrategy": "TimeSlicing"},
-            ["spec.gpus[0].defaultStrategy: TimeSlicing is not among spec.gpus[0].strategies: MPS"],
-            id="a default that is not allowed",
+            "defaultStrategy: TimeSlicing is not among spec.gpus[0].strategies: MPS",
         ),
-        pytest.param(
-            {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot", "mpsServer": "Shared"},
-            [
-                "spec.gpus[0].mpsTenants: has no effect where MPS is not among "
-                "spec.gpus[0].strategies; add it, or remove this",
-                "spec.gpus[0].mpsServer: has no effect where MPS is not among "
-                "spec.gpus[0].strategies; add it, or remove this",
-            ],
-            id="tenants of nothing",
-        ),
-        pytest.param(
+        (
             {"strategies": ["MPS"], "timeSliceInterval": "Any"},
-            [
-                "spec.gpus[0].timeSliceInterval: has no effect where TimeSlicing is not among "
-                "spec.gpus[0].strategies; add it, or remove this"
-            ],
-            id="turns of nobody",
+            "timeSliceInterval: has no effect where TimeSlicing is not among "
+            "spec.gpus[0].strategies; add it, or remove this",
         ),
-        pytest.param(
+        (
             {"replicas": 2, "timeSliceInterval": "WholeGPUs"},
-            [
-                "spec.gpus[0].timeSliceInterval: has no effect with replicas, each of which may "
-                "set the interval; remove it"
-            ],
-            id="the interval of replicas",
+            "timeSliceInterval: has no effect with replicas, each of which may set the interval; "
+            "remove it",
         ),
-        pytest.param(
+        (
             {"fractions": "Never", "timeSliceInterval": "Any"},
-            [
-                "spec.gpus[0].timeSliceInterval: has no effect with fractions: Never; remove one "
-                "of them"
-            ],
-            id="the interval of fractions where there are none",
+            "timeSliceInterval: has no effect with fractions: Never; remove one of them",
         ),
-        pytest.param(
-            {"memory": {"least": "255Mi", "step": "1500k"}},
-            [
-                "spec.gpus[0].memory.least: 255Mi is less than a CUDA context takes; write 256Mi "
-                "or more",
-                "spec.gpus[0].memory.step: 1500k is no multiple of 1Mi; write for example 256Mi",
-            ],
-            id="amounts that cannot be given out",
+        (
+            {"memory": {"least": "255Mi"}},
+            "memory.least: 255Mi is less than a CUDA context takes; write 256Mi or more",
         ),
-        pytest.param(
-            {"memory": {"step": "0"}},
-            ["spec.gpus[0].memory.step: 0 is no multiple of 1Mi; write for example 256Mi"],
-            id="no step",
+        *(
+            (
+                {"memory": {"step": step}},
+                f"memory.step: {step} is no multiple of 1Mi; write for example 256Mi",
+            )
+            for step in ("1500k", "0")
         ),
-        pytest.param(
+        (
             {"memoryGuard": {"grace": "25h"}},
-            [
-                "spec.gpus[0].memoryGuard.grace: '25h' is more than a day; policy Warn never ends "
-                "a process"
-            ],
-            id="patience without end",
+            "memoryGuard.grace: '25h' is more than a day; policy Warn never ends a process",
         ),
     ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
 def test_rules_that_cannot_hold_are_refused_with_their_path(entry, expected):
-    assert list(problems(entry)) == expected
+    assert problems(entry) == (f"spec.gpus[0].{expected}",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "fields", "expected"),
+    [
+        (
+            {"include": False, "replicas": 2, "memory": {}},
+            ("replicas", "memory"),
+            "has no effect with include: false; remove one of them",
+        ),
+        (
+            {"fractions": "Never", "replicas": 2, "failRequestsGreaterThanOne": True},
+            ("replicas", "failRequestsGreaterThanOne"),
+            "has no effect with fractions: Never; remove one of them",
+        ),
+        (
+            {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot", "mpsServer": "Shared"},
+            ("mpsTenants", "mpsServer"),
+            "has no effect where MPS is not among spec.gpus[0].strategies; add it, or remove this",
+        ),
+    ],
+    ids=["not offered", "no fractions", "no MPS"],
+)
+def test_every_rule_that_has_no_effect_is_named(entry, fields, expected):
+    assert problems(entry) == tuple(f"spec.gpus[0].{field}: {expected}" for field in fields)
 
 
 def test_an_entry_behind_one_for_every_gpu_is_refused():
@@ -619,12 +581,6 @@ def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources,
     assert note == (
         "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
         f"which has one name: pods ask for {names}, without .shared"
-    )
-
-
-def test_that_gpus_are_renamed_needs_no_note():
-    assert (
-        decode_profile(shared("timeSlicing", resource(), renameByDefault=True), "p").warnings == ()
     )
 
 

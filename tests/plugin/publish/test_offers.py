@@ -1,7 +1,6 @@
 """What is offered is put together anew only where something of it changed."""
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -18,24 +17,23 @@ from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu, partition
 
 
 class World:
-    def __init__(self):
-        node: Any = FakeNode(inventory(1))
-        self.node = node
-        self.profile = DEFAULT_PROFILE
+    def __init__(self, node=None, profile=DEFAULT_PROFILE, mps=True):
+        self.node = node or FakeNode(inventory(1))
+        self.profile = profile
         self.features = ApiFeatures()
         self.ledger = FakeHolds()
         self.offers = OfferBuilder(
-            self.node, lambda: self.profile, lambda: self.features, self.ledger
+            self.node, lambda: self.profile, lambda: self.features, self.ledger, mps=mps
         )
 
 
 H100 = "h100-80-sxm"
 ONE = instance(mig(H100), "1g.10gb", 0)
-IDLE, CUT = mig_gpu(H100), mig_gpu(H100, on=True, pending=True, instances=(ONE,))
+EMPTY, PARTITIONED = mig_gpu(H100), mig_gpu(H100, on=True, pending=True, instances=(ONE,))
 
 
-class Cutting(FakeNode):
-    """A node that has one partition, and while it looks something happens."""
+class ChangingNode(FakeNode):
+    """A node that has one GPU, and while its GPUs are read something happens."""
 
     def __init__(self, gpu, meanwhile=lambda: None):
         super().__init__(Inventory((gpu,)))
@@ -47,25 +45,27 @@ class Cutting(FakeNode):
 
 
 def holds():
-    """What a claim holds whose partition was cut."""
-    name = partition_name(IDLE, partition(mig(H100), "1g.10gb", 0))
-    held = Holding(
-        ref(), name, gpu=IDLE.uuid, partition=ONE.key, created_for_claims=True, offered=("1g.10gb",)
+    """What a claim holds whose partition was created."""
+    name = partition_name(EMPTY, partition(mig(H100), "1g.10gb", 0))
+    holding = Holding(
+        ref(),
+        name,
+        gpu=EMPTY.uuid,
+        partition=ONE.key,
+        created_for_claims=True,
+        offered=("1g.10gb",),
     )
-    return {name: (held,)}
+    return {name: (holding,)}
 
 
-def foreign(offer):
-    """The partitions that somebody else cut."""
+def unmanaged(offer):
+    """The partitions that somebody else created."""
     return [str(device.name) for device in offer.devices if device.instance is not None]
 
 
-def cutting(node):
-    world = World()
-    world.node = node
-    world.profile = dynamic("1g.10gb")
-    world.offers = OfferBuilder(node, lambda: world.profile, lambda: world.features, world.ledger)
-    return world
+def partitioning(gpu):
+    """A node whose GPU is partitioned for claims."""
+    return World(ChangingNode(gpu), dynamic("1g.10gb"))
 
 
 def names(offer):
@@ -108,62 +108,59 @@ def test_a_gpu_that_appears_is_offered_after_another_look():
 
 @pytest.mark.parametrize("mps", [True, False])
 def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
-    world = World()
-    offers = OfferBuilder(
-        world.node, lambda: world.profile, lambda: world.features, world.ledger, mps=mps
-    )
+    devices = World(mps=mps).offers.now().devices
 
-    by_mps = {SharingStrategy.MPS in device.rules.strategies for device in offers.now().devices}
+    by_mps = {SharingStrategy.MPS in device.rules.strategies for device in devices}
 
     assert by_mps == {mps}
 
 
 def test_a_partition_of_a_claim_that_ends_while_we_look_is_nobody_elses():
-    world = cutting(Cutting(CUT))
+    world = partitioning(PARTITIONED)
     world.ledger.set(holds())
     world.node.meanwhile = lambda: world.ledger.set({})
 
     offered = world.offers.refresh()
 
-    assert foreign(offered) == []
-    assert foreign(world.offers.now()) == []  # of the same look
+    assert unmanaged(offered) == []
+    assert unmanaged(world.offers.now()) == []  # of the same look
 
 
 def test_a_partition_of_a_claim_that_begins_while_we_look_is_nobody_elses():
-    world = cutting(Cutting(CUT))
+    world = partitioning(PARTITIONED)
     world.node.meanwhile = lambda: world.ledger.set(holds())
 
     world.offers.refresh()
     world.ledger.set({})
 
-    assert foreign(world.offers.now()) == []
+    assert unmanaged(world.offers.now()) == []
 
 
 def test_a_partition_that_is_there_after_its_claim_went_is_somebody_elses_at_the_next_look():
-    world = cutting(Cutting(CUT))
+    world = partitioning(PARTITIONED)
     world.ledger.set(holds())
     world.offers.refresh()
     world.ledger.set({})
 
-    assert foreign(world.offers.now()) == []
-    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+    assert unmanaged(world.offers.now()) == []
+    assert unmanaged(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
 def test_what_was_ours_counts_for_a_look_that_somebody_else_began():
-    world = cutting(Cutting(IDLE))
+    world = partitioning(EMPTY)
     world.ledger.set(holds())
     world.offers.refresh()
     world.ledger.set({})
-    world.node.now = Inventory((CUT,))
+    world.node.now = Inventory((PARTITIONED,))
 
     world.node.refresh()
 
-    assert foreign(world.offers.now()) == []
-    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+    assert unmanaged(world.offers.now()) == []
+    assert unmanaged(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
 def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses():
-    world = cutting(Cutting(CUT))
+    world = partitioning(PARTITIONED)
 
     def come_and_go():
         world.ledger.set(holds())
@@ -171,15 +168,15 @@ def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses():
 
     world.node.meanwhile = come_and_go
 
-    assert foreign(world.offers.refresh()) == []
-    assert foreign(world.offers.now()) == []
+    assert unmanaged(world.offers.refresh()) == []
+    assert unmanaged(world.offers.now()) == []
     world.node.meanwhile = lambda: None
-    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+    assert unmanaged(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
 def test_of_two_looks_at_once_the_later_one_counts():
     """The first one is slow: what it finds is not to stand for what the second one finds."""
-    world = cutting(Cutting(IDLE))
+    world = partitioning(EMPTY)
     begun, go_on, looks = threading.Event(), threading.Event(), []
 
     def slow():
@@ -197,75 +194,74 @@ def test_of_two_looks_at_once_the_later_one_counts():
     second.join(0.05)
     assert len(looks) == 1
     assert world.offers.now(), "who does not look does not wait"
-    world.node.now = Inventory((CUT,))
+    world.node.now = Inventory((PARTITIONED,))
 
     go_on.set()
     first.join(10)
     second.join(10)
 
-    assert foreign(world.offers.now()) == ["gpu-0-mig-1g10gb-19-0"]
+    assert unmanaged(world.offers.now()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
 def test_an_offer_with_partitions_is_the_same_as_long_as_nothing_changes():
-    world = cutting(Cutting(CUT))
+    world = partitioning(PARTITIONED)
     world.ledger.set(holds())
 
     assert world.offers.now() is world.offers.refresh() is world.offers.now()
 
 
-class Answers:
-    """What an API server answers, one after the other."""
+def probe_of(*answers):
+    """A probe of an API server that answers so, one after the other."""
+    remaining = list(answers)
 
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.keeping = ApiFeatureProbe(self.ask)
-
-    def ask(self):
-        answer = self.answers.pop(0)
+    def ask():
+        answer = remaining.pop(0)
         if isinstance(answer, ApiServerError):
             raise answer
         return answer
 
+    return ApiFeatureProbe(ask)
+
 
 def test_the_api_server_is_asked_again_from_time_to_time_and_by_nobody_who_wants_to_know():
-    world = Answers(ApiFeatures(), ApiFeatures(device_taints=False))
+    features = probe_of(ApiFeatures(), ApiFeatures(device_taints=False))
 
-    assert world.keeping.probe() is None
-    assert [world.keeping(), world.keeping()] == [ApiFeatures(), ApiFeatures()]
-    assert world.keeping.probe() is None
-    assert world.keeping() == ApiFeatures(device_taints=False)
+    assert features.probe() is None
+    assert [features(), features()] == [ApiFeatures(), ApiFeatures()]
+    assert features.probe() is None
+    assert features() == ApiFeatures(device_taints=False)
 
 
 def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_asked_soon():
-    world = Answers(Unreachable("no answer"), ApiFeatures(capacity=False))
+    features = probe_of(Unreachable("no answer"), ApiFeatures(capacity=False))
 
-    assert world.keeping.probe() == 1.0
+    assert features.probe() == 1.0
     with pytest.raises(ApiServerError, match="keeps of a slice is not known: no answer"):
-        world.keeping()
-    assert world.keeping.probe() is None
-    assert world.keeping() == ApiFeatures(capacity=False)
+        features()
+    assert features.probe() is None
+    assert features() == ApiFeatures(capacity=False)
 
 
 def test_an_api_server_that_refuses_for_long_is_asked_ever_more_seldom():
-    world = Answers(*[Forbidden("no rule")] * 8)
+    features = probe_of(*[Forbidden("no rule")] * 8)
 
-    assert [world.keeping.probe() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [features.probe() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_the_first_answer_is_waited_for():
-    world = Answers(ApiFeatures())
-    asking = threading.Timer(0.1, world.keeping.probe)
+    features = probe_of(ApiFeatures())
+    asking = threading.Timer(0.1, features.probe)
     asking.start()
 
-    assert world.keeping() == ApiFeatures()
+    assert features() == ApiFeatures()
     asking.join()
 
 
 def test_what_was_known_counts_while_the_api_server_is_away():
-    world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(device_taints=False))
+    features = probe_of(ApiFeatures(), Unreachable("no answer"), ApiFeatures(device_taints=False))
     answers = []
-    while world.answers:
-        assert world.keeping.probe() is None
-        answers.append(world.keeping())
+    for _ in range(3):
+        assert features.probe() is None
+        answers.append(features())
 
     assert answers == [ApiFeatures(), ApiFeatures(), ApiFeatures(device_taints=False)]

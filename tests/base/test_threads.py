@@ -1,0 +1,147 @@
+"""Locks by name, calls side by side, and loops that no error ends."""
+
+import threading
+
+import pytest
+
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.base.threads import Loop, NamedLocks, in_parallel
+
+
+def test_answers_come_in_the_order_of_the_questions():
+    assert in_parallel(str, range(20)) == [str(number) for number in range(20)]
+    assert in_parallel(str, [7]) == ["7"]
+    assert in_parallel(str, []) == []
+
+
+def test_nobody_waits_for_another():
+    together = threading.Barrier(8, timeout=5)
+
+    assert in_parallel(lambda _: together.wait(), range(8))
+
+
+def test_one_that_fails_keeps_no_other_from_being_done():
+    done = []
+
+    def act(number):
+        if number == 0:
+            raise NodeError("0 is broken")
+        done.append(number)
+
+    with pytest.raises(NodeError, match="0 is broken"):
+        in_parallel(act, range(4))
+
+    assert sorted(done) == [1, 2, 3]
+
+
+@pytest.fixture
+def locks() -> NamedLocks:
+    return NamedLocks("{name} was busy for {seconds} s")
+
+
+def test_what_is_held_cannot_be_taken_and_the_one_in_the_way_is_named(locks: NamedLocks) -> None:
+    with locks.hold(["b"], 1):
+        with pytest.raises(TimedOut, match=r"b was busy for 0\.01 s"), locks.hold("abc", 0.01):
+            pass
+        with locks.hold(["a", "c"], 1):  # what it had taken already was given back
+            pass
+
+
+def test_different_names_do_not_wait_for_each_other(locks: NamedLocks) -> None:
+    with locks.hold(["a"], 1), locks.hold(["b"], 0):
+        pass
+
+
+def test_locks_exist_only_while_somebody_wants_them(locks: NamedLocks) -> None:
+    with pytest.raises(ZeroDivisionError), locks.hold("abc", 1):
+        assert len(locks) == 3
+        _ = 1 / 0
+
+    assert len(locks) == 0
+
+
+def test_whatever_order_they_are_asked_in_nobody_waits_for_ever(locks: NamedLocks) -> None:
+    inside: list[str] = []
+    clashes: list[str] = []
+
+    def work(names: str) -> None:
+        for _ in range(50):
+            with locks.hold(names, 10):
+                clashes.extend(other for other in inside if set(other) & set(names))
+                inside.append(names)
+                inside.remove(names)
+
+    threads = [threading.Thread(target=work, args=(names,)) for names in ("ab", "ba", "bca", "cb")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert clashes == []
+    assert len(locks) == 0
+
+
+class Steps:
+    """Counts, and fails as often as it is told to."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.done = 0
+        self.changed = threading.Condition()
+
+    def __call__(self):
+        with self.changed:
+            self.done += 1
+            self.changed.notify_all()
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def wait(self, number):
+        with self.changed:
+            return self.changed.wait_for(lambda: self.done >= number, 30)
+
+
+def test_no_error_ends_it():
+    steps = Steps(NodeError("away"), ValueError("a bug"))
+    loop = Loop("test", steps, 0.001)
+
+    loop.start()
+
+    assert steps.wait(4)
+    loop.stop()
+
+
+def test_a_step_can_ask_to_be_done_again_sooner():
+    steps = Steps()
+    loop = Loop("test", lambda: steps() or 0.001, 3600)
+
+    loop.start()
+
+    assert steps.wait(3)
+    loop.stop()
+
+
+def test_it_does_not_wait_when_asked_to_do_it_soon():
+    steps = Steps()
+    loop = Loop("test", steps, 3600)
+    loop.start()
+    assert steps.wait(1)
+
+    loop.soon()
+
+    assert steps.wait(2)
+    loop.stop()
+
+
+def test_once_stopped_it_does_nothing_more():
+    steps = Steps()
+    loop = Loop("test", steps, 3600)
+    loop.start()
+    assert steps.wait(1)
+
+    loop.stop()
+    loop.join(5)
+
+    assert not loop.alive
+    assert steps.done == 1
