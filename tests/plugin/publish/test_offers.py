@@ -1,6 +1,7 @@
 """What is offered is put together anew only where something of it changed."""
 
 import threading
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +18,8 @@ from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu, partition
 
 
 class World:
-    def __init__(self, node=None, profile=DEFAULT_PROFILE, mps=True):
-        self.node = node or FakeNode(inventory(1))
+    def __init__(self, node: Any = None, profile=DEFAULT_PROFILE, mps=True):
+        self.node = node or cast(Any, FakeNode(inventory(1)))
         self.profile = profile
         self.features = ApiFeatures()
         self.ledger = FakeHolds()
