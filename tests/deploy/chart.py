@@ -50,6 +50,22 @@ def _key(document: dict[str, Any]) -> str:
     return f"{part} {kind}".lstrip()
 
 
+def pod_spec(rendered: dict[str, Any], component: str = "") -> dict[str, Any]:
+    """Of the pods of the plugin, or of the MPS agent."""
+    spec: dict[str, Any] = rendered[f"{component} DaemonSet".lstrip()]["spec"]["template"]["spec"]
+    return spec
+
+
+def variables(pod: dict[str, Any]) -> dict[str, Any]:
+    """The environment variables of its container that have a value."""
+    return {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+
+
+def host_paths(pod: dict[str, Any]) -> dict[str, str]:
+    """The directories of the host that its volumes are, by the volume's name."""
+    return {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+
+
 def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:
     """Run helm at the top of the repository. It is built on first use."""
     program = find_program("helm", DEFAULT_VERSION, silent)

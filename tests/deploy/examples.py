@@ -25,11 +25,11 @@ _USES = re.compile(r"Uses (\d+)Gi of GPU memory: pod/(\S+) in (\S+)\.")
 _EXPECT = re.compile(r"Expect pod/(\S+) in (\S+): (Succeeded|Running|Failed), (.+)")
 _LOG = r"log(?: of (?P<container>[\w-]+))?"
 _OTHER = r"(?:pod/(?P<pod>\S+) in (?P<namespace>\S+)|(?P<sibling>[\w-]+))"
-_WHAT = r"(?P<what>GPU|partition)"
-_COUNT = re.compile(_LOG + r" shows (?P<count>\d+) " + _WHAT + "s?")
+_KIND = r"(?P<kind>GPU|partition)"
+_COUNT = re.compile(_LOG + r" shows (?P<count>\d+) " + _KIND + "s?")
 _TEXT = re.compile(_LOG + r' contains "(?P<text>[^"]+)"')
-_SAME = re.compile(_LOG + r" shows the " + _WHAT + "s of " + _OTHER)
-_APART = re.compile(_LOG + r" shows other " + _WHAT + "s than " + _OTHER)
+_SAME = re.compile(_LOG + r" shows the " + _KIND + "s of " + _OTHER)
+_APART = re.compile(_LOG + r" shows other " + _KIND + "s than " + _OTHER)
 _EVENTS = re.compile(r'events contain "(?P<text>[^"]+)"')
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _KINDS = {"GPU": "GPU", "partition": "MIG"}  # how their UUIDs begin
@@ -65,7 +65,7 @@ class Events:
 class ShowsCount:
     log: Log
     count: int
-    what: str = "GPU"  # or "partition"
+    kind: str = "GPU"  # or "partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,16 @@ class Contains:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowsGpusOf:
+class Compares:
+    """The log shows all GPUs, or partitions, of *second*, or none of them."""
+
     log: Log
-    other: Log
-    what: str = "GPU"
+    second: Log
+    all_of_them: bool
+    kind: str = "GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class ShowsOtherGpusThan:
-    log: Log
-    other: Log
-    what: str = "GPU"
-
-
-Check = ShowsCount | Contains | ShowsGpusOf | ShowsOtherGpusThan
+Check = ShowsCount | Contains | Compares
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +196,20 @@ def expectation(sentence: str) -> Expectation:
 
 
 def _check(part: str, namespace: str, pod: str) -> Check:
-    if match := _COUNT.fullmatch(part):
-        log = Log(namespace, pod, match["container"])
-        return ShowsCount(log, int(match["count"]), match["what"])
-    if match := _TEXT.fullmatch(part):
-        return Contains(Log(namespace, pod, match["container"]), match["text"])
     if match := _EVENTS.fullmatch(part):
         return Contains(Events(namespace, pod), match["text"])
-    if match := _SAME.fullmatch(part):
+    if match := _COUNT.fullmatch(part):
         log = Log(namespace, pod, match["container"])
-        return ShowsGpusOf(log, _other(match, namespace, pod), match["what"])
-    match = _must(_APART, part)
-    log = Log(namespace, pod, match["container"])
-    return ShowsOtherGpusThan(log, _other(match, namespace, pod), match["what"])
+        return ShowsCount(log, int(match["count"]), match["kind"])
+    if match := _TEXT.fullmatch(part):
+        return Contains(Log(namespace, pod, match["container"]), match["text"])
+    same = _SAME.fullmatch(part)
+    match = same or _must(_APART, part)
+    log, second = Log(namespace, pod, match["container"]), _second(match, namespace, pod)
+    return Compares(log, second, same is not None, match["kind"])
 
 
-def _other(match: re.Match[str], namespace: str, pod: str) -> Log:
+def _second(match: re.Match[str], namespace: str, pod: str) -> Log:
     if match["sibling"]:
         return Log(namespace, pod, match["sibling"])
     return Log(match["namespace"], match["pod"])
@@ -223,26 +217,27 @@ def _other(match: re.Match[str], namespace: str, pod: str) -> Log:
 
 def wrong(check: Check, read: Callable[[Log | Events], str]) -> str | None:
     """What contradicts *check* in what *read* finds, in words; None if nothing does."""
-    seen = read(check.log)
+    text = read(check.log)
+    fault: str | None
     match check:
-        case ShowsCount(count=count, what=what):
-            number = len(uuids(seen, what))
-            fault = None if number == count else f"shows {number} {what}s instead of {count}"
-        case Contains(text=text):
-            fault = None if text in seen else f"lacks {text!r}"
-        case ShowsGpusOf(other=other, what=what):
-            theirs = uuids(read(other), what)
-            missing = sorted(theirs - uuids(seen, what))
-            fault = f"lacks {missing} of {other}" if missing else None
-            fault = fault if theirs else f"cannot be compared: {other} shows no {what}"
-        case ShowsOtherGpusThan(other=other, what=what):
-            common = sorted(uuids(seen, what) & uuids(read(other), what))
-            fault = f"shows {common} as {other} does" if common else None
+        case ShowsCount(count=count, kind=kind):
+            number = len(uuids(text, kind))
+            fault = None if number == count else f"shows {number} {kind}s instead of {count}"
+        case Contains(text=expected):
+            fault = None if expected in text else f"lacks {expected!r}"
+        case Compares(second=second, all_of_them=True, kind=kind):
+            theirs = uuids(read(second), kind)
+            missing = sorted(theirs - uuids(text, kind))
+            fault = f"lacks {missing} of {second}" if missing else None
+            fault = fault if theirs else f"cannot be compared: {second} shows no {kind}"
+        case Compares(second=second, kind=kind):
+            common = sorted(uuids(text, kind) & uuids(read(second), kind))
+            fault = f"shows {common} as {second} does" if common else None
         case _:
             assert_never(check)
-    return f"{check.log} {fault}; it is:\n{seen}" if fault else None
+    return f"{check.log} {fault}; it is:\n{text}" if fault else None
 
 
-def uuids(log: str, what: str = "GPU") -> frozenset[str]:
+def uuids(log: str, kind: str = "GPU") -> frozenset[str]:
     """The UUIDs of the GPUs, or of the partitions, in what ``nvidia-smi -L`` printed."""
-    return frozenset(match[0] for match in _UUID.finditer(log) if match[1] == _KINDS[what])
+    return frozenset(match[0] for match in _UUID.finditer(log) if match[1] == _KINDS[kind])

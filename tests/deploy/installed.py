@@ -47,6 +47,15 @@ class Installed:
             json.dumps(stdin) if stdin else "",
         )
 
+    def create(
+        self, document: Any, kubeconfig: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return self.kubectl("create", "-f-", kubeconfig=kubeconfig, stdin=document)
+
+    def inside(self, daemonset: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a pod of a DaemonSet."""
+        return self.kubectl("exec", "--namespace", SPACE, f"daemonset/{daemonset}", "--", *command)
+
 
 def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(

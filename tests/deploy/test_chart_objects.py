@@ -22,24 +22,29 @@ from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.settings import AgentSettings, PluginSettings
 from dra_driver.sim.mig.geometry import geometry_documents
-from tests.deploy.chart import GOLDEN, MPS_AGENT, NODE_POLICY, objects, values
+from tests.deploy.chart import (
+    GOLDEN,
+    MPS_AGENT,
+    NODE_POLICY,
+    host_paths,
+    objects,
+    pod_spec,
+    values,
+    variables,
+)
 from tests.fakes.simulated import Node, h100
 
 CHART = objects(GOLDEN.read_text())
 OF_PROFILES = {name: each for name, each in CHART.items() if name.startswith("mig-")}
-POD = CHART["DaemonSet"]["spec"]["template"]["spec"]
+POD = pod_spec(CHART)
 PLUGIN = POD["containers"][0]
-AGENT_POD = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
+AGENT_POD = pod_spec(CHART, MPS_AGENT)
 AGENT = AGENT_POD["containers"][0]
 MIG_STATE_LABEL = "nvidia.com/mig.config.state"  # as NVIDIA's MIG manager writes it
 
 
 def mounts() -> dict[str, dict[str, Any]]:
     return {mount["name"]: mount for mount in PLUGIN["volumeMounts"]}
-
-
-def host_paths(pod: dict[str, Any] = POD) -> dict[str, str]:
-    return {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
 
 
 def environment(node: str, pod_uid: str) -> dict[str, str]:
@@ -59,33 +64,22 @@ def settings() -> PluginSettings:
 
 
 def agent_settings() -> AgentSettings:
-    return AgentSettings.read(
-        argparse.Namespace(), {entry["name"]: entry["value"] for entry in AGENT["env"]}
-    )
+    return AgentSettings.read(argparse.Namespace(), variables(AGENT_POD))
 
 
 @pytest.mark.point(102)
 def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
-    assert CHART["ClusterRole"]["rules"] == [
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["resourceclaims"],
-            "verbs": ["get", "list"],
-        },
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["resourceslices"],
-            "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
-        },
-        {
-            "apiGroups": ["resource.k8s.io"],
-            "resources": ["deviceclasses"],
-            "verbs": ["get", "list"],
-        },
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
-    ]
+    rules = CHART["ClusterRole"]["rules"]
+    assert {(*rule["apiGroups"], *rule["resources"]): rule["verbs"] for rule in rules} == {
+        ("resource.k8s.io", "resourceclaims"): ["get", "list"],
+        ("resource.k8s.io", "resourceslices"): [
+            *("get", "list", "watch", "create", "update", "patch", "delete")
+        ],
+        ("resource.k8s.io", "deviceclasses"): ["get", "list"],
+        ("", "nodes"): ["get", "list", "watch", "patch"],
+        ("", "events"): ["create", "patch"],
+        ("", "pods"): ["get"],
+    }
 
 
 def test_the_role_allows_what_the_doctor_asks_about() -> None:
@@ -194,45 +188,49 @@ def test_the_shared_class_selects_one_type() -> None:
     assert expression(f"shared.{names.DRIVER}") == type_is(names.TYPE_GPU_SHARED)
 
 
+SERVED_MIG = {names.MPS: True, names.TIME_SLICING: True, names.AS_GPU: True}
+GPUS, BY_MPS, SMALL = names.DRIVER, f"mps.{names.DRIVER}", f"mig-1g-10gb.{names.DRIVER}"
+TIMED = f"time-sliced.{names.DRIVER}"
+
+
 @pytest.mark.parametrize(
-    ("kind", "attributes", "taken"),
+    ("name", "kind", "attributes", "taken"),
     [
-        pytest.param(names.TYPE_GPU, {}, True, id="a GPU"),
-        pytest.param(names.TYPE_GPU_SHARED, {}, False, id="a renamed one"),
-        pytest.param(names.TYPE_GPU_MONITOR, {}, False, id="a monitor"),
-        pytest.param(names.TYPE_MIG, {}, False, id="a partition"),
-        pytest.param(names.TYPE_MIG, {names.AS_GPU: True}, True, id="one that serves as a GPU"),
-        pytest.param(names.TYPE_MIG, {names.AS_GPU: False}, False, id="one that says it does not"),
+        (GPUS, names.TYPE_GPU, {}, True),
+        (GPUS, names.TYPE_GPU_SHARED, {}, False),
+        (GPUS, names.TYPE_GPU_MONITOR, {}, False),
+        (GPUS, names.TYPE_MIG, {}, False),
+        (GPUS, names.TYPE_MIG, {names.AS_GPU: True}, True),
+        (GPUS, names.TYPE_MIG, {names.AS_GPU: False}, False),
+        (SMALL, names.TYPE_MIG, {names.PROFILE: "1g.10gb"}, True),
+        (SMALL, names.TYPE_MIG, {names.PROFILE: "1g.10gb+me"}, False),
+        (SMALL, names.TYPE_MIG, {names.PROFILE: "2g.10gb"}, False),
+        (SMALL, names.TYPE_GPU, {}, False),
+        (BY_MPS, names.TYPE_GPU, {names.MPS: True}, True),
+        (BY_MPS, names.TYPE_GPU_SHARED, {names.MPS: True}, True),
+        (BY_MPS, names.TYPE_GPU, {names.MPS: False}, False),
+        (BY_MPS, names.TYPE_GPU, {}, False),  # of an older plugin
+        (BY_MPS, names.TYPE_GPU_MONITOR, {names.MPS: True}, False),
+        (TIMED, names.TYPE_GPU, {}, True),
+        (TIMED, names.TYPE_GPU_SHARED, {}, True),
+        (TIMED, names.TYPE_GPU_MONITOR, {}, False),
+        # A class that brings a way of sharing GPUs takes no partition.
+        (BY_MPS, names.TYPE_MIG, SERVED_MIG, False),
+        (TIMED, names.TYPE_MIG, SERVED_MIG, False),
+        (f"shared.{names.DRIVER}", names.TYPE_MIG, SERVED_MIG, False),
+        (f"monitor.{names.DRIVER}", names.TYPE_MIG, SERVED_MIG, False),
     ],
 )
-def test_the_class_for_gpus_takes(kind: str, attributes: dict[str, bool], taken: bool) -> None:
-    assert takes(names.DRIVER, kind, **attributes) is taken
+def test_a_class_takes_devices_of_its_kind_and_no_others(
+    name: str, kind: str, attributes: dict[str, Any], taken: bool
+) -> None:
+    assert takes(name, kind, **attributes) is taken
 
 
 @pytest.mark.parametrize("name", [f"mig.{names.DRIVER}", "mig.nvidia.com"])
 def test_partitions_of_every_kind_have_a_class_and_one_that_nvidias_driver_names(name: str) -> None:
     assert expression(name) == type_is(names.TYPE_MIG)
     assert "extendedResourceName" not in CHART[name]["spec"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "profile", "taken"),
-    [
-        pytest.param(names.TYPE_MIG, "1g.10gb", True, id="a partition of its profile"),
-        pytest.param(names.TYPE_MIG, "1g.10gb+me", False, id="one with media engines"),
-        pytest.param(names.TYPE_MIG, "2g.10gb", False, id="one of another size"),
-        pytest.param(names.TYPE_GPU, None, False, id="a GPU, which has no profile"),
-    ],
-)
-def test_the_class_of_a_profile_takes(kind: str, profile: str | None, taken: bool) -> None:
-    attributes = {names.PROFILE: profile} if profile else {}
-    assert takes(f"mig-1g-10gb.{names.DRIVER}", kind, **attributes) is taken
-
-
-@pytest.mark.parametrize("which", ["mps", "time-sliced", "shared", "monitor"])
-def test_a_class_that_brings_a_way_of_sharing_gpus_takes_no_partition(which: str) -> None:
-    served = {names.MPS: True, names.TIME_SLICING: True, names.AS_GPU: True}
-    assert not takes(f"{which}.{names.DRIVER}", names.TYPE_MIG, **served)
 
 
 def test_every_profile_has_a_class_that_selects_it_and_no_other() -> None:
@@ -280,42 +278,31 @@ def test_the_plugin_may_change_one_label_of_one_node() -> None:
     assert others.endswith(f".filter(k, k != '{MIG_STATE_LABEL}')")
 
 
-def test_the_time_sliced_class_brings_a_configuration_that_the_driver_reads() -> None:
-    spec = CHART[f"time-sliced.{names.DRIVER}"]["spec"]
-    types = f"['{names.TYPE_GPU}', '{names.TYPE_GPU_SHARED}']"
-    assert expression(f"time-sliced.{names.DRIVER}").endswith(f".{names.TYPE} in {types}")
-    [config] = spec["config"]
+@pytest.mark.parametrize(
+    ("name", "condition", "sharing"),
+    [
+        (
+            "time-sliced",
+            f".{names.TYPE} in ['{names.TYPE_GPU}', '{names.TYPE_GPU_SHARED}']",
+            TimeSlicing(strategy="TimeSlicing"),
+        ),
+        (
+            "mps",
+            f"'{names.MPS}' in device.attributes['{names.DRIVER}'] && "
+            f"device.attributes['{names.DRIVER}'].{names.MPS}",
+            Mps(strategy="MPS"),
+        ),
+    ],
+)
+def test_a_class_for_sharing_brings_a_configuration_that_the_driver_reads(
+    name: str, condition: str, sharing: TimeSlicing | Mps
+) -> None:
+    assert condition in expression(f"{name}.{names.DRIVER}")
+    [config] = CHART[f"{name}.{names.DRIVER}"]["spec"]["config"]
     assert config["opaque"]["driver"] == names.DRIVER
     decoded = decode_config(config["opaque"]["parameters"])
     assert isinstance(decoded, GpuConfig)
-    assert decoded.sharing == TimeSlicing(strategy="TimeSlicing")
-
-
-def test_the_mps_class_selects_gpus_that_have_it_and_none_that_say_nothing_of_it() -> None:
-    spec = CHART[f"mps.{names.DRIVER}"]["spec"]
-    shown = expression(f"mps.{names.DRIVER}")
-    of_gpu = f"device.attributes['{names.DRIVER}']"
-    assert f"'{names.MPS}' in {of_gpu} && {of_gpu}.{names.MPS}" in shown
-    [config] = spec["config"]
-    decoded = decode_config(config["opaque"]["parameters"])
-    assert isinstance(decoded, GpuConfig)
-    assert decoded.sharing == Mps(strategy="MPS")
-
-
-@pytest.mark.parametrize(
-    ("kind", "attributes", "taken"),
-    [
-        pytest.param(names.TYPE_GPU, {names.MPS: {"bool": True}}, True, id="a GPU with it"),
-        pytest.param(names.TYPE_GPU_SHARED, {names.MPS: {"bool": True}}, True, id="a renamed one"),
-        pytest.param(names.TYPE_GPU, {names.MPS: {"bool": False}}, False, id="one without it"),
-        pytest.param(names.TYPE_GPU, {}, False, id="one of an older plugin"),
-        pytest.param(names.TYPE_GPU_MONITOR, {names.MPS: {"bool": True}}, False, id="a monitor"),
-    ],
-)
-def test_the_mps_class_takes(kind: str, attributes: dict[str, Any], taken: bool) -> None:
-    device = {"attributes": {names.TYPE: {"string": kind}, **attributes}}
-    result = evaluate(expression(f"mps.{names.DRIVER}"), variables_of(device, names.DRIVER))
-    assert result is taken
+    assert decoded.sharing == sharing
 
 
 def test_the_monitor_class_selects_monitors_and_gpus_that_have_none() -> None:
@@ -347,7 +334,7 @@ def test_every_environment_variable_is_a_setting_of_the_plugin() -> None:
 
 def test_directories_that_others_know_by_path_have_the_same_path_inside() -> None:
     for name in ("plugin", "registry", "cdi", "dev"):
-        assert mounts()[name]["mountPath"] == host_paths()[name]
+        assert mounts()[name]["mountPath"] == host_paths(POD)[name]
         assert not mounts()[name].get("readOnly")
 
 
@@ -373,26 +360,33 @@ def test_profiles_are_read_from_a_directory_that_follows_their_configmap() -> No
 
 def test_the_memory_guard_sees_the_hosts_processes_cgroups_and_pods() -> None:
     assert POD["hostPID"] is True
-    assert host_paths()["cgroup"] == mounts()["cgroup"]["mountPath"] == "/sys/fs/cgroup"
+    assert host_paths(POD)["cgroup"] == mounts()["cgroup"]["mountPath"] == "/sys/fs/cgroup"
     assert not mounts()["cgroup"].get("readOnly")
-    assert Path(host_paths()["pod-resources"]) == settings().kubelet_dir / "pod-resources"
-    assert mounts()["pod-resources"]["mountPath"] == host_paths()["pod-resources"]
+    assert Path(host_paths(POD)["pod-resources"]) == settings().kubelet_dir / "pod-resources"
+    assert mounts()["pod-resources"]["mountPath"] == host_paths(POD)["pod-resources"]
     assert mounts()["pod-resources"]["readOnly"] is True
 
 
 def test_the_host_is_only_read_and_later_mounts_on_it_are_seen() -> None:
     host = mounts()["host"]
-    assert host_paths()["host"] == "/"
+    assert host_paths(POD)["host"] == "/"
     assert Path(host["mountPath"]) == settings().host_root
     assert host["readOnly"] is True
     assert host["mountPropagation"] == "HostToContainer"
 
 
-def test_an_update_starts_the_new_pod_before_it_stops_the_old_one() -> None:
-    strategy = CHART["DaemonSet"]["spec"]["updateStrategy"]
+@pytest.mark.parametrize(
+    ("component", "surge", "unavailable"),
+    [
+        pytest.param("", 1, 0, id="a new plugin starts before the old one stops"),
+        pytest.param(MPS_AGENT, 0, 1, id="no two agents look after the servers of a node"),
+    ],
+)
+def test_an_update_goes_from_node_to_node(component: str, surge: int, unavailable: int) -> None:
+    strategy = CHART[f"{component} DaemonSet".lstrip()]["spec"]["updateStrategy"]
     assert strategy == {
         "type": "RollingUpdate",
-        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
     }
 
 
@@ -401,13 +395,20 @@ def test_the_plugin_outlives_other_pods_on_its_node() -> None:
     assert POD["tolerations"] == [{"operator": "Exists"}]
 
 
-def test_the_probes_ask_the_address_that_the_plugin_serves() -> None:
-    [port] = PLUGIN["ports"]
-    assert settings().http_address == f":{port['containerPort']}"
-    asked = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
-    for probe, path in asked.items():
-        assert PLUGIN[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert PLUGIN[probe]["timeoutSeconds"] > 1
+def test_the_probes_ask_the_address_that_is_served() -> None:
+    live = {"livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    ports = []
+    for container, address, probes in (
+        (PLUGIN, settings().http_address, {"startupProbe": "/livez", **live}),
+        (AGENT, agent_settings().http_address, live),
+    ):
+        [port] = container["ports"]
+        ports.append(port["containerPort"])
+        assert address == f":{port['containerPort']}"
+        for probe, path in probes.items():
+            assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+            assert container[probe]["timeoutSeconds"] > 1
+    assert len(set(ports)) == 2
 
 
 def test_a_plugin_that_starts_slowly_is_not_killed_for_it() -> None:
@@ -418,7 +419,7 @@ def test_a_plugin_that_starts_slowly_is_not_killed_for_it() -> None:
 def test_the_plugin_finds_the_socket_of_the_agent_where_the_agent_puts_it() -> None:
     directory = agent_settings().mps_dir
     assert Path(settings().mps_socket) == directory / "agent.sock"
-    assert mounts()["mps"]["mountPath"] == host_paths()["mps"] == str(directory)
+    assert mounts()["mps"]["mountPath"] == host_paths(POD)["mps"] == str(directory)
     assert host_paths(AGENT_POD)["mps"] == str(directory)
 
 
@@ -460,20 +461,3 @@ def test_agents_are_where_plugins_are_and_as_hard_to_evict() -> None:
     assert AGENT["image"] == PLUGIN["image"]
     labels = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["selector"]["matchLabels"]
     assert labels != CHART["DaemonSet"]["spec"]["selector"]["matchLabels"]
-
-
-def test_no_two_agents_look_after_the_servers_of_a_node() -> None:
-    strategy = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["updateStrategy"]
-    assert strategy == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
-    }
-
-
-def test_the_probes_of_the_agent_ask_the_address_that_it_serves() -> None:
-    [port] = AGENT["ports"]
-    assert agent_settings().http_address == f":{port['containerPort']}"
-    assert port["containerPort"] != PLUGIN["ports"][0]["containerPort"]
-    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
-        assert AGENT[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert AGENT[probe]["timeoutSeconds"] > 1

@@ -75,11 +75,11 @@ def installed(
             succeed([*workload, *rollout], cluster.kubeconfig)
         token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
         inside = ["exec", f"daemonset/{PLUGIN}", "--"]
-        held = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
+        bound = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
         free = succeed([*workload, "create", "token", PLUGIN], cluster.kubeconfig)
         yield Installed(
             cluster,
-            as_account(cluster, held, directory / "pod.kubeconfig"),
+            as_account(cluster, bound, directory / "pod.kubeconfig"),
             as_account(cluster, free.strip(), directory / "nobody.kubeconfig"),
         )
     finally:
@@ -127,36 +127,34 @@ def enforced(installed: Installed) -> Installed:
 
 @pytest.mark.point(103)
 def test_the_plugin_writes_and_removes_slices_of_its_own_node(enforced: Installed) -> None:
-    mine = resource_slice("chart-test-mine", enforced.cluster.node_name)
+    own_slice = resource_slice("chart-test-mine", enforced.cluster.node_name)
     own = enforced.token
-    assert enforced.kubectl("create", "-f-", kubeconfig=own, stdin=mine).returncode == 0
-    mine["spec"]["pool"]["generation"] = 2
+    assert enforced.create(own_slice, own).returncode == 0
+    own_slice["spec"]["pool"]["generation"] = 2
     for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
-        answer = enforced.kubectl(*command, kubeconfig=own, stdin=mine)
+        answer = enforced.kubectl(*command, kubeconfig=own, stdin=own_slice)
         assert answer.returncode == 0, answer.stderr
+
+
+DENIED_SLICES = {
+    "node": ("another-node", None, DRIVER, "spec.nodeName of this one is 'another-node'"),
+    "pool": ("", "another-node", DRIVER, "spec.pool.name of this one is 'another-node'"),
+    "driver": ("", None, "other.test", "the spec.driver of this one is 'other.test'"),
+}
 
 
 @pytest.mark.point(103)
 @pytest.mark.parametrize(
-    ("node", "pool", "driver", "message"),
-    [
-        pytest.param(
-            "another-node", None, DRIVER, "spec.nodeName of this one is 'another-node'", id="node"
-        ),
-        pytest.param(
-            "", "another-node", DRIVER, "spec.pool.name of this one is 'another-node'", id="pool"
-        ),
-        pytest.param(
-            "", None, "other.test", "the spec.driver of this one is 'other.test'", id="driver"
-        ),
-    ],
+    ("node", "pool", "driver", "message"), DENIED_SLICES.values(), ids=DENIED_SLICES
 )
 def test_a_slice_of_another_node_pool_or_driver_is_denied(
     enforced: Installed, node: str, pool: str | None, driver: str, message: str
 ) -> None:
-    here = enforced.cluster.node_name
-    foreign = resource_slice("chart-test-foreign", node or here, pool or node or here, driver)
-    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.token, stdin=foreign)
+    node_here = enforced.cluster.node_name
+    foreign = resource_slice(
+        "chart-test-foreign", node or node_here, pool or node or node_here, driver
+    )
+    answer = enforced.create(foreign, enforced.token)
     assert answer.returncode != 0
     assert message in answer.stderr
 
@@ -165,14 +163,14 @@ def test_a_slice_for_all_nodes_is_denied(enforced: Installed) -> None:
     everywhere = resource_slice("chart-test-everywhere", enforced.cluster.node_name)
     del everywhere["spec"]["nodeName"]
     everywhere["spec"]["allNodes"] = True
-    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.token, stdin=everywhere)
+    answer = enforced.create(everywhere, enforced.token)
     assert "spec.nodeName of this one is ''" in answer.stderr
 
 
 @pytest.mark.point(103)
 def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Installed) -> None:
     theirs = resource_slice("chart-test-theirs", "another-node")
-    assert enforced.kubectl("create", "-f-", stdin=theirs).returncode == 0
+    assert enforced.create(theirs).returncode == 0
     theirs["spec"]["pool"]["generation"] = 2
     for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
         answer = enforced.kubectl(*command, kubeconfig=enforced.token, stdin=theirs)
@@ -182,14 +180,14 @@ def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Inst
 
 def test_what_an_earlier_release_left_in_another_pool_can_be_removed(enforced: Installed) -> None:
     leftover = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
-    assert enforced.kubectl("create", "-f-", stdin=leftover).returncode == 0
+    assert enforced.create(leftover).returncode == 0
     answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=leftover)
     assert answer.returncode == 0, answer.stderr
 
 
 def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
-    mine = resource_slice("chart-test-mine", enforced.cluster.node_name)
-    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.nobody, stdin=mine)
+    own_slice = resource_slice("chart-test-mine", enforced.cluster.node_name)
+    answer = enforced.create(own_slice, enforced.nobody)
     assert "this token belongs to no node" in answer.stderr
 
 
@@ -230,30 +228,21 @@ def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installe
         assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param(labels(**{"chart.test/mine": "x"}), "changes chart.test/mine", id="a label"),
-        pytest.param(
-            labels(**{"kubernetes.io/hostname": None}), "changes kubernetes.io/hostname", id="less"
-        ),
-        pytest.param(
-            labels(**{"kubernetes.io/hostname": "x"}), "changes kubernetes.io/hostname", id="other"
-        ),
-        pytest.param({"spec": {"unschedulable": True}}, "changes something else", id="its use"),
-        pytest.param(
-            {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
-            "changes something else",
-            id="a taint",
-        ),
-        pytest.param(
-            {"metadata": {"annotations": {"a": "b"}}}, "changes something else", id="an annotation"
-        ),
-        pytest.param(
-            {"metadata": {"finalizers": ["chart.test/a"]}}, "changes something else", id="its end"
-        ),
-    ],
-)
+DENIED_CHANGES = {
+    "a label": (labels(**{"chart.test/mine": "x"}), "changes chart.test/mine"),
+    "less": (labels(**{"kubernetes.io/hostname": None}), "changes kubernetes.io/hostname"),
+    "other": (labels(**{"kubernetes.io/hostname": "x"}), "changes kubernetes.io/hostname"),
+    "its use": ({"spec": {"unschedulable": True}}, "changes something else"),
+    "a taint": (
+        {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
+        "changes something else",
+    ),
+    "an annotation": ({"metadata": {"annotations": {"a": "b"}}}, "changes something else"),
+    "its end": ({"metadata": {"finalizers": ["chart.test/a"]}}, "changes something else"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DENIED_CHANGES.values(), ids=DENIED_CHANGES)
 def test_anything_else_of_a_node_is_not_the_plugins_to_change(
     watched: Installed, change: dict[str, Any], message: str
 ) -> None:
@@ -263,8 +252,8 @@ def test_anything_else_of_a_node_is_not_the_plugins_to_change(
 
 
 def test_the_plugin_says_nothing_of_another_node(watched: Installed) -> None:
-    other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "chart-test-other"}}
-    assert watched.kubectl("create", "-f-", stdin=other).returncode == 0
+    document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "chart-test-other"}}
+    assert watched.create(document).returncode == 0
     try:
         answer = patched(watched, labels(), "chart-test-other")
         assert "a plugin writes to its own node" in answer.stderr
@@ -279,7 +268,7 @@ def test_a_token_without_a_node_says_nothing_of_any(watched: Installed) -> None:
 
 @pytest.mark.point(102)
 @pytest.mark.parametrize(
-    ("allowed", "what"),
+    ("allowed", "action"),
     [
         pytest.param("yes", "get resourceclaims", id="claims may be read"),
         pytest.param("yes", "watch resourceslices", id="slices may be watched"),
@@ -301,15 +290,15 @@ def test_a_token_without_a_node_says_nothing_of_any(watched: Installed) -> None:
         pytest.param("no", "deletecollection resourceslices", id="slices go one by one"),
     ],
 )
-def test_rights_end_where_the_work_does(installed: Installed, allowed: str, what: str) -> None:
-    answer = installed.kubectl("auth", "can-i", *what.split(), f"--as={ACCOUNT}")
+def test_rights_end_where_the_work_does(installed: Installed, allowed: str, action: str) -> None:
+    answer = installed.kubectl("auth", "can-i", *action.split(), f"--as={ACCOUNT}")
     assert answer.stdout.strip() == allowed
 
 
-@pytest.mark.parametrize("what", ["get pods", "get resourceclaims", "list resourceslices"])
-def test_the_agent_may_do_nothing(installed: Installed, what: str) -> None:
+@pytest.mark.parametrize("action", ["get pods", "get resourceclaims", "list resourceslices"])
+def test_the_agent_may_do_nothing(installed: Installed, action: str) -> None:
     account = f"system:serviceaccount:{SPACE}:{AGENT}"
-    answer = installed.kubectl("auth", "can-i", *what.split(), f"--as={account}")
+    answer = installed.kubectl("auth", "can-i", *action.split(), f"--as={account}")
     assert answer.stdout.strip() == "no"
 
 
@@ -322,27 +311,24 @@ def test_plugin_and_agent_meet_in_a_directory_that_the_agent_alone_writes(
         (AGENT, "touch", True),
         (PLUGIN, "cat", True),
     ):
-        inside = ["exec", "--namespace", SPACE, f"daemonset/{name}", "--"]
-        answer = installed.kubectl(*inside, command, str(file))
+        answer = installed.inside(name, command, str(file))
         assert (answer.returncode == 0) is allowed, answer.stderr
     file.unlink()
 
 
 def test_what_the_agent_mounts_is_there_for_containers(installed: Installed, mps_dir: Path) -> None:
-    inside = ["exec", "--namespace", SPACE, f"daemonset/{AGENT}", "--", "/bin/busybox"]
     memory = mps_dir / "shm"
     memory.mkdir()
-    mount = installed.kubectl(*inside, "mount", "-t", "tmpfs", "tmpfs", str(memory))
+    mount = installed.inside(AGENT, "/bin/busybox", "mount", "-t", "tmpfs", "tmpfs", str(memory))
     assert mount.returncode == 0, mount.stderr
     assert memory.is_mount()
-    assert installed.kubectl(*inside, "umount", str(memory)).returncode == 0
+    assert installed.inside(AGENT, "/bin/busybox", "umount", str(memory)).returncode == 0
     assert not memory.is_mount()
     memory.rmdir()
 
 
 def test_the_agents_pod_has_no_token(installed: Installed) -> None:
-    inside = ["exec", "--namespace", SPACE, f"daemonset/{AGENT}", "--"]
-    answer = installed.kubectl(*inside, "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
+    answer = installed.inside(AGENT, "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
     assert answer.returncode != 0
     assert "No such file" in answer.stderr
 
@@ -361,8 +347,8 @@ def test_a_class_with_an_old_name_is_stored_as_it_is_written(
     answer = installed.kubectl("get", "deviceclass", name, "--output=json")
     spec = json.loads(answer.stdout)["spec"]
     gates = installed.cluster.feature_gates
-    kept = installed.cluster.version >= "1.36" or gates.get("DRAExtendedResource", False)
-    assert spec.get("extendedResourceName") == (resource if kept else None)
+    has_field = installed.cluster.version >= "1.36" or gates.get("DRAExtendedResource", False)
+    assert spec.get("extendedResourceName") == (resource if has_field else None)
     assert DRIVER in spec["selectors"][0]["cel"]["expression"]
 
 
@@ -377,8 +363,10 @@ def admin_claim(kind: str, version: str) -> dict[str, Any]:
     }
     requests = []
     for name, more in fields.items():
-        asked = {"deviceClassName": DRIVER, **more}
-        requests.append({"name": name, **(asked if version == "v1beta1" else {"exactly": asked})})
+        requested = {"deviceClassName": DRIVER, **more}
+        requests.append(
+            {"name": name, **(requested if version == "v1beta1" else {"exactly": requested})}
+        )
     spec: dict[str, Any] = {"devices": {"requests": requests}}
     return {
         "apiVersion": f"resource.k8s.io/{version}",
@@ -413,7 +401,7 @@ def test_a_claim_with_admin_access_asks_for_monitors_instead(
     wait_for("the admission policy to take effect", rewritten, timeout_seconds=30)
     rewrites = stored()
     taint = {"key": "gpu.nvidia.com/monitor", "operator": "Exists", "effect": "NoSchedule"}
-    mine = {"key": "mine", "operator": "Exists"}
+    own_toleration = {"key": "mine", "operator": "Exists"}
     assert {name: each["deviceClassName"] for name, each in rewrites.items()} == {
         "plain": DRIVER,
         "all": f"monitor.{DRIVER}",
@@ -423,7 +411,7 @@ def test_a_claim_with_admin_access_asks_for_monitors_instead(
     assert {name: each.get("tolerations") for name, each in rewrites.items()} == {
         "plain": None,
         "all": [taint],
-        "tolerant": [mine, taint],
+        "tolerant": [own_toleration, taint],
         "other": None,
     }
 
@@ -432,13 +420,12 @@ def test_directories_can_be_written_where_the_plugin_has_to_and_not_elsewhere(
     installed: Installed,
 ) -> None:
     kubelet, cdi = installed.cluster.kubelet_dir, installed.cluster.cdi_dir
-    inside = ["exec", "--namespace", SPACE, f"daemonset/{PLUGIN}", "--"]
     for directory in (kubelet / "plugins" / DRIVER, kubelet / "plugins_registry", cdi):
         file = directory / ".chart-test"
-        assert installed.kubectl(*inside, "touch", str(file)).returncode == 0
+        assert installed.inside(PLUGIN, "touch", str(file)).returncode == 0
         file.unlink()
     for elsewhere in ("/host/etc", "/etc"):
-        answer = installed.kubectl(*inside, "touch", f"{elsewhere}/.chart-test")
+        answer = installed.inside(PLUGIN, "touch", f"{elsewhere}/.chart-test")
         assert "Read-only file system" in answer.stderr
 
 

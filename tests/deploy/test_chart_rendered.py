@@ -18,9 +18,12 @@ from tests.deploy.chart import (
     NODE_POLICY,
     RENDER_GOLDEN,
     helm,
+    host_paths,
+    pod_spec,
     refusal,
     render,
     values,
+    variables,
 )
 
 CLASSES = (
@@ -218,75 +221,52 @@ def test_other_profiles_restart_nothing(tmp_path: Path) -> None:
     assert render("--values", str(values))["DaemonSet"] == render()["DaemonSet"]
 
 
-def test_one_profile_can_hold_on_every_node() -> None:
-    pod = render("--set", "profile=exclusive")["DaemonSet"]["spec"]["template"]["spec"]
-    assert {"name": "PROFILE", "value": "exclusive"} in pod["containers"][0]["env"]
-
-
 def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
     rendered = render("--set", "existingProfilesConfigMap=gpu-profiles,profile=any")
     assert "ConfigMap" not in rendered
-    volumes = rendered["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
-    [volume] = [volume for volume in volumes if volume["name"] == "profiles"]
+    pod = pod_spec(rendered)
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "profiles"]
     assert volume["configMap"] == {"name": "gpu-profiles"}
+    assert variables(pod)["PROFILE"] == "any"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(["lgo.level=debug"], "'lgo' not allowed", id="a misspelt group"),
-        pytest.param(["log.lvel=debug"], "'lvel' not allowed", id="a misspelt value in a group"),
-        pytest.param(
-            ["resources.request.cpu=1"], "'request' not allowed", id="a misspelt resource"
-        ),
-        pytest.param(["tolerations[0].ky=a"], "'ky' not allowed", id="a misspelt toleration"),
-        pytest.param(["log.level=verbose"], "/log/level", id="a log level that does not exist"),
-        pytest.param(["httpPort=http"], "/httpPort", id="a port that is no number"),
-        pytest.param(["driverName=Gpu_1"], "/driverName", id="a driver name that is no DNS name"),
-        pytest.param(["driverRoot=opt/nvidia"], "/driverRoot", id="a relative driver root"),
-        pytest.param(["updateAtOnce=0"], "/updateAtOnce", id="an update of no node at a time"),
-        pytest.param(
-            ["profiles.-a=b"], "invalid propertyName '-a'", id="a profile no label can name"
-        ),
-        pytest.param(["profile=not/one"], "/profile", id="a profile that has no name"),
-        pytest.param(
-            ["profiles.a=b", "existingProfilesConfigMap=c"],
-            "exclude each other",
-            id="profiles of two origins",
-        ),
-        pytest.param(["log.level=null"], "level", id="a value taken away"),
-        pytest.param(
-            ["sim=h100x8", "onlyLabelledNodes=true"],
-            "exclude each other",
-            id="simulated GPUs on labelled nodes only",
-        ),
-        pytest.param(
-            [f"mps.dir=/{'m' * 33}"], "can have 33", id="an MPS directory too long for a socket"
-        ),
-        pytest.param(["mps.dir=run/mps"], "/mps/dir", id="a relative MPS directory"),
-        pytest.param(["mig.profiles={10gb}"], "/mig/profiles/0", id="no profile of MIG"),
-        pytest.param(
-            ["mig.profiles={1g.10gb,1g.10gb}"], "/mig/profiles", id="a profile of MIG twice"
-        ),
-        pytest.param(
-            ["mig.extendedResourcePrefix=mig-"],
-            "/mig/extendedResourcePrefix",
-            id="a resource of no domain",
-        ),
-        pytest.param(["mps.enable=false"], "'enable' not allowed", id="a misspelt value of MPS"),
-        pytest.param(
-            ["hostNetwork=true", "mps.httpPort=8080"], "are both 8080", id="one port for two"
-        ),
-        pytest.param(
-            ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
-            "may not set CDI_DIR",
-            id="a variable that the chart sets",
-        ),
-        pytest.param(
-            [f"kubeletDir=/var/lib/{'k' * 64}"], "No socket fits", id="a path too long for a socket"
-        ),
-    ],
-)
+REFUSED_VALUES = {
+    "a misspelt group": (["lgo.level=debug"], "'lgo' not allowed"),
+    "a misspelt value in a group": (["log.lvel=debug"], "'lvel' not allowed"),
+    "a misspelt resource": (["resources.request.cpu=1"], "'request' not allowed"),
+    "a misspelt toleration": (["tolerations[0].ky=a"], "'ky' not allowed"),
+    "a log level that does not exist": (["log.level=verbose"], "/log/level"),
+    "a port that is no number": (["httpPort=http"], "/httpPort"),
+    "a driver name that is no DNS name": (["driverName=Gpu_1"], "/driverName"),
+    "a relative driver root": (["driverRoot=opt/nvidia"], "/driverRoot"),
+    "an update of no node at a time": (["updateAtOnce=0"], "/updateAtOnce"),
+    "a profile no label can name": (["profiles.-a=b"], "invalid propertyName '-a'"),
+    "a profile that has no name": (["profile=not/one"], "/profile"),
+    "profiles of two origins": (
+        ["profiles.a=b", "existingProfilesConfigMap=c"],
+        "exclude each other",
+    ),
+    "a value taken away": (["log.level=null"], "level"),
+    "simulated GPUs on labelled nodes only": (
+        ["sim=h100x8", "onlyLabelledNodes=true"],
+        "exclude each other",
+    ),
+    "an MPS directory too long for a socket": ([f"mps.dir=/{'m' * 33}"], "can have 33"),
+    "a relative MPS directory": (["mps.dir=run/mps"], "/mps/dir"),
+    "no profile of MIG": (["mig.profiles={10gb}"], "/mig/profiles/0"),
+    "a profile of MIG twice": (["mig.profiles={1g.10gb,1g.10gb}"], "/mig/profiles"),
+    "a resource of no domain": (["mig.extendedResourcePrefix=mig-"], "/mig/extendedResourcePrefix"),
+    "a misspelt value of MPS": (["mps.enable=false"], "'enable' not allowed"),
+    "one port for two": (["hostNetwork=true", "mps.httpPort=8080"], "are both 8080"),
+    "a variable that the chart sets": (
+        ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
+        "may not set CDI_DIR",
+    ),
+    "a path too long for a socket": ([f"kubeletDir=/var/lib/{'k' * 64}"], "No socket fits"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED_VALUES.values(), ids=REFUSED_VALUES)
 def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
     assert message in refusal("--set", ",".join(arguments))
 
@@ -304,29 +284,25 @@ def test_no_variable_of_the_chart_can_be_set_twice() -> None:
         "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook,"
         "profile=one,runtimeDir=/var/lib/containerd-state"
     )
-    pod = render("--set", everything)["DaemonSet"]["spec"]["template"]["spec"]
-    for entry in pod["containers"][0]["env"]:
-        name = entry["name"]
+    for name in variables(pod_spec(render("--set", everything))):
         assert f"may not set {name}" in refusal("--set", f"env[0].name={name},env[0].value=x")
 
 
-def test_simulated_gpus_need_no_privilege_and_nothing_special_of_the_host() -> None:
-    pod = render("--set", "sim=h100x8")["DaemonSet"]["spec"]["template"]["spec"]
-    assert "mountPropagation" not in str(pod)
-    assert "hostPID" not in pod
-    assert "/sys/fs/cgroup" not in str(pod)
-    security = pod["containers"][0]["securityContext"]
+def test_simulated_gpus_need_no_privilege_of_the_plugin_and_the_same_of_the_agent() -> None:
+    rendered = render("--set", "sim=h100x2-615")
+    plugin, agent = pod_spec(rendered), pod_spec(rendered, MPS_AGENT)
+    assert variables(plugin)["SIM"] == variables(agent)["SIM"] == "h100x2-615"
+    assert "mountPropagation" not in str(plugin)
+    assert "hostPID" not in plugin
+    assert "/sys/fs/cgroup" not in str(plugin)
+    security = plugin["containers"][0]["securityContext"]
     assert security["privileged"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
-    assert {"name": "SIM", "value": "h100x8"} in pod["containers"][0]["env"]
-
-
-def agent(*arguments: str) -> dict[str, Any]:
-    """The pods of the MPS agent."""
-    pod_spec: dict[str, Any] = render(*arguments)[f"{MPS_AGENT} DaemonSet"]["spec"]["template"][
-        "spec"
+    assert agent["hostPID"] is True
+    mounts = agent["containers"][0]["volumeMounts"]
+    assert [mount["mountPath"] for mount in mounts if "mountPropagation" in mount] == [
+        "/run/dra-driver-gpu/mps"
     ]
-    return pod_spec
 
 
 def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> None:
@@ -337,8 +313,8 @@ def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> No
         f"mps.{names.DRIVER}"
     }
     assert not any("pods" in rule["resources"] for rule in rendered["ClusterRole"]["rules"])
-    pod = rendered["DaemonSet"]["spec"]["template"]["spec"]
-    assert {"name": "MPS_SOCKET", "value": ""} in pod["containers"][0]["env"]
+    pod = pod_spec(rendered)
+    assert variables(pod)["MPS_SOCKET"] == ""
     assert "dra-driver-gpu/mps" not in str([pod["volumes"], pod["containers"][0]["volumeMounts"]])
 
 
@@ -362,53 +338,58 @@ def test_what_is_installed_says_that_servers_outlive_it(enabled: str, message: s
 
 def test_another_mps_directory_is_followed_everywhere() -> None:
     rendered = render("--set", "mps.dir=/data/mps")
-    for key in ("DaemonSet", f"{MPS_AGENT} DaemonSet"):
-        assert "/run/dra-driver-gpu" not in str(rendered[key])
-    plugin = rendered["DaemonSet"]["spec"]["template"]["spec"]
-    [container] = plugin["containers"]
-    assert {"name": "MPS_SOCKET", "value": "/data/mps/agent.sock"} in container["env"]
-    directories = [v["hostPath"]["path"] for v in plugin["volumes"] if v["name"] == "mps"]
-    assert directories == ["/data/mps"]
+    for component in ("", MPS_AGENT):
+        pod = pod_spec(rendered, component)
+        assert "/run/dra-driver-gpu" not in str(pod)
+        assert host_paths(pod)["mps"] == "/data/mps"
+    assert variables(pod_spec(rendered))["MPS_SOCKET"] == "/data/mps/agent.sock"
 
 
-def test_agents_of_simulated_gpus_serve_containers_as_real_ones_do() -> None:
-    pod = agent("--set", "sim=h100x2-615")
-    assert pod["hostPID"] is True
-    [container] = pod["containers"]
-    assert {"name": "SIM", "value": "h100x2-615"} in container["env"]
-    shared = [m["mountPath"] for m in container["volumeMounts"] if "mountPropagation" in m]
-    assert shared == ["/run/dra-driver-gpu/mps"]
-
-
-def test_agents_follow_what_is_said_of_where_and_how_plugins_run() -> None:
-    options = (
-        "nodeSelector.pool=gpu,image.pullSecrets={one},image.tag=v9,hostNetwork=true,"
-        "onlyLabelledNodes=true,driverRoot=/run/nvidia/driver,mps.resources.limits.memory=1Gi,"
-        "priorityClassName=mine,updateAtOnce=10%,podAnnotations.scrape=yes"
+def test_what_kubernetes_defines_is_passed_on_as_it_is_to_plugins_and_agents() -> None:
+    rendered = render(
+        "--set",
+        "nodeSelector.pool=gpu,podAnnotations.scrape=yes,image.pullSecrets={one},image.tag=v9,"
+        "image.repository=example/driver,env[0].name=HTTPS_PROXY,"
+        "env[0].value=http://127.0.0.1:3128,resources.limits.memory=1Gi,"
+        "mps.resources.limits.memory=2Gi,tolerations[0].key=a,tolerations[0].operator=Exists,"
+        "priorityClassName=mine,driverRoot=/run/nvidia/driver,onlyLabelledNodes=true",
     )
-    rendered = render("--set", options)
-    plugins, agents = rendered["DaemonSet"]["spec"], rendered[f"{MPS_AGENT} DaemonSet"]["spec"]
-    mine, theirs = agents["template"]["spec"], plugins["template"]["spec"]
-    for field in ("nodeSelector", "affinity", "priorityClassName", "imagePullSecrets"):
-        assert mine[field] == theirs[field]
-    assert mine["hostNetwork"] is theirs["hostNetwork"] is True
-    [container] = mine["containers"]
-    assert container["image"] == theirs["containers"][0]["image"]
-    assert {"name": "DRIVER_ROOT", "value": "/run/nvidia/driver"} in container["env"]
-    assert {"name": "HTTP_ADDRESS", "value": "127.0.0.1:8081"} in container["env"]
-    assert container["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
-    assert container["resources"]["limits"] == {"memory": "1Gi"}
-    assert agents["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
-    assert agents["template"]["metadata"]["annotations"] == {"scrape": "yes"}
+    for component, memory in (("", "1Gi"), (MPS_AGENT, "2Gi")):
+        template = rendered[f"{component} DaemonSet".lstrip()]["spec"]["template"]
+        pod, container = template["spec"], template["spec"]["containers"][0]
+        assert template["metadata"]["annotations"] == {"scrape": "yes"}
+        assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
+        assert pod["imagePullSecrets"] == [{"name": "one"}]
+        assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
+        assert pod["priorityClassName"] == "mine"
+        assert pod["affinity"] == pod_spec(rendered)["affinity"]
+        assert container["image"] == "example/driver:v9"
+        assert container["resources"]["limits"] == {"memory": memory}
+        assert variables(pod)["DRIVER_ROOT"] == "/run/nvidia/driver"
+    assert pod_spec(rendered)["containers"][0]["env"][-1] == {
+        "name": "HTTPS_PROXY",
+        "value": "http://127.0.0.1:3128",
+    }
 
 
-def test_pods_on_the_host_network_take_turns_and_serve_on_loopback() -> None:
-    spec = render("--set", "hostNetwork=true,httpPort=9400,updateAtOnce=10%")["DaemonSet"]["spec"]
+@pytest.mark.parametrize(
+    ("component", "port", "probes"),
+    [
+        pytest.param("", 9400, ("startupProbe", "livenessProbe", "readinessProbe"), id="plugins"),
+        pytest.param(MPS_AGENT, 8081, ("livenessProbe",), id="agents"),
+    ],
+)
+def test_pods_on_the_host_network_take_turns_and_serve_on_loopback(
+    component: str, port: int, probes: tuple[str, ...]
+) -> None:
+    rendered = render("--set", "hostNetwork=true,httpPort=9400,updateAtOnce=10%")
+    spec = rendered[f"{component} DaemonSet".lstrip()]["spec"]
     assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
-    plugin = spec["template"]["spec"]["containers"][0]
-    assert {"name": "HTTP_ADDRESS", "value": "127.0.0.1:9400"} in plugin["env"]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert plugin[probe]["httpGet"]["host"] == "127.0.0.1"
+    pod = pod_spec(rendered, component)
+    assert pod["hostNetwork"] is True
+    assert variables(pod)["HTTP_ADDRESS"] == f"127.0.0.1:{port}"
+    for probe in probes:
+        assert pod["containers"][0][probe]["httpGet"]["host"] == "127.0.0.1"
 
 
 def test_a_kubelet_that_knows_one_plugin_per_driver_gets_one_at_a_time() -> None:
@@ -418,13 +399,16 @@ def test_a_kubelet_that_knows_one_plugin_per_driver_gets_one_at_a_time() -> None
 
 def test_other_directories_are_the_same_inside_and_out() -> None:
     options = "kubeletDir=/data/kubelet,cdiDir=/etc/cdi,driverName=gpu.example.com"
-    pod = render("--set", options)["DaemonSet"]["spec"]["template"]["spec"]
+    pod = pod_spec(render("--set", options))
     inside = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
-    outside = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-    assert inside["plugin"] == outside["plugin"] == "/data/kubelet/plugins/gpu.example.com"
-    assert inside["registry"] == outside["registry"] == "/data/kubelet/plugins_registry"
-    assert inside["pod-resources"] == outside["pod-resources"] == "/data/kubelet/pod-resources"
-    assert inside["cdi"] == outside["cdi"] == "/etc/cdi"
+    expected = {
+        "plugin": "/data/kubelet/plugins/gpu.example.com",
+        "registry": "/data/kubelet/plugins_registry",
+        "pod-resources": "/data/kubelet/pod-resources",
+        "cdi": "/etc/cdi",
+    }
+    assert expected.items() <= inside.items()
+    assert expected.items() <= host_paths(pod).items()
 
 
 def test_another_driver_name_is_followed_everywhere() -> None:
@@ -439,7 +423,7 @@ def test_another_driver_name_is_followed_everywhere() -> None:
 
 
 def test_labelled_nodes_are_chosen_by_any_of_the_usual_labels() -> None:
-    pod = render("--set", "onlyLabelledNodes=true")["DaemonSet"]["spec"]["template"]["spec"]
+    pod = pod_spec(render("--set", "onlyLabelledNodes=true"))
     node = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     keys = [term["matchExpressions"][0]["key"] for term in node["nodeSelectorTerms"]]
     assert keys == [
@@ -448,24 +432,7 @@ def test_labelled_nodes_are_chosen_by_any_of_the_usual_labels() -> None:
         "feature.node.kubernetes.io/pci-0302_10de.present",
         "nvidia.com/gpu.present",
     ]
-    assert "affinity" not in render()["DaemonSet"]["spec"]["template"]["spec"]
-
-
-def test_what_kubernetes_defines_is_passed_on_as_it_is() -> None:
-    options = (
-        "nodeSelector.pool=gpu,podAnnotations.scrape=yes,image.pullSecrets={one},image.tag=v9,"
-        "image.repository=example/driver,env[0].name=HTTPS_PROXY,env[0].value=http://127.0.0.1:3128,"
-        "resources.limits.memory=1Gi,tolerations[0].key=a,tolerations[0].operator=Exists"
-    )
-    template = render("--set", options)["DaemonSet"]["spec"]["template"]
-    pod, plugin = template["spec"], template["spec"]["containers"][0]
-    assert template["metadata"]["annotations"] == {"scrape": "yes"}
-    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
-    assert pod["imagePullSecrets"] == [{"name": "one"}]
-    assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
-    assert plugin["image"] == "example/driver:v9"
-    assert plugin["resources"]["limits"] == {"memory": "1Gi"}
-    assert plugin["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://127.0.0.1:3128"}
+    assert "affinity" not in pod_spec(render())
 
 
 def test_names_stay_valid_for_the_longest_release_name() -> None:

@@ -87,8 +87,8 @@ def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
     assert {name for each in named for name in each} <= objects(GOLDEN.read_text()).keys()
     parts = [block for block in claims if "capacity" in block]
     requests = [request for block in parts for request in yaml.safe_load(block)]
-    asked = [request["exactly"]["capacity"]["requests"].keys() for request in requests]
-    assert asked == [*[{names.MEMORY}] * 2, {names.CORES, names.MEMORY}]
+    amounts = [request["exactly"]["capacity"]["requests"].keys() for request in requests]
+    assert amounts == [*[{names.MEMORY}] * 2, {names.CORES, names.MEMORY}]
 
 
 def test_what_it_says_of_partitions_in_a_profile_is_what_the_driver_reads() -> None:

@@ -17,14 +17,13 @@ from tests.deploy.chart import GOLDEN, REPOSITORY, objects
 from tests.deploy.examples import (
     EXAMPLES,
     IMAGES,
+    Compares,
     Contains,
     Events,
     Example,
     Expectation,
     Log,
     ShowsCount,
-    ShowsGpusOf,
-    ShowsOtherGpusThan,
     Uses,
     examples,
     expectation,
@@ -48,7 +47,7 @@ CLASSES = {
 }
 FIRST = "GPU-11111111-1111-1111-1111-111111111111"
 SECOND = "GPU-22222222-2222-2222-2222-222222222222"
-CUT = "MIG-33333333-3333-3333-3333-333333333333"
+PARTITION = "MIG-33333333-3333-3333-3333-333333333333"
 
 
 def of_kind(example: Example, *kinds: str) -> list[dict[str, Any]]:
@@ -65,7 +64,7 @@ def claims(example: Example) -> dict[tuple[str, str, str], dict[str, Any]]:
     return devices
 
 
-def asked(devices: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def requested(devices: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Everything that names a class: requests, or their alternatives."""
     for request in devices["requests"]:
         yield from request.get("firstAvailable") or [request["exactly"]]
@@ -109,13 +108,13 @@ def test_api_versions_are_the_stable_ones(example: Example) -> None:
 @pytest.mark.parametrize("example", ALL)
 def test_claims_ask_for_classes_that_the_chart_installs(example: Example) -> None:
     for devices in claims(example).values():
-        assert {request["deviceClassName"] for request in asked(devices)} <= CLASSES.keys()
+        assert {request["deviceClassName"] for request in requested(devices)} <= CLASSES.keys()
 
 
 @pytest.mark.parametrize("example", ALL)
 def test_selectors_and_constraints_use_names_that_the_driver_publishes(example: Example) -> None:
     for devices in claims(example).values():
-        selectors = [s for request in asked(devices) for s in request.get("selectors", [])]
+        selectors = [s for request in requested(devices) for s in request.get("selectors", [])]
         for selector in selectors:
             expression = selector["cel"]["expression"]
             used = re.findall(r"device\.(?:attributes|capacity)\['([^']+)'\]\.(\w+)", expression)
@@ -174,7 +173,7 @@ def test_admin_access_is_asked_for_in_labelled_namespaces_only(example: Example)
     asking = {
         space
         for (_, space, _), devices in claims(example).items()
-        if any(request.get("adminAccess") for request in asked(devices))
+        if any(request.get("adminAccess") for request in requested(devices))
     }
     assert asking == labelled
 
@@ -186,7 +185,7 @@ def test_the_comment_expects_something_of_every_pod_and_container(example: Examp
     looked_at: set[Log] = set()
     for check in (check for e in example.expectations for check in e.checks):
         looked_at |= {check.log} if isinstance(check.log, Log) else set()
-        looked_at |= {check.other} if isinstance(check, ShowsGpusOf | ShowsOtherGpusThan) else set()
+        looked_at |= {check.second} if isinstance(check, Compares) else set()
     listed = {
         Log(*where, container["name"] if len(containers(pod)) > 1 else None)
         for where, pod in pods.items()
@@ -215,7 +214,7 @@ def test_requests_for_the_monitors_tolerate_their_taint_and_ask_for_admin_access
     example: Example,
 ) -> None:
     for devices in claims(example).values():
-        for request in asked(devices):
+        for request in requested(devices):
             if request["deviceClassName"] == f"monitor.{names.DRIVER}":
                 [toleration] = request["tolerations"]
                 assert toleration["key"] == names.MONITOR_TAINT
@@ -295,11 +294,11 @@ def test_a_sentence_becomes_the_checks_it_says() -> None:
         (
             ShowsCount(Log("b", "a"), 1),
             Contains(Log("b", "a", "c"), "x, y"),
-            ShowsGpusOf(Log("b", "a"), Log("e", "d")),
-            ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f")),
+            Compares(Log("b", "a"), Log("e", "d"), True),
+            Compares(Log("b", "a", "c"), Log("b", "a", "f"), False),
             ShowsCount(Log("b", "a"), 2, "partition"),
-            ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f"), "partition"),
-            ShowsGpusOf(Log("b", "a"), Log("b", "a", "f"), "partition"),
+            Compares(Log("b", "a", "c"), Log("b", "a", "f"), False, "partition"),
+            Compares(Log("b", "a"), Log("b", "a", "f"), True, "partition"),
             Contains(Events("b", "a"), "g"),
         ),
     )
@@ -331,7 +330,7 @@ def test_a_profile_that_comes_with_the_driver_has_a_name_only_and_layouts_are_a_
 ) -> None:
     for name, need in (
         ("a", "with the profile mig"),
-        ("b", "with the profile own.yaml and the layouts cuts.yaml: idle"),
+        ("b", "with the profile own.yaml and the layouts quarters.yaml: idle"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -343,7 +342,7 @@ def test_a_profile_that_comes_with_the_driver_has_a_name_only_and_layouts_are_a_
     assert (example.bundled, example.simulated) == ("", "a30x1")
     assert (example.profile, example.layouts) == (
         tmp_path / "b/own.yaml",
-        tmp_path / "b/cuts.yaml",
+        tmp_path / "b/quarters.yaml",
     )
 
 
@@ -362,50 +361,40 @@ def test_a_sentence_of_another_form_is_refused(sentence: str) -> None:
         expectation(sentence)
 
 
+LOG_CHECKS = {
+    "one GPU, named twice": ("shows 1 GPU", f"{FIRST} {FIRST}", "", None),
+    "no GPU": ("shows 1 GPU", "", "", "shows 0 GPUs instead of 1"),
+    "the text is there": ('contains "GPU 0:"', "GPU 0: H100", "", None),
+    "it is not": ('contains "GPU 0:"', "GPU 1: H100", "", "lacks 'GPU 0:'"),
+    "theirs and more": ("shows the GPUs of pod/b in n", f"{FIRST} {SECOND}", FIRST, None),
+    "not theirs": ("shows the GPUs of pod/b in n", FIRST, SECOND, f"lacks ['{SECOND}']"),
+    "nothing to compare with": ("shows the GPUs of pod/b in n", FIRST, "", "shows no GPU"),
+    "others": ("shows other GPUs than pod/b in n", FIRST, SECOND, None),
+    "one partition": ("shows 1 partition", f"{FIRST} {PARTITION}", "", None),
+    "the GPU of a partition is one GPU": ("shows 1 GPU", f"{FIRST} {PARTITION}", "", None),
+    "no partition to compare with": (
+        "shows the partitions of pod/b in n",
+        f"{FIRST} {PARTITION}",
+        FIRST,
+        "shows no partition",
+    ),
+    "the same partition": (
+        "shows other partitions than pod/b in n",
+        f"{FIRST} {PARTITION}",
+        f"{FIRST} {PARTITION}",
+        f"shows ['{PARTITION}']",
+    ),
+    "the same": ("shows other GPUs than pod/b in n", FIRST, FIRST, f"shows ['{FIRST}']"),
+}
+
+
 @pytest.mark.parametrize(
-    ("condition", "mine", "theirs", "problem"),
-    [
-        pytest.param("shows 1 GPU", f"{FIRST} {FIRST}", "", None, id="one GPU, named twice"),
-        pytest.param("shows 1 GPU", "", "", "shows 0 GPUs instead of 1", id="no GPU"),
-        pytest.param('contains "GPU 0:"', "GPU 0: H100", "", None, id="the text is there"),
-        pytest.param('contains "GPU 0:"', "GPU 1: H100", "", "lacks 'GPU 0:'", id="it is not"),
-        pytest.param(
-            "shows the GPUs of pod/b in n", f"{FIRST} {SECOND}", FIRST, None, id="theirs and more"
-        ),
-        pytest.param(
-            "shows the GPUs of pod/b in n", FIRST, SECOND, f"lacks ['{SECOND}']", id="not theirs"
-        ),
-        pytest.param(
-            "shows the GPUs of pod/b in n", FIRST, "", "shows no GPU", id="nothing to compare with"
-        ),
-        pytest.param("shows other GPUs than pod/b in n", FIRST, SECOND, None, id="others"),
-        pytest.param("shows 1 partition", f"{FIRST} {CUT}", "", None, id="one partition"),
-        pytest.param(
-            "shows 1 GPU", f"{FIRST} {CUT}", "", None, id="the GPU of a partition is one GPU"
-        ),
-        pytest.param(
-            "shows the partitions of pod/b in n",
-            f"{FIRST} {CUT}",
-            FIRST,
-            "shows no partition",
-            id="no partition to compare with",
-        ),
-        pytest.param(
-            "shows other partitions than pod/b in n",
-            f"{FIRST} {CUT}",
-            f"{FIRST} {CUT}",
-            f"shows ['{CUT}']",
-            id="the same partition",
-        ),
-        pytest.param(
-            "shows other GPUs than pod/b in n", FIRST, FIRST, f"shows ['{FIRST}']", id="the same"
-        ),
-    ],
+    ("condition", "own", "theirs", "problem"), LOG_CHECKS.values(), ids=LOG_CHECKS
 )
 def test_logs_are_held_against_the_checks(
-    condition: str, mine: str, theirs: str, problem: str | None
+    condition: str, own: str, theirs: str, problem: str | None
 ) -> None:
     [check] = expectation(f"Expect pod/a in n: Running, log {condition}").checks
-    logs: dict[Log | Events, str] = {Log("n", "a"): mine, Log("n", "b"): theirs}
+    logs: dict[Log | Events, str] = {Log("n", "a"): own, Log("n", "b"): theirs}
     answer = wrong(check, logs.__getitem__)
     assert problem in answer if problem and answer else answer == problem
