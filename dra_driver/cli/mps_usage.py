@@ -91,6 +91,11 @@ class MpsReport:
     pods: Mapping[int, PodUid] = field(default_factory=dict)  # of clients, where that was found out
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)  # by process
 
+    @property
+    def answers(self) -> bool | None:
+        """Whether the agent does; None: it was not asked."""
+        return False if self.problem else True if self.status else None
+
     def server(self, namespace: MpsNamespace) -> MpsServer | None:
         """The one that serves it."""
         return server_for(namespace.name, self.status) if self.status else None
@@ -100,22 +105,16 @@ AskAgent = Callable[[Path], MpsStatus]
 """Asks the MPS agent at a socket. NodeError: it does not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
-    """What can be seen of the GPUs, and of some the memory that each process uses there."""
-
-    inventory: Inventory = field(default_factory=Inventory)
-    used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)
-
-
-def take_node_snapshot(open_node: OpenNode, used_of: Collection[GpuUuid] = ()) -> NodeSnapshot:
-    """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
-    listed."""
+def read_gpus(
+    open_node: OpenNode, used_of: Collection[GpuUuid]
+) -> tuple[Inventory, Mapping[GpuUuid, Mapping[int, int | None]]]:
+    """The GPUs that can be seen, and why others cannot; and of the GPUs *used_of* the memory that
+    each process uses there."""
     try:
         with open_node() as node:
-            return NodeSnapshot(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
+            return node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)}
     except NodeError as e:
-        return NodeSnapshot(Inventory(unavailable=(UnavailableGpu(ALL_GPUS, str(e)),)))
+        return Inventory(unavailable=(UnavailableGpu(ALL_GPUS, str(e)),)), {}
 
 
 def ask_agent(socket: Path) -> MpsStatus:

@@ -51,11 +51,19 @@ class GpuUsage:
             return self._instance
         if self.gpu is not None:
             return self.gpu.uuid
-        devices = (
-            *self.held_devices,
-            *(device for part in self.parts for device in part.held_devices),
-        )
-        return next((device.holding.gpu for device in devices if device.holding.gpu), None)
+        return next((device.holding.gpu for device in self.all_held if device.holding.gpu), None)
+
+    @property
+    def all_held(self) -> Iterator[HeldDevice]:
+        """Also those on its partitions."""
+        yield from self.held_devices
+        for part in self.parts:
+            yield from part.held_devices
+
+    @property
+    def claims(self) -> Iterable[ClaimRecord]:
+        """Every claim once, admin access included, also those on partitions."""
+        return {device.record.claim.uid: device.record for device in self.all_held}.values()
 
     @property
     def partition(self) -> Partition | None:
@@ -71,9 +79,8 @@ class GpuUsage:
             return self.partition.profile.memory_bytes
         if self.gpu is not None and self.key is None:
             return self.gpu.memory_bytes
-        return next(
-            (parts for device in self.held_devices if (parts := _divided(device.holding))), None
-        )
+        divided = (_divided(device.holding) for device in self.held_devices)
+        return next(filter(None, divided), None)
 
     @property
     def held(self) -> Amount:
@@ -87,12 +94,10 @@ class GpuUsage:
             return None
         held = self.held
         own = self.memory_bytes if held.whole else held.memory_bytes
-        part_bytes = [part.held_bytes for part in self.parts]
-        known_bytes = [size for size in (own, *part_bytes) if size is not None]
-        return sum(known_bytes) if len(known_bytes) == 1 + len(part_bytes) else None
+        return _sum((own, *(part.held_bytes for part in self.parts)))
 
     @property
-    def cut_bytes(self) -> int:
+    def partitioned_bytes(self) -> int:
         """The memory of its partitions, held or not."""
         return sum(part.memory_bytes or 0 for part in self.parts)
 
@@ -101,12 +106,9 @@ class GpuUsage:
         """Neither held nor in a partition. None: not known."""
         if self.held.whole:
             return 0
-        total = self.memory_bytes
-        return (
-            None
-            if total is None or self.uncertain
-            else max(0, total - self.held.memory_bytes - self.cut_bytes)
-        )
+        if self.memory_bytes is None or self.uncertain:
+            return None
+        return max(0, self.memory_bytes - self.held.memory_bytes - self.partitioned_bytes)
 
     @property
     def shares(self) -> int | None:
@@ -121,10 +123,8 @@ class GpuUsage:
     def _instance(self) -> GpuUuid | None:
         existing = self.gpu.mig.instances if self.gpu and self.gpu.mig else ()
         recorded = (device.holding.instance for device in self.held_devices)
-        instance = next(
-            (each for each in (*existing, *recorded) if each and each.key == self.key), None
-        )
-        return instance.uuid if instance else None
+        instances = (*existing, *recorded)
+        return next((each.uuid for each in instances if each and each.key == self.key), None)
 
 
 def gpu_usages(
@@ -166,7 +166,10 @@ def _usage(
     uncertain: bool,
 ) -> GpuUsage:
     existing = [instance.key for instance in gpu.mig.instances] if gpu and gpu.mig else []
-    keys = sorted({key for key in (*held_devices, *existing) if key is not None}, key=_by_placement)
+    keys = sorted(
+        {key for key in (*held_devices, *existing) if key is not None},
+        key=lambda key: (key.start, key),
+    )
     parts = tuple(
         replace(_partition_usage(gpu, key, held_devices.get(key, [])), uncertain=uncertain)
         for key in keys
@@ -190,17 +193,11 @@ def _admin_access_last(held_devices: Iterable[HeldDevice]) -> tuple[HeldDevice, 
     return tuple(sorted(held_devices, key=lambda device: device.holding.admin))
 
 
-def _by_placement(key: PartitionKey) -> tuple[int, PartitionKey]:
-    return key.start, key
-
-
-def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:
-    """Every claim once, admin access included, also those on partitions."""
-    devices = (
-        *usage.held_devices,
-        *(device for part in usage.parts for device in part.held_devices),
-    )
-    yield from {device.record.claim.uid: device.record for device in devices}.values()
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """None: one of them is not known."""
+    known_and_unknown = list(sizes)
+    known = [size for size in known_and_unknown if size is not None]
+    return sum(known) if len(known) == len(known_and_unknown) else None
 
 
 def _divided(holding: Holding) -> int:

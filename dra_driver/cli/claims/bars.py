@@ -74,7 +74,7 @@ def usage_bars(
 
 
 def _rows(usage: GpuUsage) -> Iterator[_UsageRow]:
-    held = [use.holding for each_usage in (usage, *usage.parts) for use in each_usage.held_devices]
+    held = [device.holding for device in usage.all_held]
     blocks = occupied_placements(usage.gpu, held) if usage.gpu and usage.parts else ()
     yield _UsageRow(usage, blocks=blocks)
     for part in usage.parts:
@@ -188,8 +188,8 @@ def _in_partitions_text(usage: GpuUsage, total: int | None) -> str:
     """How much of a GPU is in partitions, in words."""
     number = len(usage.parts)
     text = "1 partition" if number == 1 else f"{number} partitions"
-    if total is not None and usage.cut_bytes:
-        text += f" with {usage.cut_bytes / GIB:.1f} of {format_gib(total)}"
+    if total is not None and usage.partitioned_bytes:
+        text += f" with {usage.partitioned_bytes / GIB:.1f} of {format_gib(total)}"
     if usage.held.whole:
         return f"{text}, and all of it is held"
     return f"{text}, {_UNCERTAIN}" if usage.uncertain else text

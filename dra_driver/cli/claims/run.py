@@ -66,68 +66,23 @@ from dra_driver.cli.mps_usage import (
     ClaimsMpsUsage,
     MpsNamespaceUsage,
     MpsReport,
-    NodeSnapshot,
     ask_agent,
+    read_gpus,
     read_mps_report,
     server_message,
-    take_node_snapshot,
     usage_messages,
 )
 from dra_driver.cli.terminal import Terminal, format_table
-from dra_driver.cli.usage import GpuUsage, HeldDevice, claims_on, gpu_usages
+from dra_driver.cli.usage import GpuUsage, HeldDevice, gpu_usages
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import Inventory, PartitionKey
 from dra_driver.model.mps import MpsServer
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger_files import DamagedRecord, read_ledger_directory
 from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.settings import ClaimsSettings
-
-
-def mps_device_document(uses: Sequence[MpsNamespaceUsage]) -> dict[str, Any] | None:
-    """Of one device; None: it is not under MPS, or it is not known in which namespace it is."""
-    return mps_use_document(uses[0]) if len(uses) == 1 else None
-
-
-def mps_namespace_document(use: MpsNamespaceUsage) -> dict[str, Any]:
-    """Of one namespace of a claim on one GPU."""
-    return {"name": use.namespace.name, "gpu": use.gpu, **mps_use_document(use)}
-
-
-def mps_use_document(use: MpsNamespaceUsage) -> dict[str, Any]:
-    served = use.served
-    return {
-        "percent": use.namespace.percent,
-        "memoryLimitBytes": use.memory_bytes,
-        "memoryUsedBytes": use.used_bytes,
-        "clients": None if use.clients is None else list(use.clients),
-        "protocol": served.protocol if served else None,
-        "pipeDirectory": served.pipe_directory if served else None,
-        "server": use.server,
-    }
-
-
-def mps_server_document(server: MpsServer, uses: ClaimsMpsUsage) -> dict[str, Any]:
-    return {
-        "name": server.name,
-        "gpus": list(server.gpus),
-        "protocol": server.protocol,
-        "namespace": server.tenant or None,
-        "ready": server.ready,
-        "reason": server.reason,
-        "restarts": server.restarts,
-        "clients": sorted(client.pid for client in server.clients),
-        "claims": list(uses.claims_of(server)),
-    }
-
-
-def mps_agent_document(uses: ClaimsMpsUsage) -> dict[str, Any]:
-    """Whether the agent answered; ``answers`` is null where it was not asked."""
-    report = uses.report
-    asked = report.status is not None or bool(report.problem)
-    return {"answers": report.status is not None if asked else None, "problem": report.problem}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +108,15 @@ def claims(
 ) -> str:
     """As *bars*, as a *table*, or as *json*. *open_node*: None where the ledger alone counts:
     neither the GPUs are read, nor is the MPS agent asked."""
-    records, aside = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
+    records, unreadable = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
     ordered = tuple(sorted(records.values(), key=lambda record: record.claim))
-    snapshot, mps = NodeSnapshot(), MpsReport()
+    inventory, mps = Inventory(), MpsReport()
     if open_node is not None:
-        if output != "table":  # which tells nothing of the GPUs
-            snapshot = take_node_snapshot(open_node, ClaimsMpsUsage(ordered).gpus)
         mps = read_mps_report(ask, settings.mps_socket)
-    uses = ClaimsMpsUsage(ordered, replace(mps, used=snapshot.used))
-    report = ClaimsReport(ordered, aside, snapshot.inventory, uses)
+        if output != "table":  # which tells nothing of the GPUs
+            inventory, used = read_gpus(open_node, ClaimsMpsUsage(ordered).gpus)
+            mps = replace(mps, used=used)
+    report = ClaimsReport(ordered, unreadable, inventory, ClaimsMpsUsage(ordered, mps))
     if output == "json":
         return json.dumps(report_document(report), indent=2, sort_keys=True)
     return report_text(report, settings.ledger_dir, output, terminal)
@@ -185,8 +140,8 @@ def report_document(report: ClaimsReport) -> dict[str, Any]:
             {"what": unavailable.what, "reason": unavailable.reason}
             for unavailable in report.inventory.unavailable
         ],
-        "mpsServers": [mps_server_document(server, report.mps) for server in report.mps.servers],
-        "mpsAgent": mps_agent_document(report.mps),
+        "mpsServers": [_mps_server(server, report.mps) for server in report.mps.servers],
+        "mpsAgent": {"answers": report.mps.report.answers, "problem": report.mps.report.problem},
     }
 
 
@@ -220,7 +175,7 @@ def _held(usage: GpuUsage) -> dict[str, Any]:
         "coresHeld": 100 if usage.held.whole else usage.held.cores,
         "sharesHeld": usage.held.shares,
         "shares": usage.shares,
-        "claims": [str(record.claim) for record in claims_on(usage)],
+        "claims": [str(record.claim) for record in usage.claims],
     }
 
 
@@ -232,7 +187,10 @@ def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
         "devices": [_device(HeldDevice(record, holding), mps) for holding in record.holdings],
-        "mpsNamespaces": [mps_namespace_document(use) for use in mps.of_claim(record)],
+        "mpsNamespaces": [
+            {"name": use.namespace.name, "gpu": use.gpu, **_mps(use)}
+            for use in mps.of_claim(record)
+        ],
         "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
     }
 
@@ -240,6 +198,7 @@ def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
 def _device(use: HeldDevice, mps: ClaimsMpsUsage) -> dict[str, Any]:
     holding, amount = use.holding, use.amount
     part = not amount.whole and not holding.admin
+    namespaces = mps.of(use.record, holding)
     return {
         "name": holding.device,
         "gpu": holding.gpu,
@@ -250,19 +209,16 @@ def _device(use: HeldDevice, mps: ClaimsMpsUsage) -> dict[str, Any]:
         "memoryBytes": amount.memory_bytes or None if part else None,
         "cores": amount.cores if part else None,
         "shares": amount.shares if part else None,
-        "partition": holding.partition and _of_partition(holding, holding.partition),
+        "partition": holding.partition
+        and {
+            "start": holding.partition.start,
+            "size": holding.partition.size,
+            "uuid": holding.memory_of,
+            "created": holding.created_for_claims,
+        },
         "interval": None if use.interval is None else str(use.interval),
         "limit": None if holding.limit is None else _limit(holding.limit),
-        "mps": mps_device_document(mps.of(use.record, holding)),
-    }
-
-
-def _of_partition(holding: Holding, key: PartitionKey) -> dict[str, Any]:
-    return {
-        "start": key.start,
-        "size": key.size,
-        "uuid": holding.memory_of,
-        "created": holding.created_for_claims,
+        "mps": _mps(namespaces[0]) if len(namespaces) == 1 else None,
     }
 
 
@@ -272,6 +228,33 @@ def _limit(limit: ClaimMemoryLimit) -> dict[str, Any]:
         "strict": limit.strict,
         "guard": str(limit.guard.policy),
         "graceSeconds": limit.guard.grace_seconds,
+    }
+
+
+def _mps(use: MpsNamespaceUsage) -> dict[str, Any]:
+    served = use.served
+    return {
+        "percent": use.namespace.percent,
+        "memoryLimitBytes": use.memory_bytes,
+        "memoryUsedBytes": use.used_bytes,
+        "clients": None if use.clients is None else list(use.clients),
+        "protocol": served.protocol if served else None,
+        "pipeDirectory": served.pipe_directory if served else None,
+        "server": use.server,
+    }
+
+
+def _mps_server(server: MpsServer, uses: ClaimsMpsUsage) -> dict[str, Any]:
+    return {
+        "name": server.name,
+        "gpus": list(server.gpus),
+        "protocol": server.protocol,
+        "namespace": server.tenant or None,
+        "ready": server.ready,
+        "reason": server.reason,
+        "restarts": server.restarts,
+        "clients": sorted(client.pid for client in server.clients),
+        "claims": list(uses.claims_of(server)),
     }
 
 
