@@ -12,12 +12,13 @@ How many more partitions fit follows from the counters of the GPU's devices.
 """
 
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
-from dra_driver.cli.terminal import BarStyle, Terminal, bar_style
-from dra_driver.model.gpus import Gpu, GpuUuid, Placement
+from dra_driver.cli.terminal import BarStyle, Terminal, bar_style, even, longest
+from dra_driver.model.gpus import Gpu, GpuUuid, MigProfile, Placement
 from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer, counter_set_name
 from dra_driver.model.records import Holding, HoldingsByGpu
@@ -27,12 +28,9 @@ from dra_driver.model.records import Holding, HoldingsByGpu
 class AvailablePartitions:
     """The partitions that could still be created on a GPU."""
 
-    partitions: tuple[tuple[str, int], ...] = ()  # (profile, the most of it), the smallest first
-    whole_gpu: bool = False  # or all of it could be given to one claim
-    offered: bool = False  # partitions are created when a claim needs one
-
-
-NO_AVAILABLE_PARTITIONS = AvailablePartitions()
+    partitions: tuple[tuple[str, int], ...]  # (profile, the most of it), the smallest first
+    whole_gpu: bool  # or all of it could be given to one claim
+    offered: bool  # partitions are created when a claim needs one
 
 
 def available_partitions(
@@ -40,73 +38,38 @@ def available_partitions(
 ) -> AvailablePartitions:
     """*taken*: the placements of *gpu* where something is; *holdings*: what claims hold of it."""
     gpu_devices = [device for device in offered.devices if device.gpu.uuid == gpu.uuid]
-    used = (
-        device
-        for device in gpu_devices
-        if device.instance is not None or any(h.is_of(device) for h in holdings if not h.admin)
-    )
-    remaining = _remaining_counters(offered, gpu, used)
-    by_profile: dict[str, list[Device]] = {}
+    sets = [each for each in offered.counter_sets if each.name == counter_set_name(gpu)]
+    remaining = Counter({name: amount for each in sets for name, amount in each.counters})
+    for device in gpu_devices:
+        if device.instance is not None or any(h.is_of(device) for h in holdings if not h.admin):
+            remaining.subtract(dict(device.takes))
+    by_profile: dict[MigProfile, list[tuple[Placement, Device]]] = defaultdict(list)
     for device in gpu_devices:
         if device.partition is not None and device.created_for_claims:
-            by_profile.setdefault(device.partition.profile.name, []).append(device)
-    names = sorted(by_profile, key=lambda name: _size(by_profile[name][0]))
-    most = ((name, _most(by_profile[name], remaining, taken)) for name in names)
-    whole = (
-        any(d.takes and d.partition is None and _fits(d, remaining) for d in gpu_devices)
-        and not taken
-    )
+            by_profile[device.partition.profile].append((device.partition.placement, device))
+    profiles = sorted(by_profile, key=lambda p: (p.slices, p.memory_bytes, p.name))
+    most = ((profile.name, _most(by_profile[profile], remaining, taken)) for profile in profiles)
     fits = tuple((name, number) for name, number in most if number)
-    return AvailablePartitions(fits, whole, offered=bool(by_profile))
-
-
-def _remaining_counters(offered: Offer, gpu: Gpu, used: Iterable[Device]) -> dict[str, int]:
-    name = counter_set_name(gpu)
-    remaining = {
-        k: v
-        for counter_set in offered.counter_sets
-        if counter_set.name == name
-        for k, v in counter_set.counters
-    }
-    for device in used:
-        _subtract_counters(device, remaining)
-    return remaining
-
-
-def _subtract_counters(device: Device, remaining: dict[str, int]) -> None:
-    for name, amount in device.takes:
-        remaining[name] = remaining.get(name, 0) - amount
+    whole = (d for d in gpu_devices if d.takes and d.partition is None and _fits(d, remaining))
+    return AvailablePartitions(fits, not taken and any(whole), offered=bool(by_profile))
 
 
 def _fits(device: Device, remaining: Mapping[str, int]) -> bool:
-    return all(remaining.get(name, 0) >= amount for name, amount in device.takes)
+    return all(remaining[name] >= amount for name, amount in device.takes)
 
 
 def _most(
-    devices: Sequence[Device], before: Mapping[str, int], taken: Collection[Placement]
+    devices: Sequence[tuple[Placement, Device]],
+    before: Counter[str],
+    taken: Collection[Placement],
 ) -> int:
     """Partitions of one profile are equally long: one after the other, from the left, is best."""
-    remaining, number = dict(before), 0
-    for device in sorted(devices, key=_start):
-        if _fits(device, remaining) and not any(
-            _placement(device).overlaps(placement) for placement in taken
-        ):
-            _subtract_counters(device, remaining)
+    remaining, number = before.copy(), 0
+    for placement, device in sorted(devices, key=lambda entry: entry[0].start):
+        if _fits(device, remaining) and not any(map(placement.overlaps, taken)):
+            remaining.subtract(dict(device.takes))
             number += 1
     return number
-
-
-def _placement(device: Device) -> Placement:
-    return device.partition.placement if device.partition else Placement(0, 0)
-
-
-def _start(device: Device) -> int:
-    return _placement(device).start
-
-
-def _size(device: Device) -> tuple[int, int, str]:
-    profile = device.partition.profile if device.partition else None
-    return (profile.slices, profile.memory_bytes, profile.name) if profile else (0, 0, "")
 
 
 _WIDEST = 4  # characters of one unit
@@ -120,8 +83,8 @@ class GpuMigPicture:
     """One GPU, what is taken of it, and what still fits."""
 
     gpu: Gpu
-    blocks: tuple[OccupiedPlacement, ...] = ()
-    available: AvailablePartitions = NO_AVAILABLE_PARTITIONS
+    blocks: tuple[OccupiedPlacement, ...]
+    available: AvailablePartitions
 
     @property
     def units(self) -> int:
@@ -130,10 +93,9 @@ class GpuMigPicture:
     @property
     def free(self) -> int:
         """How many of its units are free."""
-        taken_units = {
-            unit for block in self.blocks for unit in range(block.placement.start, _end(block))
-        }
-        return self.units - len(taken_units & set(range(self.units)))
+        placements = [block.placement for block in self.blocks]
+        taken = {unit for placement in placements for unit in range(placement.start, placement.end)}
+        return self.units - len(taken & set(range(self.units)))
 
 
 def gpu_mig_pictures(
@@ -164,7 +126,7 @@ def mig_picture(pictures: Sequence[GpuMigPicture], terminal: Terminal) -> str:
     lines = []
     for picture, head in zip(pictures, _heads(pictures, terminal, style), strict=True):
         lines.append(head)
-        titles = max((len(block.title) for block in picture.blocks), default=0)
+        titles = longest([block.title for block in picture.blocks])
         for index, block in enumerate(picture.blocks):
             mark = style.coloured(index, placement_letter(index, block.claimed))
             lines += _entry(mark, f"{block.title.ljust(titles)}{_GAP}{block.owner}", terminal)
@@ -194,7 +156,7 @@ def memory_units(
     """
     cells, position = [], 0
     for index, block in enumerate(blocks):
-        start, end = max(block.placement.start, position), min(_end(block), number)
+        start, end = max(block.placement.start, position), min(block.placement.end, number)
         if start >= end:
             continue
         cells += [style.free * width] * (start - position)
@@ -210,20 +172,16 @@ def unit_width(number: int, room: int) -> int:
     return min(_WIDEST, (room - 1) // number - 1) if number else 0
 
 
-def _end(block: OccupiedPlacement) -> int:
-    return block.placement.end
-
-
 def _heads(pictures: Sequence[GpuMigPicture], terminal: Terminal, style: BarStyle) -> list[str]:
     """Where there is little room without the products, then without the words."""
-    names = _even([picture.gpu.name for picture in pictures])
-    products = _even([picture.gpu.product_name for picture in pictures])
+    names = even([picture.gpu.name for picture in pictures])
+    products = even([picture.gpu.product_name for picture in pictures])
     names_and_products = [_GAP.join(columns) for columns in zip(names, products, strict=True)]
     summaries = [f"{picture.free} free of {picture.units}" for picture in pictures]
     nothing = [""] * len(pictures)
     most = max((picture.units for picture in pictures), default=0)
     for titles, tails in ((names_and_products, summaries), (names, summaries), (names, nothing)):
-        space = terminal.width - max(map(len, titles), default=0) - max(map(len, tails), default=0)
+        space = terminal.width - longest(titles) - longest(tails)
         if (width := unit_width(most, space - 2 * len(_GAP))) > 0:
             break
     bars = [
@@ -248,7 +206,3 @@ def _available_text(available: AvailablePartitions) -> str:
     if available.whole_gpu:
         texts.append(_FIRM.join(("all", "of", "it")))
     return f"room{_FIRM}for{_FIRM}{f' or{_FIRM}'.join(texts)}" if texts else ""
-
-
-def _even(texts: Sequence[str]) -> list[str]:
-    return [text.ljust(max(map(len, texts), default=0)) for text in texts]

@@ -15,6 +15,15 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def even(texts: Sequence[str]) -> list[str]:
+    """All as wide as the widest."""
+    return [text.ljust(longest(texts)) for text in texts]
+
+
+def longest(texts: Sequence[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
 GIB = 1024**3
 
 

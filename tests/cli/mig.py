@@ -1,14 +1,12 @@
-"""GPUs that can be cut, and claims for what is cut of them."""
+"""GPUs with MIG of a few profiles, and claims for partitions of them."""
 
 from typing import Any
 
 from dra_driver.model.gpus import (
-    Engines,
     Gpu,
     GpuUuid,
     MigInfo,
     MigInstance,
-    MigProfile,
     Partition,
     PartitionKey,
     Placement,
@@ -16,26 +14,13 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.model.offer import CounterSet, Device, Offer, counter_set_name, partition_name
 from dra_driver.model.records import Holding
-from tests.builders import gpu, ref
-
-MIB = 1024 * 1024
-
-
-def _profile(name: str, numbers: tuple[int, int], mib: int, size: int, *starts: int) -> MigProfile:
-    slices = int(name.partition("g")[0])
-    placements = tuple(Placement(start, size) for start in starts)
-    engines = Engines(multiprocessors=14 * slices, copy=slices)
-    return MigProfile(name, *numbers, slices, len(starts), mib * MIB, engines, placements)
-
+from tests.builders import MIB, gpu, ref
+from tests.plan.mig.boards import boards
 
 PROFILES = {
-    one.name: one
-    for one in (
-        _profile("1g.5gb", (19, 0), 4864, 1, *range(7)),
-        _profile("2g.10gb", (14, 1), 9856, 2, 0, 2, 4),
-        _profile("3g.20gb", (9, 2), 19968, 4, 0, 4),
-        _profile("7g.40gb", (0, 4), 40192, 8, 0),
-    )
+    profile.name: profile
+    for profile in boards()["a100-40"]
+    if profile.name in ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")
 }
 
 
@@ -65,7 +50,7 @@ def a100(minor: int = 0, *instances: MigInstance, **fields: Any) -> Gpu:
 
 
 def holding(claim: str, name: str = "", start: int = 0, minor: int = 0, **fields: Any) -> Holding:
-    """What *claim* of namespace team-a has: a partition that was cut for it, or a whole GPU."""
+    """What *claim* of namespace team-a has: a partition that was created for it, or a whole GPU."""
     board = a100(minor)
     values: dict[str, Any] = {"device": board.name, "gpu": board.uuid}
     if name:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from dra_driver.cli.devices.run import device_tables
 from dra_driver.model.offer import AdminAccess, Device, Fractional
 from dra_driver.model.profiles import Rules, SharingStrategy
-from tests.builders import gpu
-from tests.cli.mig import MIB, a100, instance, offered, partition
+from tests.builders import MIB, gpu
+from tests.cli.mig import a100, instance, offered, partition
 
 
 def rows(*devices, wide=False):

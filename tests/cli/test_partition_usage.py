@@ -10,8 +10,8 @@ from dra_driver.cli.usage import gpu_usages
 from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.offer import AdminAccess, Fractional
 from tests import builders
-from tests.builders import gpu
-from tests.cli.mig import MIB, a100, holding, instance, unusable
+from tests.builders import MIB, gpu
+from tests.cli.mig import a100, holding, instance, unusable
 
 GIB = 1024 * MIB
 OF_3G = Fractional(19968 * MIB, GIB, MIB, shares=48)

@@ -14,7 +14,7 @@ from dra_driver.cli.mps_usage import (
     server_message,
     usage_messages,
 )
-from dra_driver.cli.terminal import GIB, BarStyle, Terminal, bar_style, format_gib
+from dra_driver.cli.terminal import GIB, BarStyle, Terminal, bar_style, even, format_gib, longest
 from dra_driver.cli.usage import GpuUsage, HeldDevice
 from dra_driver.model.profiles import GuardPolicy
 from dra_driver.model.records import ClaimMemoryLimit
@@ -56,8 +56,8 @@ def usage_bars(
     rows = [row for usage in usages for row in _rows(usage)]
     style = bar_style(terminal)
     heads = _heads(rows, terminal)
-    names = _width([str(use.record.claim) for row in rows for use in row.usage.held_devices])
-    amounts = _width([_amount(use) for row in rows for use in row.usage.held_devices])
+    names = longest([str(use.record.claim) for row in rows for use in row.usage.held_devices])
+    amounts = longest([_amount(use) for row in rows for use in row.usage.held_devices])
     lines = []
     for row, title in zip(rows, heads, strict=True):
         usage = row.usage
@@ -116,28 +116,20 @@ def _heads(rows: Sequence[_UsageRow], terminal: Terminal) -> list[str]:
     """The lines of the GPUs, all alike; where there is little room without the products, then
     without cores and shares, then without the bars."""
     plain = [row.title for row in rows]
-    names = _width([row.title for row in rows if not row.mark])
+    names = longest([row.title for row in rows if not row.mark])
     names_and_products = [row.title.ljust(names) + _GAP + row.product for row in rows]
     for starts, detailed in ((names_and_products, True), (plain, True), (plain, False)):
         tails = [usage_summary(row.usage, detailed) for row in rows]
-        room = terminal.width - _width(starts) - _width(tails) - 2 * len(_GAP) - len("[]")
+        room = terminal.width - longest(starts) - longest(tails) - 2 * len(_GAP) - len("[]")
         if room >= _NARROWEST:
             style = bar_style(terminal)
             bars = [_bar_of(row, min(room, _WIDEST), style) for row in rows]
-            return _joined(_even(starts), bars, tails)
-    return _joined(_even(plain), [usage_summary(row.usage, False) for row in rows])
+            return _joined(even(starts), bars, tails)
+    return _joined(even(plain), [usage_summary(row.usage, False) for row in rows])
 
 
 def _joined(*columns: Sequence[str]) -> list[str]:
     return [_GAP.join(cells) for cells in zip(*columns, strict=True)]
-
-
-def _even(texts: Sequence[str]) -> list[str]:
-    return [text.ljust(_width(texts)) for text in texts]
-
-
-def _width(texts: Sequence[str]) -> int:
-    return max(map(len, texts), default=0)
 
 
 def _bar_of(row: _UsageRow, width: int, style: BarStyle) -> str:
