@@ -4,6 +4,7 @@ import json
 import socket
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,46 +17,12 @@ from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.mps.agent_protocol import AgentError, RequestDone
 
-SPACE = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
-SERVED = ServedNamespace(SPACE, 3, "/run/x/pipe/gpu/c_1")
+NAMESPACE = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+SERVED = ServedNamespace(NAMESPACE, 3, "/run/x/pipe/gpu/c_1")
 
 
 def line(answer):
     return agent_protocol.ANSWERS.encode(answer) + b"\n"
-
-
-class OddAgent:
-    """Answers every connection with the same bytes; None: it does not answer."""
-
-    def __init__(self, path, answer):
-        self.asked = []
-        self._answer = answer
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:
-            return
-        with connection:
-            self.asked.append(json.loads(connection.makefile("rb").readline()))
-            if self._answer is None:
-                self._over.wait(5)
-            else:
-                try:
-                    connection.sendall(self._answer)
-                except OSError:  # who asked has heard enough
-                    return
-
-    def close(self):
-        self._over.set()
-        self._socket.close()
-        self._thread.join(5)
 
 
 @pytest.fixture
@@ -66,22 +33,38 @@ def path():
 
 @pytest.fixture
 def answering(path):
-    started = []
+    """Answers one connection with these bytes (None: not at all). The requests, as documents."""
+    threads, over = [], threading.Event()
 
     def start(answer):
-        started.append(OddAgent(path, answer))
-        return started[-1]
+        asked = []
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+
+        def run():
+            with listener, listener.accept()[0] as connection, suppress(OSError):
+                asked.append(json.loads(connection.makefile("rb").readline()))
+                if answer is None:
+                    over.wait(60)
+                else:
+                    connection.sendall(answer)  # the client may have read enough
+
+        threads.append(threading.Thread(target=run, daemon=True))
+        threads[-1].start()
+        return asked
 
     yield start
-    for agent in started:
-        agent.close()
+    over.set()
+    for thread in threads:
+        thread.join(60)
 
 
 def test_a_namespace_is_asked_for_in_whole(path, answering):
-    agent = answering(line(SERVED))
+    asked = answering(line(SERVED))
 
-    assert MpsAgentClient(path).serve(SPACE) == SERVED
-    assert agent.asked == [
+    assert MpsAgentClient(path).serve(NAMESPACE) == SERVED
+    assert asked == [
         {
             "version": 1,
             "ServeRequest": {
@@ -101,7 +84,7 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
 
 
 @pytest.mark.parametrize(
-    ("ask", "asked"),
+    ("ask", "request_document"),
     [
         (lambda agent: agent.release("c_1"), {"ReleaseRequest": {"name": "c_1"}}),
         (
@@ -110,24 +93,17 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
         ),
     ],
 )
-def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, asked):
-    agent = answering(line(RequestDone()))
+def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, request_document):
+    asked = answering(line(RequestDone()))
 
     assert ask(MpsAgentClient(path)) is None
-    assert agent.asked == [{"version": 1, **asked}]
+    assert asked == [{"version": 1, **request_document}]
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
     answering(line(MpsStatus(unmanaged=("other",))))
 
     assert MpsAgentClient(path).status() == MpsStatus(unmanaged=("other",))
-
-
-def test_an_error_of_the_agent_is_raised_here(path, answering):
-    answering(line(AgentError.of(TimedOut("the daemon does not answer"))))
-
-    with pytest.raises(TimedOut, match="the daemon does not answer"):
-        MpsAgentClient(path).serve(SPACE)
 
 
 def test_nobody_there_is_said_with_what_to_start(path):
@@ -140,47 +116,43 @@ def test_nobody_there_is_said_with_what_to_start(path):
     )
 
 
-def test_a_socket_that_a_dead_agent_left_is_nobody(path):
+def test_a_socket_of_a_dead_agent_and_an_impossible_path_are_nobody(path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
     with pytest.raises(MpsAgentUnreachable, match="Connection refused"):
         MpsAgentClient(path).status()
-
-
-def test_a_path_that_is_no_place_for_a_socket_is_nobody(path):
     with pytest.raises(MpsAgentUnreachable, match="too long"):
         MpsAgentClient(path / ("x" * 120)).status()
-
-
-@pytest.mark.parametrize("answer", [b"", b'{"version":1,'])
-def test_an_agent_that_ends_while_it_works_is_down(path, answering, answer):
-    answering(answer)
-
-    with pytest.raises(MpsAgentUnreachable, match="it ended before it answered"):
-        MpsAgentClient(path).status()
 
 
 def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
     answering(None)
 
     with pytest.raises(TimedOut, match=r"waited 0.05 s for the MPS agent at .* \(ServeRequest\)"):
-        MpsAgentClient(path, serve_seconds=0.05).serve(SPACE)
+        MpsAgentClient(path, serve_seconds=0.05).serve(NAMESPACE)
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "error", "message"),
     [
-        (b"hello\n", "the answer of the MPS agent cannot be read: it is not JSON"),
-        (b'{"version":1,"RequestDone":{}}\n', "agent to StatusRequest is RequestDone"),
-        (b'{"version":1,"MpsStatus":{"servers":7}}\n', "MpsStatus.servers is 7, not a list"),
-        (b" " * (agent_protocol.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
+        (line(AgentError.of(TimedOut("no answer"))), TimedOut, "no answer"),
+        (b"", MpsAgentUnreachable, "it ended before it answered"),
+        (b'{"version":1,', MpsAgentUnreachable, "it ended before it answered"),
+        (b"hello\n", NodeError, "the answer of the MPS agent cannot be read: it is not JSON"),
+        (b'{"version":1,"RequestDone":{}}\n', NodeError, "agent to StatusRequest is RequestDone"),
+        (
+            b'{"version":1,"MpsStatus":{"servers":7}}\n',
+            NodeError,
+            "MpsStatus.servers is 7, not a list",
+        ),
+        (b" " * (agent_protocol.MAX_ANSWER_BYTES + 1), NodeError, "longer than 1048576 bytes"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_of_this_node(path, answering, answer, message):
+def test_an_answer_that_is_none_is_an_error(path, answering, answer, error, message):
     answering(answer)
 
-    with pytest.raises(NodeError, match=message):
+    with pytest.raises(error, match=message):
         MpsAgentClient(path).status()
 
 

@@ -8,12 +8,16 @@ from dra_driver.node.mps.daemon_cgroup import CGROUP_NAME, DaemonCgroup
 
 POD = "5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"
 CONTAINER = f"/kubepods/burstable/pod{POD}/{'a' * 64}"
+IN_CONTAINER = f"0::{CONTAINER}\n"
+PLAIN_HOST = "0::/system.slice/kubelet.service\n"
+INIT = "0::/init.scope\n"
+INIT_OUTSIDE = "0::/../../../../init.scope\n"  # of the cgroup namespace of this process
 
 
 class Host:
     """Files as the kernel has them: what is written into a cgroup changes no process here."""
 
-    def __init__(self, directory: Path, own: str, first: str = "0::/init.scope\n") -> None:
+    def __init__(self, directory: Path, own: str, first: str = INIT) -> None:
         self.proc, self.cgroups = directory / "proc", directory / "cgroup"
         self.process("self", own)
         self.process("1", first)
@@ -32,24 +36,27 @@ class Host:
         return root
 
     @property
-    def detach(self) -> DaemonCgroup:
+    def daemon_cgroup(self) -> DaemonCgroup:
         return DaemonCgroup(self.cgroups, self.proc)
 
 
-def test_on_a_plain_host_nothing_is_moved(tmp_path):
-    host = Host(tmp_path, "0::/system.slice/kubelet.service\n")
-    root = host.hierarchy()
+def test_on_a_plain_host_nothing_is_moved_nor_removed(tmp_path):
+    host = Host(tmp_path, PLAIN_HOST)
+    cgroup = host.hierarchy() / CGROUP_NAME
 
-    assert host.detach.take_in([7])
-    assert not (root / CGROUP_NAME).exists()
+    assert host.daemon_cgroup.take_in([7])
+    assert not cgroup.exists()
+    cgroup.mkdir()
+    host.daemon_cgroup.close()
+    assert cgroup.exists()
 
 
 def test_with_cgroup_v2_there_is_one_place_at_the_root(tmp_path):
-    host = Host(tmp_path, f"0::{CONTAINER}\n")
+    host = Host(tmp_path, IN_CONTAINER)
     root = host.hierarchy(cgroup_controllers="memory\n")
     host.process("7", f"0::/{CGROUP_NAME}\n")  # as it is once the kernel has moved it
 
-    assert host.detach.take_in([7])
+    assert host.daemon_cgroup.take_in([7])
     assert (root / CGROUP_NAME / "cgroup.procs").read_text() == "7"
 
 
@@ -60,7 +67,7 @@ def test_with_cgroup_v1_there_is_one_for_each_hierarchy_and_links_are_not_follow
     (host.cgroups / "cpu").symlink_to("cpu,cpuacct")
     host.process("7", f"3:memory:/{CGROUP_NAME}\n2:cpu,cpuacct:/{CGROUP_NAME}\n")
 
-    assert host.detach.take_in([7])
+    assert host.daemon_cgroup.take_in([7])
     for name in ("memory", "cpu,cpuacct", "unified"):
         assert (host.cgroups / name / CGROUP_NAME / "cgroup.procs").read_text() == "7"
 
@@ -73,47 +80,49 @@ def test_a_cpuset_of_cgroup_v1_gets_the_processors_of_its_parent_first(tmp_path)
         (root / CGROUP_NAME / file).write_text("\n")
     host.process("7", f"3:cpuset:/{CGROUP_NAME}\n")
 
-    assert host.detach.take_in([7])
+    assert host.daemon_cgroup.take_in([7])
     assert (root / CGROUP_NAME / "cpuset.cpus").read_text() == "0-7\n"
     assert (root / CGROUP_NAME / "cpuset.mems").read_text() == "0\n"
 
 
-@pytest.mark.parametrize("in_namespace", [False, True])
-def test_a_process_that_stays_in_the_container_is_warned_of(tmp_path, caplog, in_namespace):
-    own, first = (f"0::{CONTAINER}\n", "0::/init.scope\n")
-    if in_namespace:
-        own, first = ("0::/\n", "0::/../../../../init.scope\n")
+@pytest.mark.parametrize(
+    ("own", "first", "moved", "is_outside"),
+    [
+        pytest.param(
+            # What is taken for the host's cgroups is the container's own part of them.
+            *(IN_CONTAINER, INIT, f"0::{CONTAINER}/{CGROUP_NAME}\n", False),
+            id="it stays",
+        ),
+        pytest.param(
+            *("0::/\n", INIT_OUTSIDE, f"0::/{CGROUP_NAME}\n", False),
+            id="it stays in the cgroup namespace",
+        ),
+        pytest.param(
+            *("0::/\n", INIT_OUTSIDE, f"0::/../../../../{CGROUP_NAME}\n", True),
+            id="it is outside of the cgroup namespace",
+        ),
+        pytest.param(IN_CONTAINER, INIT, None, True, id="it has ended"),
+    ],
+)
+def test_a_process_that_stays_in_the_container_is_warned_of(
+    tmp_path, caplog, own, first, moved, is_outside
+):
     host = Host(tmp_path, own, first)
     host.hierarchy()
-    # What is taken for the host's cgroups is the container's own part of them.
-    host.process("7", f"0::/{CGROUP_NAME}\n" if in_namespace else f"0::{CONTAINER}/{CGROUP_NAME}\n")
+    if moved is not None:
+        host.process("7", moved)
 
-    assert not host.detach.take_in([7])
-    assert "MPS daemons end with this container" in caplog.text
-
-
-def test_a_process_outside_the_cgroup_namespace_of_this_one_is_out(tmp_path):
-    host = Host(tmp_path, "0::/\n", "0::/../../../../init.scope\n")
-    host.hierarchy()
-    host.process("7", f"0::/../../../../{CGROUP_NAME}\n")
-
-    assert host.detach.in_container
-    assert host.detach.take_in([7])
-
-
-def test_a_process_that_has_ended_needs_no_shelter(tmp_path):
-    host = Host(tmp_path, f"0::{CONTAINER}\n")
-    host.hierarchy()
-
-    assert host.detach.take_in([7])
+    assert host.daemon_cgroup.in_container
+    assert host.daemon_cgroup.take_in([7]) is is_outside
+    assert ("MPS daemons end with this container" in caplog.text) is not is_outside
 
 
 def test_cgroups_that_are_not_there_are_warned_of(tmp_path, caplog):
-    host = Host(tmp_path, f"0::{CONTAINER}\n")
+    host = Host(tmp_path, IN_CONTAINER)
     host.cgroups.rmdir()
-    host.process("7", f"0::{CONTAINER}\n")
+    host.process("7", IN_CONTAINER)
 
-    assert not host.detach.take_in([7])
+    assert not host.daemon_cgroup.take_in([7])
     assert "cannot be moved out of its cgroup" in caplog.text
 
 
@@ -125,28 +134,18 @@ def test_the_place_is_taken_away_unless_somebody_is_in_it(tmp_path):
     (used / "cgroup.procs").write_text("7")  # the kernel refuses to remove it then
 
     for _ in range(2):
-        host.detach.close()
+        host.daemon_cgroup.close()
 
     assert not empty.exists()
     assert used.exists()
 
 
-def test_on_a_plain_host_no_place_is_taken_away(tmp_path):
-    host = Host(tmp_path, "0::/system.slice/kubelet.service\n")
-    place = host.hierarchy() / CGROUP_NAME
-    place.mkdir()
-
-    host.detach.close()
-
-    assert place.exists()
-
-
 def test_that_nothing_can_be_moved_is_said_once_until_it_changes(tmp_path, caplog):
     caplog.set_level("INFO")
-    host = Host(tmp_path, f"0::{CONTAINER}\n")
+    host = Host(tmp_path, IN_CONTAINER)
     host.hierarchy()
-    host.process("7", f"0::{CONTAINER}\n")
-    cgroup = host.detach
+    host.process("7", IN_CONTAINER)
+    cgroup = host.daemon_cgroup
 
     for _ in range(3):
         assert not cgroup.take_in([7])

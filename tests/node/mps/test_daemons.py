@@ -5,70 +5,29 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
-from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespaceName
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespaceName, mps_server_name
 from dra_driver.node.driver.commands import run_command
 from dra_driver.node.mps.control import DaemonTimeouts
 from dra_driver.node.mps.daemon import ControlDaemon
 from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, uuid_tag
 from dra_driver.sim.mps.client import main as client
-from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost
+from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost, needs_mounts
+from tests.node.mps.conftest import both, new_host, only_2
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
-    reason="mounting is not permitted here",
-)
-both = pytest.mark.parametrize("protocol", [2, 3])
+pytestmark = needs_mounts
 GONE = 4_194_303  # no process has the last number there is
-
-
-@pytest.fixture
-def protocol():
-    return 3
-
-
-@contextmanager
-def new_host(protocol):
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        made = DaemonHost(Path(directory), protocol)
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    """One of each protocol, for all tests that leave it as it is."""
-    with new_host(2) as older, new_host(3) as newer:
-        yield {2: older, 3: newer}
-
-
-@pytest.fixture
-def host(hosts, protocol):
-    yield hosts[protocol]
-    hosts[protocol].close()
-
-
-@pytest.fixture
-def other_host(protocol):
-    """One that a test can change."""
-    with new_host(protocol) as made:
-        yield made
-
-
-@pytest.fixture
-def daemons(host):
-    return host.daemons()
 
 
 @dataclass
@@ -123,6 +82,18 @@ def test_a_new_driver_without_all_that_is_needed_speaks_protocol_2(other_host):
     assert other_host.daemons().protocol() == 2
 
 
+def test_the_protocol_is_that_of_the_driver_that_is_installed_now(other_host):
+    daemons = other_host.daemons()
+    assert daemons.protocol() == 3
+    other_host.change(driver_version="580.95.05", cuda_version="13.0")
+    assert daemons.protocol() == 2
+    other_host.change(mps="missing")
+    with pytest.raises(
+        NodeError, match=r"has no nvidia-cuda-mps-control: install the whole driver"
+    ):
+        daemons.protocol()
+
+
 def test_a_driver_that_cannot_be_asked_is_not_taken_for_an_older_one(other_host):
     """Which would have everything started again with the older protocol."""
     answers = iter(["no process is to be had"])
@@ -143,11 +114,8 @@ def test_a_program_that_goes_while_its_driver_stays_is_missed(other_host):
     assert daemons.protocol() == 3
     program = other_host.node.root / "usr/bin/nvidia-cuda-mps-control"
     program.rename(program.with_name("elsewhere"))
-    try:
-        with pytest.raises(NodeError, match="nvidia-cuda-mps-control"):
-            daemons.protocol()
-    finally:
-        program.with_name("elsewhere").rename(program)
+    with pytest.raises(NodeError, match="nvidia-cuda-mps-control"):
+        daemons.protocol()
 
 
 @both
@@ -174,22 +142,6 @@ def test_whoever_lives_in_a_directory_is_ended_without_knowing_its_token(host, d
         host.daemons().remove_orphan(unknown)
 
     assert host.left() == []
-
-
-def test_another_driver_is_asked_anew(other_host):
-    daemons = other_host.daemons()
-    assert daemons.protocol() == 3
-    other_host.change(driver_version="580.95.05", cuda_version="13.0")
-    assert daemons.protocol() == 2
-
-
-def test_a_driver_without_mps_is_said_to_have_none(other_host):
-    daemons = other_host.daemons()
-    other_host.change(mps="missing")
-    with pytest.raises(
-        NodeError, match=r"has no nvidia-cuda-mps-control: install the whole driver"
-    ):
-        daemons.protocol()
 
 
 @both
@@ -222,7 +174,7 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
     }
 
 
-@pytest.mark.parametrize("protocol", [2])
+@only_2
 def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     daemon = host.daemon(gpus=2, default_limits=MpsLimits(50, 5 * GIB))
 
@@ -237,7 +189,7 @@ def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     assert daemons.check(daemon).clients == (MpsClient(pid),)
 
 
-@pytest.mark.parametrize("protocol", [2])
+@only_2
 def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(shared):
     daemon = shared.daemon
     inside = Path(f"/proc/{control(daemon)}/root/dev/shm")
@@ -287,6 +239,8 @@ def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
 
     daemons.limit_namespace(daemon, replace(namespace, percent=20, memory_bytes=(2 * GIB,)))
     assert shared.limits(namespace) == MpsLimits(20, 2 * GIB)
+    daemons.limit_namespace(daemon, replace(namespace, percent=40, memory_bytes=()))
+    assert shared.limits(namespace) == MpsLimits(40, 2 * GIB)  # no command removes a memory limit
     pid = shared.host.attach(daemon, directory)
     with pytest.raises(NodeError, match="has active clients"):
         daemons.limit_namespace(daemon, namespace)
@@ -294,20 +248,8 @@ def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
     daemons.terminate(daemon, [pid])
     daemons.limit_namespace(daemon, namespace)
     assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
-
-
-def test_limits_of_a_namespace_that_is_not_there_cannot_be_set(shared):
     with pytest.raises(NodeError, match="does not exist"):
-        shared.daemons.limit_namespace(shared.daemon, shared.namespace())
-
-
-def test_a_memory_limit_stays_where_none_is_said(shared):
-    namespace = shared.namespace(3 * GIB)
-    shared.daemons.add_namespace(shared.daemon, namespace)
-
-    shared.daemons.limit_namespace(shared.daemon, replace(namespace, percent=40, memory_bytes=()))
-
-    assert shared.limits(namespace) == MpsLimits(40, 3 * GIB)
+        daemons.limit_namespace(daemon, shared.namespace())
 
 
 @pytest.mark.parametrize("other", [{"percent": 31}, {"memory": 2 * GIB}])
@@ -340,7 +282,7 @@ def test_a_namespace_whose_limits_are_refused_is_not_left_without(shared):
     assert shared.limits(namespace) is None
 
 
-@pytest.mark.parametrize("protocol", [2])
+@only_2
 @pytest.mark.parametrize("other", [{"percent": 51}, {"memory": None}, {"memory": 6 * GIB}])
 def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(shared, other):
     host, daemon = shared.host, shared.daemon
@@ -468,28 +410,24 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
 
 @both
 @pytest.mark.parametrize(
-    ("how", "reason"), [("fails", "always fails"), ("hangs", "into the background")]
+    ("how", "timeouts", "reason"),
+    [
+        ("fails", BRIEF, "always fails"),
+        ("hangs", BRIEF, "into the background"),
+        ("dies", DaemonTimeouts(settle=0.5), "always dies"),
+    ],
 )
-def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, how, reason):
+def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(
+    other_host, how, timeouts, reason
+):
     host = other_host
     host.change(mps=how)
     with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{reason}"):
-        host.daemons(BRIEF).start(host.daemon(), [host.namespace(0)])
+        host.daemons(timeouts).start(host.daemon(), [host.namespace(0)])
     assert host.left() == []
 
 
-@both
-def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothing(other_host):
-    host = other_host
-    host.change(mps="dies")
-
-    with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
-        host.daemons(DaemonTimeouts(settle=0.5)).start(host.daemon(), [host.namespace(0)])
-
-    assert host.left() == []
-
-
-def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
+def test_clients_are_listed_whatever_one_of_them_calls_itself(other_host):
     host = other_host
     daemon, daemons = host.daemon(), host.daemons()
     namespace = host.namespace(0)
@@ -594,40 +532,61 @@ def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
     assert daemons.is_running(other)
 
 
-@pytest.mark.parametrize("says", ["that it does", "that its connection is lost"])
-def test_a_daemon_that_goes_when_it_is_told_to_is_not_said_to_stay(host, caplog, says):
+@pytest.mark.parametrize(
+    ("quits", "answer", "messages"),
+    [
+        pytest.param(True, "", [], id="it quits"),
+        pytest.param(True, "Lost the connection to the MPS control daemon", [], id="it is gone"),
+        pytest.param(False, "not now", ["an MPS daemon does not quit"], id="it does not quit"),
+    ],
+)
+def test_a_daemon_that_is_asked_to_quit_ends_in_any_case(host, caplog, quits, answer, messages):
     """It may be gone before the program has its answer."""
 
-    def lost(command, seconds):
-        output = run_command(command, seconds)
-        if "-q" in command.args and says != "that it does":
-            raise NodeError("exit code 1: Lost the connection to the MPS control daemon")
+    def run(command, seconds):
+        is_quit = "-q" in command.args
+        output = run_command(command, seconds) if quits or not is_quit else ""
+        if is_quit and answer:
+            raise NodeError(f"exit code 1: {answer}")
         return output
 
     caplog.set_level("INFO")
-    daemons = host.daemons(run=lost)
-    daemon = host.daemon()
-    daemons.start(daemon, [])
-    daemons.stop_and_remove(daemon)
-
-    assert host.left() == []
-    assert caplog.messages == []
-
-
-def test_a_daemon_that_does_not_go_when_it_is_told_to_is_ended_and_that_is_logged(host, caplog):
-    def deaf(command, seconds):
-        if "-q" in command.args:
-            raise NodeError("exit code 1: not now")
-        return run_command(command, seconds)
-
-    caplog.set_level("INFO")
-    daemons = host.daemons(BRIEF, run=deaf)
     daemon = host.daemon()
     host.daemons().start(daemon, [])
-    daemons.stop_and_remove(daemon)
+    host.daemons(BRIEF, run=run).stop_and_remove(daemon)
 
     assert host.left() == []
-    assert caplog.messages == ["an MPS daemon does not quit"]
+    assert caplog.messages == messages
+
+
+def over_instance(host, gi):
+    """A daemon over a 1g instance of the host's first GPU, and a namespace in it."""
+    parts = MigUuidParts(minor=0, number=0, start=gi, gi=gi, ci=0, tag=uuid_tag(host.gpus[0]))
+    gpus = (GpuUuid(mig_uuid(parts)),)
+    name = mps_server_name(gpus)
+    directory = f"{host.mps_dir}/{name}"
+    daemon = host.daemon(default_limits=MpsLimits(50, 2 * GIB))
+    daemon = replace(daemon, name=name, gpus=gpus, protocol=2, directory=directory)
+    return daemon, replace(host.namespace(gi, memory=GIB), gpus=gpus)
+
+
+@both
+def test_instances_of_a_gpu_have_a_daemon_each_that_holds_nothing_once_it_is_stopped(host, daemons):
+    """Of protocol 2, on a newer driver too."""
+    (first, one), (second, two) = (over_instance(host, gi) for gi in (1, 2))
+    host.attach(first, daemons.start(first, [one])[one.name])
+    pid = host.attach(second, daemons.start(second, [two])[two.name])
+
+    server = host.ask(second, stdin="get_server_list\n").strip()
+    limit = host.ask(second, stdin=f"get_device_pinned_mem_limit {server} 0\n")
+    assert limit.strip() in ("2G", "2048M", "2.00G")
+    assert len(DaemonProcesses().of(first.token)) > 1  # itself, and its server
+    daemons.stop_and_remove(first)  # while its client is there
+
+    assert DaemonProcesses().of(first.token) == ()
+    assert daemons.check(second).clients == (MpsClient(pid),)
+    daemons.stop_and_remove(second)
+    assert host.left() == []
 
 
 def starts_it(host, daemon, tell):

@@ -22,32 +22,10 @@ from dra_driver.node.mps.directories import (
 )
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.sim.host.directory import program_path
-from tests.fakes.daemon_host import BRIEF, PATIENT, DaemonHost
+from tests.fakes.daemon_host import BRIEF, PATIENT, needs_mounts
+from tests.node.mps.conftest import both, only_2
 
-pytestmark = pytest.mark.skipif(
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
-    reason="mounting is not permitted here",
-)
-both = pytest.mark.parametrize("protocol", [2, 3])
-only_2 = pytest.mark.parametrize("protocol", [2])
-
-
-@pytest.fixture
-def protocol():
-    return 3
-
-
-@pytest.fixture
-def host(protocol):
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        made = DaemonHost(Path(directory), protocol)
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def daemons(host):
-    return host.daemons()
+pytestmark = needs_mounts
 
 
 def deep(directory: str) -> None:
@@ -68,7 +46,9 @@ def take_the_place(directory: str) -> None:
 
 @both
 @pytest.mark.parametrize("spoil", [take_the_place, deep])
-def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daemons, spoil):
+def test_whatever_a_tenant_makes_its_server_starts_where_it_was_and_leaves_nothing(
+    host, daemons, spoil
+):
     daemon, namespace = host.daemon(), host.namespace()
     (directory,) = daemons.start(daemon, [namespace]).values()
     before = os.stat(directory)
@@ -76,22 +56,11 @@ def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daem
 
     assert [*daemons.start(daemon, [namespace]).values()] == [directory]
 
-    again = os.stat(directory)
-    assert (again.st_dev, again.st_ino) == (before.st_dev, before.st_ino)
+    after = os.stat(directory)
+    assert (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino)
     host.attach(daemon, directory)
-    daemons.stop_and_remove(daemon)
-    assert host.left() == []
-
-
-@both
-@pytest.mark.parametrize("spoil", [take_the_place, deep])
-def test_whatever_a_tenant_makes_nothing_is_left_when_its_server_is_stopped(host, daemons, spoil):
-    daemon = host.daemon()
-    (directory,) = daemons.start(daemon, [host.namespace()]).values()
     spoil(directory)
-
     host.daemons(BRIEF).stop_and_remove(daemon)
-
     assert host.left() == []
 
 
@@ -169,34 +138,25 @@ except OSError as e:
 """
 
 
-def test_through_a_mount_to_read_a_server_is_reached_and_nothing_is_made():
+def test_through_a_read_only_mount_a_server_is_reached_and_nothing_is_made():
     """What the containers of a claim have of protocol 3."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.mkfifo(f"{directory}/fifo")
         reading = os.open(f"{directory}/fifo", os.O_RDONLY | os.O_NONBLOCK)
+        inside = (
+            f"mount --bind {directory} {directory} && mount -o remount,bind,ro {directory} && "
+            'exec "$0" "$@"'
+        )
+        program = [sys.executable, "-c", READ_ONLY, directory]
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(f"{directory}/control")
             server.listen()
-            inside = (
-                f"mount --bind {directory} {directory} && mount -o remount,bind,ro {directory} && "
-                'exec "$0" "$@"'
-            )
             ran = subprocess.run(
-                [
-                    "unshare",
-                    "--mount",
-                    "sh",
-                    "-c",
-                    inside,
-                    sys.executable,
-                    "-c",
-                    READ_ONLY,
-                    directory,
-                ],
+                ["unshare", "--mount", "sh", "-c", inside, *program],
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=20,
+                timeout=60,
             )
         answer = os.read(reading, 100)
         os.close(reading)
@@ -231,7 +191,8 @@ def labelled(*paths: str) -> bool:
     return all(os.getxattr(path, SELINUX_ATTRIBUTE) == SELINUX_LABEL.encode() for path in paths)
 
 
-def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
+def test_where_there_is_selinux_containers_may_use_pipe_directories(other_host):
+    host = other_host
     daemons, daemon = with_selinux(host), host.daemon()
     try:
         os.setxattr(host.directory, SELINUX_ATTRIBUTE, b"system_u:object_r:tmp_t:s0")
@@ -246,12 +207,12 @@ def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
 
 
 @only_2
-def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, caplog):
+def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(other_host, caplog):
     if Path("/sys/fs/selinux/enforce").exists():
         pytest.skip("it is not refused here")
-    daemons, daemon = with_selinux(host), host.daemon()
+    daemons, daemon = with_selinux(other_host), other_host.daemon()
 
-    daemons.start(daemon, [host.namespace()])
+    daemons.start(daemon, [other_host.namespace()])
 
     assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
     records = [record for record in caplog.records if "labelled for SELinux" in record.getMessage()]

@@ -12,7 +12,7 @@ from dra_driver.node.driver.commands import run_command
 from dra_driver.node.mps import directories, mounts
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.mps.directories import SelinuxLabels
-from tests.fakes.daemon_host import DaemonHost
+from tests.fakes.daemon_host import DaemonHost, needs_mounts
 
 INFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -24,17 +24,6 @@ INFO = """\
 """
 
 NO_SELINUX = SelinuxLabels(Path("/nowhere/enforce"))
-needs_mounts = pytest.mark.skipif(
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
-    reason="mounting is not permitted here",
-)
-
-
-@pytest.fixture
-def info(tmp_path):
-    file = tmp_path / "mountinfo"
-    file.write_text(INFO)
-    return file
 
 
 @pytest.fixture
@@ -44,19 +33,15 @@ def place():
         directories.unmount_shared_memory(made)
 
 
-def test_what_is_at_or_below_a_directory_is_found_the_last_first(info):
+def test_mounts_are_found_by_their_path_the_last_first(tmp_path):
+    info = tmp_path / "mountinfo"
+    info.write_text(INFO)
+
     assert mounts.mounted_at_or_below("/m/s1", info) == ["/m/s1/shm", "/m/s1/shm"]
     assert mounts.mounted_at_or_below("/m/with blank", info) == ["/m/with blank"]
-
-
-def test_a_mount_is_known_by_its_whole_path(info):
-    assert mounts.is_mounted("/m/s10", info)
-    assert not mounts.is_mounted("/m/s1", info)
-
-
-def test_what_the_host_sees_too_is_known(info):
-    assert mounts.is_shared("/m/s1/shm", info)
-    assert not mounts.is_shared("/m/s10", info)
+    paths = ("/m/s1", "/m/s10", "/m/s1/shm")
+    assert [mounts.is_mounted(path, info) for path in paths] == [False, True, True]
+    assert [mounts.is_shared(path, info) for path in paths] == [False, False, True]  # with the host
 
 
 @needs_mounts
@@ -80,6 +65,7 @@ def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
     with open(f"{shm}/used", "w"):
         directories.unmount_shared_memory(place)
         directories.unmount_shared_memory(place)
+        mounts.unmount(shm)
 
     assert mounts.mounted_at_or_below(place) == []
     assert os.listdir(shm) == []
@@ -121,15 +107,11 @@ def in_container(place, propagation: str) -> str:
 
 @needs_mounts
 def test_what_stays_in_a_container_is_refused_and_taken_away(place):
-    error, mounts = in_container(place, "private").splitlines()
+    error, remaining = in_container(place, "private").splitlines()
 
     assert error.startswith("NodeError")
     assert "mountPropagation: Bidirectional" in error
-    assert mounts == "[]"
-
-
-@needs_mounts
-def test_what_a_container_mounts_for_the_host_stays(place):
+    assert remaining == "[]"
     assert in_container(place, "shared").splitlines() == [f"['{place}/shm']"]
 
 
@@ -149,10 +131,6 @@ def test_where_mounting_is_not_permitted_the_error_says_what_is_missing():
     lines = ran.stdout.splitlines()
     assert len(lines) == 2, ran.stderr
     assert all(line.startswith("NodeError") and "privileged: true" in line for line in lines)
-
-
-def test_what_is_not_there_is_unmounted_already():
-    mounts.unmount("/nowhere/at/all")
 
 
 @needs_mounts

@@ -54,21 +54,6 @@ def named(directory: Path, name="nvidia-cuda-mps-control") -> str:
     return str(program)
 
 
-def test_those_with_the_token_are_found_and_no_others(started):
-    ours, other = started("sleep", "60"), started("sleep", "60", token="b" * 32)
-
-    processes = DaemonProcesses().of(TOKEN)
-
-    assert [process.pid for process in processes] == [ours.pid]
-    assert other.pid not in [process.pid for process in processes]
-
-
-def test_a_token_that_begins_like_another_is_another(started):
-    started("sleep", "60", token=TOKEN + "a")
-
-    assert DaemonProcesses().of(TOKEN) == ()
-
-
 def test_what_a_daemon_has_started_is_its_own_whatever_its_environment(started):
     parent = started(sys.executable, "-c", PARENT)
     parent.stdout.readline()
@@ -79,32 +64,26 @@ def test_what_a_daemon_has_started_is_its_own_whatever_its_environment(started):
     assert processes.end(daemon_processes, signal.SIGKILL, 5)
 
 
-def test_the_control_daemon_is_known_by_its_program(started, directory):
+@pytest.mark.parametrize("name", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
+def test_the_control_daemon_is_known_by_its_program(started, directory, name):
     started("sleep", "60")
-    control = started(named(directory), "-d")
-    control.stdout.readline()
+    program = started(named(directory, name), "-d")
+    program.stdout.readline()
     processes = DaemonProcesses()
 
-    process = processes.control(processes.of(TOKEN))
-    assert process is not None and process.pid == control.pid
-
-
-def test_a_server_without_its_control_daemon_is_no_control_daemon(started, directory):
-    server = started(named(directory, "nvidia-cuda-mps-server"))
-    server.stdout.readline()
-    processes = DaemonProcesses()
-
-    assert [process.pid for process in processes.of(TOKEN)] == [server.pid]
-    assert processes.control(processes.of(TOKEN)) is None
+    control = processes.control(processes.of(TOKEN))
+    assert (control and control.pid) == (program.pid if name.endswith("control") else None)
 
 
 def test_exactly_those_are_ended_and_waited_for(started):
-    ours, other = started("sleep", "60"), started("sleep", "60", token="b" * 32)
+    ours = started("sleep", "60")
+    others = [started("sleep", "60", token=token) for token in ("b" * 32, TOKEN + "a")]
     processes = DaemonProcesses()
 
-    assert processes.end(processes.of(TOKEN), signal.SIGTERM, 5)
-    assert ours.wait(5) == -signal.SIGTERM
-    assert other.poll() is None
+    assert [process.pid for process in processes.of(TOKEN)] == [ours.pid]
+    assert processes.end(processes.of(TOKEN), signal.SIGTERM, 60)
+    assert ours.wait(60) == -signal.SIGTERM
+    assert [other.poll() for other in others] == [None, None]
 
 
 def test_one_that_does_not_listen_is_said_to_be_still_there(started):
@@ -141,24 +120,20 @@ def test_one_that_ended_and_was_not_waited_for_is_gone(started):
     assert not processes.exists(child.pid)
 
 
-def test_a_control_daemon_without_our_token_is_foreign(started, directory):
+def test_a_control_daemon_without_our_token_is_unmanaged(started, directory):
     program = named(directory)
     child = started(program, "-d", CUDA_MPS_PIPE_DIRECTORY="/tmp/somebody")
     usual = started(program, "-f", token="")
-    for process in (child, usual):
+    asking = started(program, "namespace", "list", token="")  # no daemon
+    for process in (child, usual, asking):
         process.stdout.readline()
-    processes = DaemonProcesses()
 
-    directories = {each.pid: each.pipe_directory for each in processes.unmanaged(frozenset())}
+    unmanaged = DaemonProcesses().unmanaged(frozenset())
+    directories = {daemon.pid: daemon.pipe_directory for daemon in unmanaged}
     assert (directories[child.pid], directories[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
-    assert child.pid not in {process.pid for process in processes.unmanaged(frozenset({TOKEN}))}
-
-
-def test_somebody_who_asks_a_daemon_is_no_daemon(started, directory):
-    child = started(named(directory), "namespace", "list", token="")
-    child.stdout.readline()
-
-    assert child.pid not in {daemon.pid for daemon in DaemonProcesses().unmanaged(frozenset())}
+    assert asking.pid not in directories
+    unmanaged = DaemonProcesses().unmanaged(frozenset({TOKEN}))
+    assert child.pid not in {daemon.pid for daemon in unmanaged}
 
 
 def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(started):

@@ -136,25 +136,7 @@ def test_a_client_on_two_gpus_is_one_and_a_command_may_hold_commas():
         MpsClient(12, MpsNamespaceName("default")),
         MpsClient(4711, MpsNamespaceName("c_1")),
     )
-
-
-def test_nobody_is_no_client():
     assert parse_clients("") == ()
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\n\n9", 'a\n"b\rc', "a\x0b7,x", "a\n12,b,c"])
-def test_a_program_that_calls_itself_by_several_lines_spoils_no_list_of_clients(name):
-    text = f"12,gpu,0,c_1,{name}\n4711,gpu,0,c_2,python\n"
-
-    assert parse_clients(text) == (
-        MpsClient(12, MpsNamespaceName("c_1")),
-        MpsClient(4711, MpsNamespaceName("c_2")),
-    )
-
-
-def test_what_is_no_list_of_clients_is_an_error():
-    with pytest.raises(NodeError, match="no list of MPS clients"):
-        parse_clients("Server is not ready")
 
 
 FORGED = [
@@ -165,8 +147,12 @@ FORGED = [
     "command,namespace,device,server,pid",
     "| Server | PID |",
     '"',
-    "a\rb\0c\x0b\u2028d",
+    "a\rb\0c\x0b7,\u2028d",
     "x" * 200_000,
+    "b",
+    "\n9",
+    '"b\rc',
+    "12,b,c",
 ]
 
 
@@ -189,8 +175,8 @@ def test_whatever_processes_are_called_a_list_of_clients_is_one(names):
     assert {10**9 + place for place in range(len(names))} <= pids
 
 
-def test_what_a_daemon_says_of_others_is_not_told_with_the_error(caplog):
-    with pytest.raises(NodeError) as raised:
+def test_what_is_no_list_of_clients_is_an_error_that_says_nothing_of_others(caplog):
+    with pytest.raises(NodeError, match="no list of MPS clients") as raised:
         parse_clients("who runs train.py of team-b?")
 
     assert "train.py" not in str(raised.value)
@@ -211,42 +197,38 @@ def test_limits_are_alike_but_for_rounding(limits, same):
     assert limits_match(limits, MpsLimits(30, 5000 << 20)) is same
 
 
-@given(st.integers(1, 1 << 24))
-def test_a_size_that_is_written_is_read_as_the_same(mib):
-    assert formats.parse_size(formats.format_size(mib << 20)) == mib << 20
-
-
 @given(st.integers(1 << 20, 1 << 44))
-def test_a_size_is_never_written_as_more_than_it_is(size):
-    assert 0 <= size - formats.parse_size(formats.format_size(size)) < 1 << 20
+def test_a_size_is_written_as_whole_mib_and_never_as_more_than_it_is(size):
+    assert formats.parse_size(formats.format_size(size)) == size >> 20 << 20
 
 
-def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for():
-    assert limits_text(daemon(MpsLimits(50, 2 * GIB), 2)) == (
-        "set_default_device_pinned_mem_limit 0 2048M\n"
-        "set_default_device_pinned_mem_limit 1 2048M\n"
-        "set_default_active_thread_percentage 50\n"
-        "get_default_active_thread_percentage\n"
-    )
+@pytest.mark.parametrize(
+    ("gpus", "limits", "lines"),
+    [
+        (
+            GPUS,
+            MpsLimits(50, 2 * GIB),
+            (
+                "set_default_device_pinned_mem_limit 0 2048M",
+                "set_default_device_pinned_mem_limit 1 2048M",
+                "set_default_active_thread_percentage 50",
+            ),
+        ),
+        (
+            (GpuUuid("MIG-1"),),
+            MpsLimits(40, 2 * GIB),
+            (
+                "set_default_device_pinned_mem_limit 0 2048M",
+                "set_default_active_thread_percentage 40",
+            ),
+        ),
+        (GPUS, NO_LIMIT, ("set_default_active_thread_percentage 100",)),
+    ],
+)
+def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for(gpus, limits, lines):
+    text = limits_text(replace(daemon(limits, 2), gpus=gpus))
 
-
-def test_a_mig_instance_is_the_first_device_of_its_server():
-    over = replace(daemon(MpsLimits(50, 2 * GIB), 2), gpus=(GpuUuid("MIG-1"),))
-
-    assert limits_text(over).splitlines()[0] == "set_default_device_pinned_mem_limit 0 2048M"
-
-
-def test_without_a_limit_protocol_2_is_told_the_percentage_alone():
-    assert limits_text(daemon(protocol=2)).splitlines()[0] == (
-        "set_default_active_thread_percentage 100"
-    )
-
-
-def test_a_directory_that_is_just_short_enough_makes_paths_of_83_characters():
-    longest = "/" + "m" * 32
-    check_directory(longest)
-
-    assert len(f"{longest}/{mps_server_name(())}/pipe/gpu/c_{'0' * 24}") == 83
+    assert text.splitlines() == [*lines, "get_default_active_thread_percentage"]
 
 
 @pytest.mark.parametrize(
@@ -261,35 +243,34 @@ def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, message):
     with pytest.raises(SettingsError, match=message):
         check_directory(directory)
 
+    longest = "/" + "m" * 32  # sockets in it have paths of 83 characters
+    check_directory(longest)
+    assert len(f"{longest}/{mps_server_name(())}/pipe/gpu/c_{'0' * 24}") == 83
+
 
 @pytest.mark.parametrize("module", [formats, protocol2])
 def test_the_examples_in_the_docs_hold(module):
     assert doctest.testmod(module).failed == 0
 
 
-SAID_OF_NO_SERVER = [
-    "Server 'gpu' does not exist",
-    "Error: no such server",
-    "server gpu not found",
-    "Unknown server: gpu",
-]
-
-
-@pytest.mark.parametrize("output", SAID_OF_NO_SERVER)
-def test_a_server_that_the_program_does_not_know_is_not_there(output):
-    assert says_unknown(CommandFailed(f"namespace list --server=gpu failed: {output}", output))
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "is_unknown"),
     [
-        CommandFailed(
-            "client list --server=gpu failed: Client 12 not found", "Client 12 not found"
+        *(
+            (CommandFailed(f"namespace list --server=gpu failed: {output}", output), True)
+            for output in (
+                "Server 'gpu' does not exist",
+                "Error: no such server",
+                "server gpu not found",
+                "Unknown server: gpu",
+            )
         ),
-        CommandFailed("list --server=gpu failed: file does not exist", "file does not exist"),
-        CommandFailed("list --server=gpu failed: it said nothing", "it said nothing"),
-        NodeError("cannot run nvidia-cuda-mps-control namespace list --server=gpu: not found"),
+        *(
+            (CommandFailed(f"client list --server=gpu failed: {output}", output), False)
+            for output in ("Client 12 not found", "file does not exist", "it said nothing")
+        ),
+        (NodeError("cannot run nvidia-cuda-mps-control list --server=gpu: not found"), False),
     ],
 )
-def test_that_something_else_is_not_there_says_nothing_of_a_server(error):
-    assert not says_unknown(error)
+def test_only_what_the_program_says_of_its_server_means_that_there_is_none(error, is_unknown):
+    assert says_unknown(error) is is_unknown

@@ -15,7 +15,7 @@ class Attributes:
     """What was set, by where that was then."""
 
     def __init__(self, fails: OSError | None = None) -> None:
-        self.found: dict[str, bytes] = {}
+        self.set_at: dict[str, bytes] = {}
         self.fails = fails
 
     def set(self, path: str, attribute: str, value: bytes, *, follow_symlinks: bool) -> None:
@@ -24,7 +24,7 @@ class Attributes:
         assert attribute == "security.selinux"
         assert not follow_symlinks
         directory, _, name = path.rpartition("/")
-        self.found[os.path.normpath(f"{os.readlink(directory)}/{name}")] = value
+        self.set_at[os.path.normpath(f"{os.readlink(directory)}/{name}")] = value
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_directory_and_what_is_in_it_are_labelled(place):
     SelinuxLabels(place / "enforce", attributes.set).put_on(str(pipe))
 
     below = ("", "/gpu", "/gpu/to", "/gpu/c_1", "/gpu/c_1/control")
-    assert attributes.found == {f"{pipe}{path}": SELINUX_LABEL.encode() for path in below}
+    assert attributes.set_at == {f"{pipe}{path}": SELINUX_LABEL.encode() for path in below}
 
 
 def test_what_a_tenant_made_in_there_is_not_gone_through(place):
@@ -54,23 +54,20 @@ def test_what_a_tenant_made_in_there_is_not_gone_through(place):
 
     SelinuxLabels(place / "enforce", attributes.set).put_on(str(place / "pipe"))
 
-    assert len(attributes.found) == 3
+    assert len(attributes.set_at) == 3
 
 
-def test_without_selinux_nothing_is_labelled(place):
+def test_file_systems_and_directories_have_a_label_only_where_there_is_selinux(place):
     attributes = Attributes()
     labels = SelinuxLabels(place / "never", attributes.set)
 
     labels.put_on(str(place / "pipe"))
 
-    assert (attributes.found, labels.mount_option) == ({}, "")
-
-
-def test_a_file_system_is_mounted_with_the_label(place):
+    assert (attributes.set_at, labels.mount_option) == ({}, "")
     assert SelinuxLabels(place / "enforce").mount_option == f"context={SELINUX_LABEL}"
 
 
-def test_a_failure_is_told_once(place, caplog):
+def test_a_failure_is_logged_once(place, caplog):
     caplog.set_level(logging.INFO)
     labels = SelinuxLabels(
         place / "enforce", Attributes(OSError(95, "Operation not supported")).set

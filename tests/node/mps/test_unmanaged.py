@@ -7,23 +7,19 @@ from dra_driver.node.mps.processes import UnmanagedDaemon, describe_unmanaged, i
 CONTAINER = "c" * 64
 
 
-def test_each_on_the_host_is_told_by_its_number_and_its_directory():
-    assert describe_unmanaged(
-        [UnmanagedDaemon(12, "/tmp/nvidia-mps"), UnmanagedDaemon(7, "/run/mps")]
-    ) == (
-        "nvidia-cuda-mps-control (process 7, pipe directory /run/mps)",
-        "nvidia-cuda-mps-control (process 12, pipe directory /tmp/nvidia-mps)",
-    )
-
-
-def test_of_those_in_pods_only_the_number_is_told():
+def test_each_on_the_host_is_described_and_those_in_pods_are_counted():
     daemons = [
+        UnmanagedDaemon(12, "/tmp/nvidia-mps"),
         UnmanagedDaemon(7, "/run/mps"),
         *(UnmanagedDaemon(n, f"/tmp/{n}", in_pod=True) for n in (8, 9)),
     ]
 
-    assert describe_unmanaged(daemons)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
-    assert describe_unmanaged(daemons[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
+    assert describe_unmanaged(daemons) == (
+        "nvidia-cuda-mps-control (process 7, pipe directory /run/mps)",
+        "nvidia-cuda-mps-control (process 12, pipe directory /tmp/nvidia-mps)",
+        "nvidia-cuda-mps-control (2 processes in pods)",
+    )
+    assert describe_unmanaged(daemons[2:3]) == ("nvidia-cuda-mps-control (1 process in pods)",)
 
 
 def test_however_many_there_are_sixteen_lines_tell_of_them():

@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 
 from dra_driver.base.errors import NodeError
 from dra_driver.node.mps import mounts, untrusted_trees
+from tests.fakes.daemon_host import needs_mounts
 
 DEEP = 3000
 SHORT = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # a tmpfs is quicker
-
-needs_mounts = pytest.mark.skipif(
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
-    reason="mounting is not permitted here",
-)
 
 
 @pytest.fixture
