@@ -26,7 +26,7 @@ from dra_driver.model.steps import PodMemoryShare, SetMemoryLimits
 from dra_driver.node.cgroups.containers import FindContainer, PodContainerCache
 from dra_driver.node.cgroups.tree import Cgroups, container_cgroups
 from dra_driver.node.cgroups.watch import NewPodWatcher, PodCgroupWatcher
-from dra_driver.node.memory.pod_limits import GpuMemoryLimits, PodMemoryLimits
+from dra_driver.node.memory.pod_limits import CgroupLimits, GpuMemoryLimits, PodCgroups
 from dra_driver.node.memory.support import MemoryAccounting, MemoryLimitProbe, MemoryLimitSupport
 from dra_driver.node.nvml.client import Nvml
 
@@ -68,8 +68,8 @@ class NodeMemoryLimits:
         self._clock = clock
         self._probe = MemoryLimitProbe(nvml, cgroups, clock)
         self._containers = PodContainerCache(find)
-        self._directories = PodCgroupWatcher(cgroups, self._on_cgroup)
-        self._pods = PodMemoryLimits(cgroups, self._containers, self._directories)
+        self._watcher = PodCgroupWatcher(cgroups, self._on_cgroup)
+        self._pods = PodCgroups(cgroups, self._containers, self._watcher)
         self._new_pods = NewPodWatcher(cgroups)
         self._gpu_locks = NamedLocks(_BUSY)
         self._lock = threading.Lock()  # of what follows
@@ -116,7 +116,7 @@ class NodeMemoryLimits:
         if self._is_settled(shares, joinable):
             return
         if not (joinable or self._limited_gpus() or _limited(shares)):
-            self._directories.forget()
+            self._watcher.forget()
             return
         changes, support, succeeded = self._changes, self._probe.support(), True
         directories: Mapping[PodUid, Path] = {}
@@ -137,7 +137,7 @@ class NodeMemoryLimits:
 
         def containers_by_pod() -> Mapping[PodUid, Sequence[str]]:
             nonlocal directories
-            directories = self._directories.find()
+            directories = self._watcher.find()
             return {pod: _ids(directory) for pod, directory in directories.items()}
 
         succeeded = self._containers.learn(containers_by_pod)
@@ -152,7 +152,7 @@ class NodeMemoryLimits:
 
     def stop(self) -> None:
         """Set nothing any more. The driver keeps what was set."""
-        self._directories.stop()
+        self._watcher.stop()
         self._new_pods.stop()
 
     def _is_settled(self, shares: tuple[PodMemoryShare, ...], joinable: bool) -> bool:
@@ -162,13 +162,13 @@ class NodeMemoryLimits:
             and (last.shares, last.joinable) == (shares, joinable)
             and last.changes == self._changes
             and self._clock() < last.until
-            and self._directories.complete
+            and self._watcher.complete
             and self._probe.support() == last.support
         )
 
     def _next_check(self) -> float:
         with self._lock:
-            checks = [limits.next_check for limits in self._gpus.values()]
+            checks = [limits.applied.next_check for limits in self._gpus.values()]
         return min([self._clock() + _RECHECK_SECONDS, *checks])
 
     def _count_change(self) -> None:
@@ -179,7 +179,7 @@ class NodeMemoryLimits:
         """The problem that is left afterwards, or an empty string."""
         try:
             with self._lock_gpu(step.gpu) as limits:
-                problems = self._pods.change(limits, step, backend)
+                problems = limits.change(step, backend)
         except NodeError as error:  # busy, or the cgroups cannot be looked at now
             log.warning("GPU memory limits not set: %s", error, extra={"gpu": step.gpu})
             return str(error)
@@ -206,13 +206,14 @@ class NodeMemoryLimits:
             with self._lock_gpu(gpu) as limits:
                 # It is not known whether a pod whose containers are hidden still has its claims.
                 hidden = self._containers.hidden
-                kept = {pod: share for pod, share in limits.shares.items() if pod in hidden}
-                limited = _limited(read(self._containers.known))
-                limits.shares = kept | {each.pod: each for each in limited if each.gpu == gpu}
+                limits.shares = {
+                    **{pod: share for pod, share in limits.shares.items() if pod in hidden},
+                    **_on_gpu(gpu, read(self._containers.known)),
+                }
                 if support.backend is not None:
-                    self._pods.settle(limits, support.backend, directories)
+                    limits.settle(support.backend, directories)
                 elif not support.fault:
-                    limits.forget()
+                    limits.applied.forget()
         except NodeError as error:
             log.warning("GPU memory limits not looked after: %s", error, extra={"gpu": gpu})
             return False
@@ -245,10 +246,9 @@ class NodeMemoryLimits:
 
     def _limit_new(self, gpu: GpuUuid, pod: PodUid) -> None:
         with self._lock_gpu(gpu) as limits:
-            shares = {share.pod: share for share in self._shares_of(pod) if share.gpu == gpu}
-            limits.shares = {**limits.shares, **shares}
+            limits.shares = {**limits.shares, **_on_gpu(gpu, self._shares_of(pod))}
             if (backend := self._probe.known()) is not None:
-                self._pods.limit(limits, pod, backend)
+                limits.limit(pod, backend)
 
     def _pods_of(self, gpu: GpuUuid) -> Collection[PodUid]:
         with self._lock:
@@ -262,8 +262,9 @@ class NodeMemoryLimits:
     def _lock_gpu(self, gpu: GpuUuid) -> Iterator[GpuMemoryLimits]:
         """The limits of *gpu*, for this thread alone. TimedOut: another kept them for too long."""
         with self._gpu_locks.hold([gpu], self._lock_seconds):
+            new = GpuMemoryLimits(self._pods, CgroupLimits(self._nvml, gpu, self._clock))
             with self._lock:
-                limits = self._gpus.setdefault(gpu, GpuMemoryLimits(self._nvml, gpu, self._clock))
+                limits = self._gpus.setdefault(gpu, new)
             try:
                 yield limits
             finally:
@@ -274,6 +275,10 @@ class NodeMemoryLimits:
 
 def _limited(shares: Iterable[PodMemoryShare]) -> Sequence[PodMemoryShare]:
     return [share for share in shares if share.memory_bytes is not None]
+
+
+def _on_gpu(gpu: GpuUuid, shares: Iterable[PodMemoryShare]) -> Mapping[PodUid, PodMemoryShare]:
+    return {share.pod: share for share in _limited(shares) if share.gpu == gpu}
 
 
 def _ids(pod: Path) -> Sequence[str]:

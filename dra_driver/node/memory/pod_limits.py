@@ -51,20 +51,17 @@ class _AppliedLimit:
     problem: str = ""
 
 
-class GpuMemoryLimits:
-    """The limits that one GPU should have, and those that were set. For one thread at a time."""
+class CgroupLimits:
+    """The limits of cgroups on one GPU that were set. For one thread at a time."""
 
     def __init__(self, nvml: Nvml, gpu: GpuUuid, clock: Callable[[], float]) -> None:
-        self.shares: dict[PodUid, PodMemoryShare] = {}
         self._nvml = nvml
         self._gpu = gpu
         self._clock = clock
         self._applied: dict[Path, _AppliedLimit] = {}
 
-    @property
-    def idle(self) -> bool:
-        """Whether there is no limit to set and none to remove."""
-        return not self.shares and not self._applied
+    def __len__(self) -> int:
+        return len(self._applied)
 
     @property
     def next_check(self) -> float:
@@ -160,123 +157,103 @@ class GpuMemoryLimits:
         return {"gpu": self._gpu, "cgroup": str(cgroup)}
 
 
-class PodMemoryLimits:
-    """Changes the limits of one GPU for pods, while no other thread does."""
+@dataclass(frozen=True, slots=True)
+class PodCgroups:
+    """The cgroups of pods, the containers in them, and who reports new ones."""
 
-    def __init__(
-        self, cgroups: Cgroups, containers: PodContainerCache, directories: PodCgroupWatcher
-    ) -> None:
-        self._cgroups = cgroups
-        self._containers = containers
-        self._directories = directories
+    cgroups: Cgroups
+    containers: PodContainerCache
+    watcher: PodCgroupWatcher
 
-    def change(
-        self, limits: GpuMemoryLimits, step: SetMemoryLimits, backend: MemoryAccounting
-    ) -> Collection[str | None]:
+
+class GpuMemoryLimits:
+    """The limits of pods on one GPU. For one thread at a time."""
+
+    def __init__(self, pods: PodCgroups, applied: CgroupLimits) -> None:
+        self.shares: Mapping[PodUid, PodMemoryShare] = {}  # replaced: other threads read it
+        self.applied = applied
+        self._pods = pods
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no limit to set and none to remove."""
+        return not self.shares and not self.applied
+
+    def change(self, step: SetMemoryLimits, backend: MemoryAccounting) -> Collection[str | None]:
         """The problem of each pod that is limited now, or an empty string; None: no cgroup."""
         problems: list[str | None] = []
-        for pod_limit in step.pods:
-            if pod_limit.memory_bytes is None:
-                self._clear(limits, pod_limit.pod)
-            else:
-                share = _share(limits, step.gpu, pod_limit.pod, pod_limit.memory_bytes)
-                problems.append(self._limit_if_here(limits, share, backend))
+        for pod, memory_bytes in ((limit.pod, limit.memory_bytes) for limit in step.pods):
+            if memory_bytes is not None:
+                share = self._share(step.gpu, pod, memory_bytes)
+                self.shares = {**self.shares, pod: share}
+                problems.append(self.limit(pod, backend))
+                continue
+            self.shares = {uid: share for uid, share in self.shares.items() if uid != pod}
+            directory = self._pods.cgroups.pod(pod)
+            if directory is not None:
+                self.applied.clear(directory)
         return problems
 
-    def settle(
-        self, limits: GpuMemoryLimits, backend: MemoryAccounting, directories: Mapping[PodUid, Path]
-    ) -> None:
-        """Limit the pods of *limits*, and no others. *directories*: the cgroups of pods."""
-        kept: set[Path] = set()
-        for share in limits.shares.values():
-            directory = directories.get(share.pod) or self._cgroups.pod(share.pod)
+    def _share(self, gpu: GpuUuid, pod: PodUid, memory_bytes: int) -> PodMemoryShare:
+        """What a step limits. The next ``settle`` says for which of the pod's claims."""
+        share = self.shares.get(pod)
+        if share is not None and share.memory_bytes == memory_bytes:
+            return share
+        return PodMemoryShare(pod, gpu, ((ClaimUid(""), memory_bytes),))
+
+    def settle(self, backend: MemoryAccounting, directories: Mapping[PodUid, Path]) -> None:
+        """Limit the pods that have shares, and no others. *directories*: the cgroups of pods."""
+        limited: set[Path] = set()
+        for pod, share in self.shares.items():
+            directory = directories.get(pod) or self._pods.cgroups.pod(pod)
             if directory is not None:
-                kept.update(self._limit_pod(limits, share, directory, backend)[1])
-        limits.clear_others(kept)
+                limited |= self._limit_pod(share, directory, backend)[1]
+        self.applied.clear_others(limited)
 
-    def limit(self, limits: GpuMemoryLimits, pod: PodUid, backend: MemoryAccounting) -> None:
-        """Limit the cgroups of *pod* that exist now, if it is one of *limits*."""
-        share, directory = limits.shares.get(pod), self._cgroups.pod(pod)
-        if share and directory:
-            self._limit_pod(limits, share, directory, backend)
-
-    def _limit_if_here(
-        self, limits: GpuMemoryLimits, share: PodMemoryShare, backend: MemoryAccounting
-    ) -> str | None:
-        limits.shares = {**limits.shares, share.pod: share}
-        directory = self._cgroups.pod(share.pod)
-        if directory is None:
-            return None
-        return self._limit_pod(limits, share, directory, backend)[0]
-
-    def _clear(self, limits: GpuMemoryLimits, pod: PodUid) -> None:
-        limits.shares = {uid: share for uid, share in limits.shares.items() if uid != pod}
-        directory = self._cgroups.pod(pod)
-        if directory is not None:
-            limits.clear(directory)
+    def limit(self, pod: PodUid, backend: MemoryAccounting) -> str | None:
+        """Limit the cgroups of *pod* that exist now. Answers with the problem, or an empty string;
+        None: it has no share or no cgroup."""
+        share, directory = self.shares.get(pod), self._pods.cgroups.pod(pod)
+        return self._limit_pod(share, directory, backend)[0] if share and directory else None
 
     def _limit_pod(
-        self,
-        limits: GpuMemoryLimits,
-        share: PodMemoryShare,
-        directory: Path,
-        backend: MemoryAccounting,
+        self, share: PodMemoryShare, directory: Path, backend: MemoryAccounting
     ) -> tuple[str, set[Path]]:
         """The problem with the pod's own limit, and every cgroup that has one now."""
-        self._directories.watch(directory, share.pod)  # first: no container is missed
-        problem = limits.limit(directory, share.memory_bytes or 0)
+        self._pods.watcher.watch(directory, share.pod)  # first: no container is missed
+        problem = self.applied.limit(directory, share.memory_bytes or 0)
         limited = {directory}
         for container, leaf in container_cgroups(directory):
-            limited.update(self._limit_container(limits, share, (container, leaf), backend))
+            memory_bytes = self._container_bytes(share, container, backend)
+            limited.update(self._limit_container(share.pod, leaf, memory_bytes, backend))
         return problem, limited
 
     def _limit_container(
-        self,
-        limits: GpuMemoryLimits,
-        share: PodMemoryShare,
-        container_cgroup: tuple[str, Path],
-        backend: MemoryAccounting,
+        self, pod: PodUid, leaf: Path, memory_bytes: int | None, backend: MemoryAccounting
     ) -> Iterator[Path]:
-        container, leaf = container_cgroup
-        memory_bytes = self._container_bytes(share, container, backend)
         if memory_bytes is None:
             # On misc a limit once set is not taken away below a pod: without it, no limit at all
             # might hold, not the pod's.
-            if backend is MemoryAccounting.MISC and limits.has_limit(leaf):
+            if backend is MemoryAccounting.MISC and self.applied.has_limit(leaf):
                 yield leaf
             return
-        limits.limit(leaf, memory_bytes)
+        self.applied.limit(leaf, memory_bytes)
         yield leaf
         if backend is MemoryAccounting.DMEM and leaf.name.startswith("crio-"):
-            self._directories.watch(leaf, share.pod)
+            self._pods.watcher.watch(leaf, pod)
             if (leaf / INNER_CGROUP).is_dir():
-                limits.limit(leaf / INNER_CGROUP, memory_bytes)
+                self.applied.limit(leaf / INNER_CGROUP, memory_bytes)
                 yield leaf / INNER_CGROUP
 
     def _container_bytes(
         self, share: PodMemoryShare, container: str, backend: MemoryAccounting
     ) -> int | None:
-        """A container's own limit; None: the pod's is enough."""
-        claims, pod_claims = self._known_claims(share, container), _claims(share)
+        """A container's own limit; None: the pod's is enough. It uses all of the pod's claims,
+        unless some are known."""
+        pod_claims = frozenset(claim for claim, _ in share.claims)
+        claims = pod_claims
+        if len(pod_claims) > 1:
+            claims = (self._pods.containers.claims_of(container) & pod_claims) or pod_claims
         if backend is MemoryAccounting.MISC and claims == pod_claims:
             return None
         return share.of(claims)
-
-    def _known_claims(self, share: PodMemoryShare, container: str) -> frozenset[ClaimUid]:
-        """The claims of *share* that a container uses: all of them, unless some are known."""
-        pod_claims = _claims(share)
-        if len(pod_claims) == 1:
-            return pod_claims
-        return (self._containers.claims_of(container) & pod_claims) or pod_claims
-
-
-def _claims(share: PodMemoryShare) -> frozenset[ClaimUid]:
-    return frozenset(claim for claim, _ in share.claims)
-
-
-def _share(limits: GpuMemoryLimits, gpu: GpuUuid, pod: PodUid, memory_bytes: int) -> PodMemoryShare:
-    """The share of a pod that a step limits. The next ``settle`` says for which of its claims."""
-    share = limits.shares.get(pod)
-    if share is not None and share.memory_bytes == memory_bytes:
-        return share
-    return PodMemoryShare(pod, gpu, ((ClaimUid(""), memory_bytes),))

@@ -13,7 +13,6 @@ has names, so each pod's UID is read from the API server.
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.base.errors import DriverError, NodeError
@@ -66,7 +65,7 @@ class KubeletPods:
         except NodeError as error:
             log.info("which pods use a claim is not known", extra={"error": str(error)})
             return
-        if containers != self._containers:
+        if containers != self._containers:  # else ``records`` stays the same object
             self._containers = containers
 
     def _listed(self) -> Iterator[Container]:
@@ -79,13 +78,13 @@ class KubeletPods:
         for pod in self._kubelet.pods() if limited else ():
             names = {name for claim_names in pod.containers.values() for name in claim_names}
             records = [limited[name] for name in names if name in limited]
-            joined = [
-                record
+            joined = frozenset(
+                record.claim.uid
                 for record in records
-                if pod.name not in {recorded.name for recorded in record.pods}
-            ]
+                if all(recorded.name != pod.name for recorded in record.pods)
+            )
             if joined:
-                claims[pod.namespace, pod.name] = frozenset(record.claim.uid for record in joined)
+                claims[pod.namespace, pod.name] = joined
         self._read([name for name in sorted(claims) if name not in self._uids][:_PODS_AT_ONCE])
         self._uids = {name: uid for name, uid in self._uids.items() if name in claims}
         for (namespace, name), uid in sorted(self._uids.items()):
@@ -99,15 +98,6 @@ class KubeletPods:
                 log.info("a pod of a claim cannot be read", extra={"error": str(error)})
                 continue
             self._uids = {**self._uids, (namespace, name): uid}
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownShares:
-    """What follows from the records, as long as they are these."""
-
-    records: tuple[ClaimRecord, ...] = ()
-    containers: Sequence[Container] = ()
-    shares: tuple[PodMemoryShare, ...] = ()
 
 
 _UNREPORTED_SECONDS: Final = 5.0  # between reads where new pods are not reported
@@ -129,7 +119,8 @@ class PodLimits:
         self._claims = claims
         self._prepared_claims = prepared_claims
         self._limits = limits
-        self._last = _KnownShares()
+        self._computed_from: tuple[object, object] = ((), ())  # records and containers
+        self._pod_shares: tuple[PodMemoryShare, ...] = ()
         self._shared: Collection[ClaimUid] = ()  # the claims of several pods, at the last settle
         self._last_read: ClaimRef | None = None  # of the claims from templates
         self._new_pods_reported = False
@@ -177,11 +168,10 @@ class PodLimits:
     def _shares(self, containers: Sequence[Container]) -> tuple[PodMemoryShare, ...]:
         """What every pod holds, with those of *containers* that were given claims."""
         records = tuple(self._records())
-        last = self._last
-        if records != last.records or containers != last.containers:
-            shares = pod_memory_shares(records_with_pods(records, containers))
-            self._last = last = _KnownShares(records, containers, shares)
-        return last.shares
+        if (records, containers) != self._computed_from:
+            self._pod_shares = pod_memory_shares(records_with_pods(records, containers))
+            self._computed_from = records, containers
+        return self._pod_shares
 
     def _update_pods_of(self, record: ClaimRecord) -> None:
         facts = {"claim": str(record.claim)}

@@ -1,7 +1,6 @@
 """Starts the loops that keep claims within the GPU memory that they were given."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.base.threads import Loop
@@ -13,22 +12,20 @@ from dra_driver.plugin.memory.pod_limits import KubeletPods, PodLimits
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.process_owners import ProcessOwners
 
+LIMITS_SECONDS: Final = 5.0
 PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it is not reported
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryIntervals:
-    """Seconds between two runs of a loop, where nothing wakes it."""
+def start(
+    parts: PluginParts,
+    stack: ExitStack,
+    limits_seconds: float = LIMITS_SECONDS,
+    pods_seconds: float = PODS_SECONDS,
+) -> None:
+    """*stack* ends the loops. What a driver limits stays limited.
 
-    limits: float = 5.0
-    pods: float = PODS_SECONDS
-
-
-_INTERVALS: Final = MemoryIntervals()
-
-
-def start(parts: PluginParts, stack: ExitStack, intervals: MemoryIntervals = _INTERVALS) -> None:
-    """*stack* ends the loops. What a driver limits stays limited."""
+    Seconds are between two runs of a loop, where nothing wakes it.
+    """
     containers, limits = parts.node.containers, parts.node.limits
     parts.metrics.watch_memory_limits(lambda: limits.status().backend is not None)
     kubelet_pods = KubeletPods(
@@ -49,8 +46,8 @@ def start(parts: PluginParts, stack: ExitStack, intervals: MemoryIntervals = _IN
         kubelet_pods.update()
         return pod_limits.update_pods()
 
-    settling = Loop("pod-limits", parts.while_newest(pod_limits.settle), intervals.limits)
-    updating = Loop("pods", parts.while_newest(update_pods), intervals.pods)
+    settling = Loop("pod-limits", parts.while_newest(pod_limits.settle), limits_seconds)
+    updating = Loop("pods", parts.while_newest(update_pods), pods_seconds)
     guarding = Loop("memory-guard", parts.while_newest(guard.check), parts.settings.guard_interval)
     pod_limits.wake(updating.soon, settling.soon)
     for loop in (guarding, updating, settling):

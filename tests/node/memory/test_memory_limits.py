@@ -18,7 +18,7 @@ from dra_driver.model.steps import PodMemoryLimit, PodMemoryShare, SetMemoryLimi
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.node.cgroups.tree import Cgroups
 from dra_driver.node.memory.limits import NodeMemoryLimits
-from dra_driver.node.memory.pod_limits import GpuMemoryLimits
+from dra_driver.node.memory.pod_limits import CgroupLimits
 from tests.fakes.limits import GIB, LimitedNode, container_id
 from tests.fakes.open_files import no_more_files
 from tests.waiting import eventually
@@ -362,14 +362,14 @@ def test_a_cgroup_that_is_gone_or_goes_while_it_is_limited_needs_no_limit(either
     goes = either.node.tree.make("goes")
     either.node.nvml.system()
     nvml: Any = Vanishing(either.node, goes)
-    limits = GpuMemoryLimits(nvml, either.node.gpus[0], lambda: 0.0)
+    limits = CgroupLimits(nvml, either.node.gpus[0], lambda: 0.0)
     for _ in range(2):  # it goes, and is gone
         assert limits.limit(goes, GIB) == ""
-        assert limits.idle
+        assert not limits
     limits.clear(goes)
     limits.limit(either.node.tree.make("goes"), GIB)
     limits.clear(goes)
-    assert limits.idle
+    assert not limits
 
 
 class Vanishing:
@@ -703,7 +703,7 @@ def test_a_pod_that_comes_is_told_of_while_somebody_wants_to_know(either):
 
 
 def test_a_cgroup_made_anew_under_the_same_name_has_no_limit_yet(either):
-    limits = GpuMemoryLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
+    limits = CgroupLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
     pod = either.node.pod("a")
     assert limits.limit(pod, GIB) == ""
     either.node.end("a")
@@ -740,7 +740,7 @@ class Inheriting:
 
 def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gone(tmp_path, caplog):
     driver: Any = Inheriting()
-    limits = GpuMemoryLimits(driver, GpuUuid("GPU-0"), lambda: 0.0)
+    limits = CgroupLimits(driver, GpuUuid("GPU-0"), lambda: 0.0)
     pod, leaf, inner = tmp_path / "pod", tmp_path / "pod/leaf", tmp_path / "pod/leaf/container"
     inner.mkdir(parents=True)
     for cgroup in (pod, leaf, inner):
@@ -755,7 +755,7 @@ def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gon
     limits.limit(inner, GIB)
     limits.clear(pod)
     assert driver.limits == {}
-    assert limits.idle
+    assert not limits
     assert caplog.messages == []
 
 

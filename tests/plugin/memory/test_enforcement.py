@@ -12,7 +12,7 @@ from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.prepare.claim import undo_steps
-from dra_driver.plugin.memory.start import MemoryIntervals, start
+from dra_driver.plugin.memory.start import start
 from dra_driver.plugin.metrics import Metrics
 from tests.builders import fraction, holding, pod, record
 from tests.fakes.limits import GIB, LimitedNode
@@ -68,7 +68,7 @@ def world(tmp_path):
 
 def begin(world, stack):
     parts = plugin_parts(world, ledger=world.ledger, metrics=Metrics())
-    start(parts, stack, MemoryIntervals(3600.0, 3600.0))  # what happens at once was woken
+    start(parts, stack, 3600.0, 3600.0)  # what happens at once was woken
     return parts.claim_changed
 
 

@@ -13,7 +13,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.node.cgroups.containers import NoContainer
-from dra_driver.plugin.memory.start import MemoryIntervals, start
+from dra_driver.plugin.memory.start import start
 from tests.builders import fraction, holding, record, ref
 from tests.plugin.memory.parts import plugin_parts
 
@@ -126,7 +126,7 @@ def stack():
 def begin(plugin, stack, guard_seconds=60.0):
     """Starts it all; the answer is to be called when a claim changed."""
     parts = plugin_parts(plugin, guard_seconds)
-    start(parts, stack, MemoryIntervals(3600.0, 3600.0))  # what happens at once was woken
+    start(parts, stack, 3600.0, 3600.0)  # what happens at once was woken
     return parts.claim_changed
 
 
