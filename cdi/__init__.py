@@ -14,6 +14,7 @@ A spec is a value
 
 Say what a device needs; edits add with ``+``.
 
+>>> from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Mount, Spec
 >>> node = ContainerEdits(device_nodes=(DeviceNode("/dev/gpu0"),))
 >>> library = ContainerEdits(
 ...     mounts=(Mount("/opt/lib/libgpu.so", "/usr/lib/libgpu.so", options=("ro", "rbind")),),
@@ -26,6 +27,7 @@ Say what a device needs; edits add with ``+``.
 
 A value is not checked until it is used; then everything that is wrong is said at once.
 
+>>> from cdi.validate import check, oldest_version
 >>> check(Spec("vendor.example", devices=(CdiDevice("gpu 0", container_edits=node),)))
 Traceback (most recent call last):
 cdi.errors.CdiSpecError: kind: must be 'vendor/class'; devices[0].name: must begin and end with a \
@@ -39,6 +41,7 @@ The version is not chosen but found: the oldest that can say the spec, for the o
 
 >>> oldest_version(spec)
 '0.3.0'
+>>> from cdi.encoding import from_text, to_json
 >>> text = to_json(spec)
 >>> print(text[:58], "...")
 {
@@ -52,8 +55,8 @@ A spec is a file
 ================
 
 ``cdi.store`` writes files that appear at once or not at all; ``cdi.registry`` reads directories as
-runtimes do; ``hack.cdi_apply`` edits an OCI configuration as runtimes do. They touch the machine,
-so they are imported by their own names, and an import line tells who does.
+runtimes do; ``hack.cdi_apply`` edits an OCI configuration as runtimes do. They touch the machine;
+an import line tells who does.
 
 >>> import tempfile
 >>> from hack.cdi_apply import inject
@@ -84,47 +87,3 @@ Where to start reading
 Runtimes keep what they read. Never write other content for a device name that was used before:
 put something unique into the name, such as the id of what the device was made for.
 """
-
-from cdi.encoding import from_document, from_text, to_json
-from cdi.errors import CdiDeviceError, CdiError, CdiNameError, CdiSpecError, CdiStoreError
-from cdi.spec import (
-    CdiDevice,
-    ContainerEdits,
-    DeviceNode,
-    Hook,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    QualifiedName,
-    Spec,
-    parse_name,
-    qualify,
-    spec_file_name,
-)
-from cdi.validate import VERSIONS, check, oldest_version
-
-__all__ = [
-    "VERSIONS",
-    "CdiDevice",
-    "CdiDeviceError",
-    "CdiError",
-    "CdiNameError",
-    "CdiSpecError",
-    "CdiStoreError",
-    "ContainerEdits",
-    "DeviceNode",
-    "Hook",
-    "IntelRdt",
-    "Mount",
-    "NetDevice",
-    "QualifiedName",
-    "Spec",
-    "check",
-    "from_document",
-    "from_text",
-    "oldest_version",
-    "parse_name",
-    "qualify",
-    "spec_file_name",
-    "to_json",
-]

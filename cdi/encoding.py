@@ -180,7 +180,7 @@ _NOT_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 def to_json(spec: Spec) -> str:
     """Give the text of a ``.json`` file.
 
-    >>> from cdi import ContainerEdits, CdiDevice
+    >>> from cdi.spec import ContainerEdits, CdiDevice
     >>> edits = ContainerEdits(env=("A=1",))
     >>> print(to_json(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))), end="")
     {

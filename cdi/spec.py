@@ -2,7 +2,7 @@
 
 Fields are named and ordered as in the CDI SPEC, in Python's spelling; a field that holds its
 default is not written, unless the SPEC requires it. Nothing here is checked on the way in:
-:func:`cdi.check` says everything that is wrong with a whole spec at once.
+:func:`cdi.validate.check` says everything that is wrong with a whole spec at once.
 
 A spec has no version: which one to write follows from what it says (:mod:`cdi.validate`).
 

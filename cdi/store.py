@@ -1,7 +1,7 @@
 """Spec files of one vendor and class in one directory; a reader sees the old file or the new one.
 
 >>> import tempfile
->>> from cdi import ContainerEdits, CdiDevice, Spec
+>>> from cdi.spec import ContainerEdits, CdiDevice, Spec
 >>> edits = ContainerEdits(env=("A=1",))
 >>> spec = Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))
 >>> with tempfile.TemporaryDirectory() as directory:

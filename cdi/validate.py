@@ -52,7 +52,7 @@ _EARLIEST: Final = "0.3.0"
 def oldest_version(spec: Spec) -> str:
     """Give the oldest version that can say this spec.
 
-    >>> from cdi import ContainerEdits, CdiDevice
+    >>> from cdi.spec import ContainerEdits, CdiDevice
     >>> edits = ContainerEdits(env=("A=1",))
     >>> oldest_version(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),)))
     '0.3.0'
@@ -134,7 +134,7 @@ _ANNOTATION_KEY: Final = re.compile(
 def check(spec: Spec) -> None:
     """Raise ``CdiSpecError`` with everything that is wrong.
 
-    >>> from cdi import CdiDevice
+    >>> from cdi.spec import CdiDevice
     >>> check(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0"),)))
     Traceback (most recent call last):
     cdi.errors.CdiSpecError: devices[0].containerEdits: must not be empty

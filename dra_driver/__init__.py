@@ -10,7 +10,7 @@ the CDI file:
 5. ``plan.prepare.claim``            a plan, or a refusal, before anything is touched
 6. ``node.state.ledger``             *started*: a crash can be undone; *completed*: the answer
 7. ``node.gpu_node``                 carries out the steps of the plan
-8. ``plan.prepare.cdi_spec``         what the container gets, as a ``cdi.Spec``
+8. ``plan.prepare.cdi_spec``         what the container gets, as a ``cdi.spec.Spec``
 
 What outlives a restart is kept on disk by ``node.state``.
 

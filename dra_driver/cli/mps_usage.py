@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import cdi
+from cdi.encoding import from_text
+from cdi.errors import CdiError
+from cdi.spec import parse_name
 from dra_driver.base.errors import NodeError
 from dra_driver.cli.terminal import format_gib
 from dra_driver.k8s.claims import PodUid
@@ -69,11 +71,11 @@ def namespaces_of_device(
 def _environment(record: ClaimRecord, holding: Holding) -> frozenset[str]:
     """What containers get with the device; empty where it is not prepared."""
     try:
-        spec = cdi.from_text(record.spec or "")
-    except cdi.CdiError:
+        spec = from_text(record.spec or "")
+    except CdiError:
         return frozenset()
     names = {
-        cdi.parse_name(text).device
+        parse_name(text).device
         for prepared in record.prepared or ()
         if (prepared.device, prepared.share) == (holding.device, holding.share)
         for text in prepared.cdi_ids

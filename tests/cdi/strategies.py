@@ -4,7 +4,7 @@ import string
 
 from hypothesis import strategies as st
 
-from cdi import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from cdi.validate import HOOK_NAMES
 
 _ALNUM = string.ascii_letters + string.digits

@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import (
-    CdiDeviceError,
-    ContainerEdits,
-    DeviceNode,
-    Hook,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    to_json,
-)
+from cdi.encoding import to_json
+from cdi.errors import CdiDeviceError
+from cdi.spec import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from hack.cdi_apply import apply_edits, inject
 from tests.cdi.strategies import edits, one_device
 

@@ -6,21 +6,9 @@ import pytest
 import yaml
 from hypothesis import given
 
-from cdi import (
-    CdiDevice,
-    CdiError,
-    CdiSpecError,
-    ContainerEdits,
-    DeviceNode,
-    Hook,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    Spec,
-    from_document,
-    from_text,
-    to_json,
-)
+from cdi.encoding import from_document, from_text, to_json
+from cdi.errors import CdiError, CdiSpecError
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from tests.cdi.strategies import one_device, specs, texts
 
 WHOLE = Spec(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import CdiNameError, parse_name, qualify, spec_file_name
-from cdi.spec import LONGEST_FILE_NAME
+from cdi.errors import CdiNameError
+from cdi.spec import LONGEST_FILE_NAME, parse_name, qualify, spec_file_name
 from tests.cdi.strategies import device_names, kind_parts
 
 

@@ -5,8 +5,10 @@ import os
 import pytest
 import yaml
 
-from cdi import CdiDevice, CdiDeviceError, ContainerEdits, Spec, to_json
+from cdi.encoding import to_json
+from cdi.errors import CdiDeviceError
 from cdi.registry import load_registry
+from cdi.spec import CdiDevice, ContainerEdits, Spec
 
 
 def spec(*names: str, value: str = "1", kind: str = "vendor.example/gpu", shared: str = "") -> Spec:

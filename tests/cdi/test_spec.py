@@ -6,7 +6,7 @@ from operator import add
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdi import ContainerEdits, Hook, IntelRdt, Spec
+from cdi.spec import ContainerEdits, Hook, IntelRdt, Spec
 from hack.cdi_apply import apply_edits
 from tests.cdi.strategies import edits, envs
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cdi import CdiNameError, CdiSpecError, CdiStoreError, ContainerEdits, from_text, to_json
+from cdi.encoding import from_text, to_json
+from cdi.errors import CdiNameError, CdiSpecError, CdiStoreError
+from cdi.spec import ContainerEdits
 from cdi.store import SpecStore
 from tests.cdi.strategies import one_device
 from tests.fakes.user import let_in
@@ -177,7 +179,8 @@ def test_an_error_nobody_foresaw_still_names_the_directory(store, directory):
 _PRELUDE = f"""
 import itertools, os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from cdi import CdiStoreError, ContainerEdits, CdiDevice, Spec
+from cdi.errors import CdiStoreError
+from cdi.spec import ContainerEdits, CdiDevice, Spec
 from cdi.store import SpecStore
 def spec(value):
     edits = ContainerEdits(env=("A=" + value,))

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
-from cdi import (
+from cdi.errors import CdiSpecError
+from cdi.spec import (
     CdiDevice,
-    CdiSpecError,
     ContainerEdits,
     DeviceNode,
     Hook,
@@ -13,9 +13,9 @@ from cdi import (
     Mount,
     NetDevice,
     Spec,
-    check,
+    kind_problem,
 )
-from cdi.spec import kind_problem
+from cdi.validate import check
 from tests.cdi.strategies import one_device, specs
 
 AT = "devices[0].containerEdits"

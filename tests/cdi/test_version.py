@@ -5,20 +5,10 @@ import json
 import pytest
 from hypothesis import given, settings
 
-from cdi import (
-    VERSIONS,
-    CdiDevice,
-    CdiSpecError,
-    ContainerEdits,
-    DeviceNode,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    Spec,
-    from_document,
-    oldest_version,
-    to_json,
-)
+from cdi.encoding import from_document, to_json
+from cdi.errors import CdiSpecError
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, IntelRdt, Mount, NetDevice, Spec
+from cdi.validate import VERSIONS, oldest_version
 from tests.cdi.strategies import one_device, specs
 
 ENV = ContainerEdits(env=("A=1",))

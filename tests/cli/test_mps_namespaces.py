@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import cdi
-from cdi import CdiDevice, ContainerEdits, Spec
+from cdi.encoding import to_json
+from cdi.spec import CdiDevice, ContainerEdits, Spec
 from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
 from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
 from dra_driver.cli.terminal import Terminal
@@ -62,7 +62,7 @@ def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
         PreparedDevice((name,), "n1", GPU.name, (f"{KIND}={name}",), ShareId(name))
         for name in NAMES
     )
-    return replace(begun, prepared=prepared, spec=cdi.to_json(Spec(KIND, devices=tuple(devices))))
+    return replace(begun, prepared=prepared, spec=to_json(Spec(KIND, devices=tuple(devices))))
 
 
 def status(*clients, namespaces=(BIG, SMALL), protocol=3):

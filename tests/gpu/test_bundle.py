@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi import ContainerEdits, DeviceNode, Mount
+from cdi.spec import ContainerEdits, DeviceNode, Mount
 from dra_driver.model.driver_files import DriverFiles, DriverLibrary
 from hack.cdi_apply import apply_edits
 from tests.gpu import bundle, rootfs

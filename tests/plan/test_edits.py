@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import check, parse_name, to_json
+from cdi.encoding import to_json
+from cdi.spec import parse_name
+from cdi.validate import check
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
 from dra_driver.model.gpus import DeviceName, GpuUuid

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import check
+from cdi.validate import check
 from dra_driver.base.errors import ClaimError
 from dra_driver.k8s.claims import AllocationResult, Claim, ShareId
 from dra_driver.kubeletplugin.device_metadata import claim_uid_of_file

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import cdi
+from cdi.encoding import from_text
+from cdi.errors import CdiError
+from cdi.spec import parse_name
 from dra_driver.k8s.claims import ClaimRef, Pod
 from dra_driver.k8s.pods import ContainerSpec, PodSpec
 from dra_driver.model.profiles import MpsTenants
@@ -282,13 +284,13 @@ def _other_claims(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator
 def requested_devices(record: ClaimRecord) -> tuple[RequestedDevice, ...]:
     """What containers get of a claim, without admin access. *record*: with its CDI file."""
     try:
-        spec = cdi.from_text(record.spec or "")
-    except cdi.CdiError:  # it is written anew when the claim is prepared
+        spec = from_text(record.spec or "")
+    except CdiError:  # it is written anew when the claim is prepared
         return ()
     env = {entry.name: entry.container_edits.env for entry in spec.devices}
     devices = []
     for holding, prepared in zip(record.holdings, record.prepared or (), strict=False):
-        names = [cdi.parse_name(id_).device for id_ in prepared.cdi_ids]
+        names = [parse_name(id_).device for id_ in prepared.cdi_ids]
         variables = (variable for name in names for variable in env.get(name, ()))
         mps = tuple(sorted(entry for entry in variables if entry.startswith(_MPS_VARIABLE)))
         if not holding.admin:

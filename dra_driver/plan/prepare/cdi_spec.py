@@ -62,7 +62,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from api import names
-from cdi import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec, qualify
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec, qualify
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.driver_files import (

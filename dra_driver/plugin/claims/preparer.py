@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from cdi import Spec
+from cdi.spec import Spec
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import (
     ApiServerError,

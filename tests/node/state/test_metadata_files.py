@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi import CdiDevice, ContainerEdits, Mount, Spec, from_text
+from cdi.encoding import from_text
+from cdi.spec import CdiDevice, ContainerEdits, Mount, Spec
 from cdi.store import SpecStore
 from dra_driver.base.errors import ClaimRecordLost, NodeError
 from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-import cdi
+from cdi.encoding import to_json
+from cdi.spec import CdiDevice, ContainerEdits, Spec
 from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice, ShareId
 from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
@@ -38,11 +39,11 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
         env: tuple[str, ...] = (f"GPU_DEVICE_{minor}_UUID=GPU-{minor}",)
         if leads:
             env = (*env, f"CUDA_MPS_PIPE_DIRECTORY={leads}")
-        edits.append(cdi.CdiDevice(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
+        edits.append(CdiDevice(f"{name}-{number}", container_edits=ContainerEdits(env=env)))
     gpus = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
     namespace = MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, gpus)
     steps = (ServeMpsNamespace(namespace),) if gpus else ()
-    spec = cdi.to_json(cdi.Spec("k8s.gpu.nvidia.com/claim", devices=tuple(edits)))
+    spec = to_json(Spec("k8s.gpu.nvidia.com/claim", devices=tuple(edits)))
     outcome = {"prepared": tuple(prepared), "spec": spec, "pods": tuple(pods)} | fields
     return ClaimRecord(claim, tuple(holdings), steps, **outcome)
 
