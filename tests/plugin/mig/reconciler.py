@@ -56,14 +56,14 @@ class Scene:
     leases: int = 0
     others: bool = False  # another process has the lease, and keeps it
     boot: str = "boot"
-    kept: Callable[[Path, str], MigStateFile] = MigStateFile
+    open_state: Callable[[Path, str], MigStateFile] = MigStateFile
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> "Scene":
         """As a new process."""
-        self.state_file = self.kept(self.directory / "mig.json", self.boot)
+        self.state_file = self.open_state(self.directory / "mig.json", self.boot)
         boards: Any = self.boards
         layouts: Any = self
         inputs = MigInputs(
@@ -124,6 +124,13 @@ class Scene:
         self.reconciler.look()
         self.boards.refresh()
         return self.state_file.read()
+
+    def next_process(self, label: str | None = None) -> MigState:
+        """What is known after a look of a new process, to which nothing happens."""
+        self.label = self.label if label is None else label
+        self.boards.step = lambda call: None
+        self.boards.refresh()
+        return self.start().look()
 
     def apply(self, label: str) -> MigState:
         """What is known after a look at a node with this label."""
