@@ -1,4 +1,5 @@
-"""Boards that need a reset for it are in MIG mode as long as their profile cuts them for claims."""
+"""Boards that need a reset for it are in MIG mode as long as their profile has partitions created
+for claims."""
 
 import pytest
 
@@ -10,11 +11,7 @@ from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.plugin.mig.reconciler import Scene, profile
 
 DYNAMIC = profile(dynamic=True)
-
-
-@pytest.fixture
-def board():
-    return Board(AMPERE)
+UNMANAGED = {part(AMPERE, "1g.5gb", 0): True}
 
 
 @pytest.fixture
@@ -22,18 +19,28 @@ def scene(board, tmp_path):
     return Scene(Boards(board), tmp_path, profile=DYNAMIC)
 
 
-def refusing(call):
-    raise NodeError("GPU-0 is used by pid 12")
+@pytest.fixture
+def switched(scene):
+    """The board was switched on, and its profile creates no partitions any more."""
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+    return scene
+
+
+def seen(scene, board, on):
+    """The last look at the board found it so."""
+    board.on = on
+    scene.boards.refresh()
 
 
 def test_a_board_is_switched_at_the_first_look_and_then_left_alone(scene, board):
     state = scene.look()
 
     assert board.on
-    assert state.switched == (board.uuid,)
-    assert state.state is None
+    assert (state.switched, state.state) == ((board.uuid,), None)
     scene.look()
     assert scene.boards.done == ["mode True"]
+    assert scene.boards.patience == [0.0], "it waits for no user of the board"
 
 
 def test_a_board_that_needs_no_reset_is_not_switched_before_a_claim_needs_it(tmp_path):
@@ -60,10 +67,10 @@ def test_a_board_that_somebody_uses_is_not_reset_and_that_is_told(scene, board, 
 def test_a_reset_that_failed_is_not_tried_again_until_the_profile_or_the_process_is_another(
     scene, board
 ):
-    tried = []
+    attempts = []
 
     def step(call):
-        tried.append(call)
+        attempts.append(call)
         raise NodeError("GPU-0 is used by pid 12")
 
     scene.boards.step = step
@@ -71,90 +78,63 @@ def test_a_reset_that_failed_is_not_tried_again_until_the_profile_or_the_process
     scene.look()
     why = "MIG mode of gpu-0 could not be turned on: GPU-0 is used by pid 12"
     assert (state.mode_problems, state.switched) == ({board.uuid: why}, ())
-    assert len(tried) == 1
+    assert len(attempts) == 1
 
     scene.change_profile(dynamic=True, single=True)
     scene.look()
     scene.start().look()
-    assert len(tried) == 3
+    assert len(attempts) == 3
     assert scene.state_file.read().mode_problems == {board.uuid: why}
 
 
-def test_a_board_is_switched_back_once_its_profile_cuts_it_no_more(scene, board):
-    scene.look()
-    scene.profile = DEFAULT_PROFILE
+@pytest.mark.parametrize("boot", ["boot", "next"])
+def test_a_board_is_switched_back_once_its_profile_creates_no_partitions(switched, board, boot):
+    """Also by the next process, and after a reboot."""
+    switched.boot = boot
 
-    state = scene.look()
+    state = switched.start().look() if boot == "next" else switched.look()
 
-    assert not board.on
-    assert state.switched == ()
-
-
-def test_it_is_switched_back_after_a_restart_and_a_reboot_too(scene, board):
-    scene.look()
-    scene.profile = DEFAULT_PROFILE
-    scene.boot = "next"
-
-    scene.start().look()
-
-    assert not board.on
+    assert (board.on, state.switched) == (False, ())
 
 
-@pytest.mark.parametrize("claims", [{"GPU-0"}, set()])
-def test_it_is_not_switched_back_while_something_is_on_it(scene, board, claims):
-    scene.look()
-    scene.profile = DEFAULT_PROFILE
-    scene.claims.holding = claims
-    if not claims:
-        board.instances = {part(AMPERE, "1g.5gb", 0): True}
-        scene.boards.refresh()
+@pytest.mark.parametrize("reason", ["a claim", "an instance", "an instance since the last look"])
+def test_it_is_not_switched_back_while_something_is_on_it(switched, board, reason):
+    if reason == "a claim":
+        switched.claims.holding = {board.uuid}
+    else:
+        board.instances = dict(UNMANAGED)
+    if reason == "an instance":
+        switched.boards.refresh()
 
-    state = scene.look()
+    state = switched.look()
 
-    assert board.on
-    assert state.switched == (board.uuid,)
-
-
-def test_an_instance_that_somebody_makes_just_then_keeps_it_in_mig_mode(scene, board):
-    scene.look()
-    scene.profile = DEFAULT_PROFILE
-    board.instances = {part(AMPERE, "1g.5gb", 0): True}  # since the last look
-
-    state = scene.look()
-
-    assert board.on
-    assert state.switched == (board.uuid,)
+    assert (board.on, state.switched) == (True, (board.uuid,))
 
 
 def test_somebody_else_may_switch_it_too(scene, board):
+    seen(scene, board, on=False)
     board.on = True  # since the last look
-    scene.boards.inventory()
-    board.on = False
-    scene.boards.refresh()
-    board.on = True
 
     assert scene.look().switched == ()
 
-    board.on = False
-    scene.boards.refresh()
+    seen(scene, board, on=False)
     scene.look()
-    board.on = False
-    scene.boards.refresh()
+    seen(scene, board, on=False)
     scene.profile = DEFAULT_PROFILE
     assert scene.look().switched == ()
     assert scene.boards.done == ["mode True"]
 
 
-def test_what_somebody_else_switched_stays_so(scene, board):
-    board.on = True
-    scene.profile = DEFAULT_PROFILE
+@pytest.mark.parametrize("product", [AMPERE, HOPPER])
+def test_a_mode_that_somebody_else_turned_on_stays_on(tmp_path, product):
+    board = Board(product, on=True)
 
-    scene.look()
+    Scene(Boards(board), tmp_path).look()
 
     assert board.on
 
 
-def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_back(scene, board):
+def test_without_counters_no_partitions_are_created_and_the_board_is_switched_back(scene, board):
     scene.look()
     scene.features = ApiFeatures(counters=False)
 
@@ -163,19 +143,14 @@ def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_ba
     assert not board.on
 
 
-def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene, board):
+def test_while_the_features_of_the_api_server_are_not_known_nothing_changes(scene, board):
     scene.features = ApiServerError("no answer")
 
     assert scene.look().mode_problems == {}
     assert not board.on
 
 
-def test_nobody_waits_for_who_uses_a_board(scene):
-    scene.look()
-
-    assert scene.boards.patience == [0.0]
-
-
+@pytest.fixture
 def left_on(tmp_path):
     """A board that a claim turned on and could not turn off when it went."""
     board = Board(HOPPER, on=True)
@@ -186,8 +161,8 @@ def left_on(tmp_path):
     return scene, board
 
 
-def test_what_a_claim_could_not_switch_back_is_switched_back_later(tmp_path):
-    scene, board = left_on(tmp_path)
+def test_a_mode_that_a_claim_could_not_switch_back_is_switched_back_later(left_on):
+    scene, board = left_on
 
     scene.start().look()
 
@@ -195,12 +170,12 @@ def test_what_a_claim_could_not_switch_back_is_switched_back_later(tmp_path):
     assert scene.look().left_on == ()
 
 
-@pytest.mark.parametrize("why", ["dynamic", "cut", "claimed", "held"])
-def test_it_stays_on_while_there_is_a_reason(tmp_path, why):
-    scene, board = left_on(tmp_path)
+@pytest.mark.parametrize("why", ["dynamic", "partitioned", "claimed", "used"])
+def test_it_stays_on_while_there_is_a_reason(left_on, why):
+    scene, board = left_on
     if why == "dynamic":
         scene.profile = DYNAMIC
-    elif why == "cut":
+    elif why == "partitioned":
         board.instances = {part(HOPPER, "1g.10gb", 0): True}
     elif why == "claimed":
         scene.claims.holding = {board.uuid}
@@ -212,22 +187,11 @@ def test_it_stays_on_while_there_is_a_reason(tmp_path, why):
     assert board.on
 
 
-def test_mig_mode_that_somebody_else_turned_on_without_a_reset_stays_so(tmp_path):
-    board = Board(HOPPER, on=True)
-
-    Scene(Boards(board), tmp_path).look()
-
-    assert board.on
-
-
-def test_what_somebody_else_turned_off_and_on_again_is_his(tmp_path):
-    scene, board = left_on(tmp_path)
-    scene.is_newest = True
-    board.on = False
-    scene.boards.refresh()
+def test_a_mode_that_somebody_else_turned_off_and_on_again_is_not_ours(left_on):
+    scene, board = left_on
+    seen(scene, board, on=False)
     assert scene.look().left_on == ()
-    board.on = True
-    scene.boards.refresh()
+    seen(scene, board, on=True)
 
     scene.look()
 
@@ -243,94 +207,86 @@ def test_a_layout_says_more_than_the_profile(scene, board):
     assert scene.state_file.read().switched == ()
 
 
-def test_while_it_is_not_known_what_a_layout_says_the_board_stays_as_it_is(scene, board):
+def test_while_a_layout_is_not_known_the_board_stays_as_it_is(scene, board):
     scene.apply("no such layout")
 
     assert not board.on
 
 
-def test_a_board_that_cannot_be_switched_back_is_told(scene, board):
-    scene.look()
-    scene.profile = DEFAULT_PROFILE
-    scene.boards.step = refusing
+def test_a_board_that_cannot_be_switched_back_is_told(switched, board):
+    def refusing(call):
+        raise NodeError("GPU-0 is used by pid 12")
 
-    state = scene.look()
+    switched.boards.step = refusing
+
+    state = switched.look()
 
     assert state.switched == (board.uuid,)
     assert state.mode_problems[board.uuid].startswith("MIG mode of gpu-0 could not be turned off: ")
 
 
-def late(board):
-    """A call of NVML that changes the mode some day, and is not waited for."""
+@pytest.mark.parametrize("desired", [True, False])
+def test_a_change_that_others_left_pending_is_made_only_where_the_profile_wants_it(
+    scene, board, desired
+):
+    board.pending = True
+    scene.boards.refresh()
+    scene.profile = DYNAMIC if desired else DEFAULT_PROFILE
 
-    def step(call):
+    assert scene.look().switched == ((board.uuid,) if desired else ())
+
+    assert (board.on, board.gpu.mig.pending) == (desired, True)
+
+
+@pytest.fixture
+def pending(scene, board):
+    """A call of NVML did not answer in time, and changes the mode some day."""
+
+    def late(call):
         board.pending = True
         raise TimedOut("turning MIG mode on: no answer")
 
-    return step
-
-
-def test_a_change_that_others_left_pending_is_made_where_the_profile_wants_it(scene, board):
-    board.pending = True
-    scene.boards.refresh()
-
-    assert scene.look().switched == (board.uuid,)
-
-    assert (board.on, board.gpu.mig.pending) == (True, True)
-
-
-def test_a_change_that_others_left_pending_is_theirs_where_nobody_wants_it(scene, board):
-    board.pending = True
-    scene.boards.refresh()
-    scene.profile = DEFAULT_PROFILE
-
-    scene.look()
-
-    assert (board.on, board.gpu.mig.pending) == (False, True)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(
-    scene, board, restarted
-):
-    scene.boards.step = late(board)
+    scene.boards.step = late
     assert scene.look().switched == (board.uuid,)
     scene.boards.step = lambda call: None
-    scene.profile = DEFAULT_PROFILE
-    if restarted:
-        scene.start()
-
-    state = scene.look()
-
-    assert (board.on, board.gpu.mig.pending) == (False, False)
-    assert state.switched == ()
+    return scene
 
 
-def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_wanted(scene, board):
-    scene.boards.step = late(board)
-    scene.look()
-    scene.boards.step = lambda call: None
+@pytest.mark.parametrize("why", ["same process", "next process", "virtual machine"])
+def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(pending, board, why):
+    """Also where a virtual machine can make no such change."""
+    pending.profile = DEFAULT_PROFILE
+    if why == "next process":
+        pending.start()
+    if why == "virtual machine":
+        board.fixed = GuestRestriction.MODE
+        pending.boards.refresh()
 
-    assert scene.start().look().switched == (board.uuid,)
+    state = pending.look()
+
+    assert (board.on, board.gpu.mig.pending, state.switched) == (False, False, ())
+
+
+def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_desired(pending, board):
+    assert pending.start().look().switched == (board.uuid,)
 
     assert board.on
 
 
-def test_a_call_that_did_it_after_all_is_ours_to_undo(scene, board):
-    scene.boards.step = late(board)
-    scene.look()
-    scene.boards.step = lambda call: None
-    board.on, board.pending = True, None
-    scene.boards.refresh()
-    scene.profile = DEFAULT_PROFILE
+def test_a_call_that_did_it_after_all_is_ours_to_undo(pending, board):
+    board.pending = None
+    seen(pending, board, on=True)
+    pending.profile = DEFAULT_PROFILE
 
-    assert scene.look().switched == ()
+    assert pending.look().switched == ()
 
     assert not board.on
 
 
 @pytest.mark.parametrize("fixed", [GuestRestriction.MODE, GuestRestriction.ALL])
-def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(scene, board, fixed):
+def test_a_mode_that_a_virtual_machine_cannot_switch_is_left_alone_and_no_failure(
+    scene, board, fixed
+):
     board.fixed = fixed
 
     state = scene.look()
@@ -338,26 +294,11 @@ def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(sc
     assert (scene.boards.patience, state.mode_problems, state.switched) == ([], {}, ())
 
 
-def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, board):
-    scene.boards.step = late(board)
-    scene.look()
-    scene.boards.step = lambda call: None
+def test_a_board_that_was_switched_and_cannot_be_switched_back_here_is_told(switched, board):
     board.fixed = GuestRestriction.MODE
-    scene.profile = DEFAULT_PROFILE
-    scene.boards.refresh()
+    switched.boards.refresh()
 
-    assert scene.look().switched == ()
-
-    assert (board.on, board.gpu.mig.pending) == (False, False)
-
-
-def test_a_board_that_was_switched_and_cannot_be_switched_back_here_is_told(scene, board):
-    scene.look()
-    board.fixed = GuestRestriction.MODE
-    scene.profile = DEFAULT_PROFILE
-    scene.boards.refresh()
-
-    state = scene.look()
+    state = switched.look()
 
     assert (board.on, state.switched) == (True, (board.uuid,))
     assert "this virtual machine cannot" in state.mode_problems[board.uuid]
