@@ -1,5 +1,5 @@
-"""What may be the business of a layout is not cut for claims, from the first moment on and
-whatever fails; where none is wanted, no outage keeps partitions back."""
+"""On a GPU that a layout may govern no partitions are created for claims, from the first moment on
+and whatever fails; where no layout is desired, no outage keeps partitions back."""
 
 import pytest
 
@@ -20,6 +20,13 @@ from tests.plugin.mig.reconciler import Scene, profile
 AWAY = Unreachable("no answer")
 
 
+def labelled(directory, *boards, label="mine", **mig):
+    """A label names a layout, where the profile has partitions created for claims."""
+    scene = Scene(Boards(*boards), directory, profile=profile(dynamic=True, **mig), label=label)
+    scene.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
+    return scene
+
+
 @pytest.fixture
 def board():
     return Board(HOPPER)
@@ -27,18 +34,22 @@ def board():
 
 @pytest.fixture
 def scene(board, tmp_path):
-    """A label names a layout, where the profile has GPUs cut for claims."""
-    labelled = Scene(Boards(board), tmp_path, profile=profile(dynamic=True), label="mine")
-    labelled.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
-    return labelled
+    return labelled(tmp_path, board)
 
 
-def offered(scene, held=None):
-    return build_offer(scene.boards.refresh(), scene.governed.profile(), ApiFeatures(), held or {})
+@pytest.fixture
+def boards():
+    return Board(HOPPER), Board(HOPPER, 1)
 
 
-def is_cut_for_claims(scene):
-    return any(device.created_for_claims for device in offered(scene).devices)
+def offered(scene, holdings=None):
+    profile = scene.governed.profile()
+    return build_offer(scene.boards.refresh(), profile, ApiFeatures(), holdings or {})
+
+
+def partitioned(scene):
+    """The names of the GPUs of which partitions are offered."""
+    return {device.gpu.name for device in offered(scene).devices if device.created_for_claims}
 
 
 def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(scene):
@@ -47,7 +58,7 @@ def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(sc
 
     state = scene.look()
 
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
     assert state.state is LayoutState.FAILED
     assert state.problem.endswith(
         "; no partitions are created for claims meanwhile on the GPUs that it may be meant for"
@@ -57,28 +68,28 @@ def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(sc
 def test_a_layout_that_is_unknown_from_the_start_governs_too(scene):
     scene.apply("al-balanced")
 
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
 
-def test_before_anything_is_looked_at_the_label_alone_counts(scene):
-    assert not is_cut_for_claims(scene)
+def test_before_the_first_look_the_label_alone_counts(scene):
+    assert not partitioned(scene)
 
     scene.label = ""
-    assert is_cut_for_claims(scene)
+    assert partitioned(scene)
     scene.look()
-    assert is_cut_for_claims(scene)
+    assert partitioned(scene)
 
 
 def test_a_label_that_was_never_read_may_name_a_layout(scene):
     scene.label = AWAY
     scene.look()
 
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
     assert "once it is known whether the node's label nvidia.com/mig.config names a layout" in str(
         offered(scene).warnings
     )
     scene.label = ""
-    assert is_cut_for_claims(scene)
+    assert partitioned(scene)
 
 
 @pytest.mark.parametrize("boot", ["boot", "next"])
@@ -86,136 +97,121 @@ def test_while_the_label_cannot_be_read_it_is_as_it_was_last(scene, boot):
     scene.look()
     scene.label, scene.boot = AWAY, boot
     scene.start().look()
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
     scene.apply("")
     scene.label = Forbidden("nodes cannot be watched")
     for _ in range(2):
         scene.start().look()
-        assert is_cut_for_claims(scene)
+        assert partitioned(scene)
 
 
-def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board):
-    scene.apply("")
-    scene.label = "all-1g.10gb"
-    known = []
-    scene.boards.step = lambda call: known.append(last_layout_label(scene.state_file))
+def test_a_label_that_was_read_is_recorded_and_governs_before_anything_is_changed(tmp_path, boards):
+    scene = labelled(tmp_path, *boards, label="")
+    scene.look()
+    scene.label, facts = "all-1g.10gb", set()
+    scene.boards.step = lambda call: facts.add(
+        (
+            last_layout_label(scene.state_file),
+            scene.governed.profile().entries[0].rules.mig.dynamic,
+        )
+    )
 
     scene.look()
 
-    assert set(known) == {"all-1g.10gb"}
+    assert facts == {("all-1g.10gb", False)}
 
 
-def test_a_book_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
+def test_a_state_file_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
     (tmp_path / "mig.json").mkdir()
     scene.reconciler.look()
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
     assert scene.states == [LayoutState.FAILED]
 
     scene.label = AWAY
     scene.start().reconciler.look()
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
 
 @pytest.mark.parametrize("label", ["mine", "all-1g.10gb"])
-def test_gpus_whose_driver_was_not_ready_at_the_first_look_are_not_cut(tmp_path, label):
-    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
-    boards.gone = set(boards.boards)
-    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label=label)
-    scene.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
+def test_gpus_whose_driver_was_not_ready_at_the_first_look_are_governed(tmp_path, boards, label):
+    scene = labelled(tmp_path, *boards, label=label)
+    scene.boards.gone = set(scene.boards.boards)
     scene.look()
 
-    boards.gone = set()
+    scene.boards.gone = set()
 
     assert {device.gpu.name for device in offered(scene).devices} == {"gpu-0", "gpu-1"}
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
 
-def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path):
-    board, other = Board(HOPPER), Board(HOPPER, 1)
-    boards = Boards(board, other)
-    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="mine")
-    scene.layouts["mine"] = MigLayout(
-        "mine", (MigLayoutEntry(False, gpus=frozenset({board.uuid})),)
-    )
+def test_a_gpu_that_was_away_at_the_last_look_is_governed_until_the_next(tmp_path, boards):
+    scene = labelled(tmp_path, *boards)
+    entry = MigLayoutEntry(False, gpus=frozenset({boards[0].uuid}))
+    scene.layouts["mine"] = MigLayout("mine", (entry,))
 
-    def cut():
-        return {device.gpu.name for device in offered(scene).devices if device.created_for_claims}
-
-    for away in (board, other):
-        boards.gone = {away.uuid}
-        boards.refresh()
+    for away in boards:
+        scene.boards.gone = {away.uuid}
+        scene.boards.refresh()
         scene.look()
-        boards.gone = set()
-        assert cut() <= {"gpu-1"} - {away.gpu.name}
-        boards.refresh()
+        scene.boards.gone = set()
+        assert partitioned(scene) <= {"gpu-1"} - {away.gpu.name}
+        scene.boards.refresh()
         scene.look()
-        assert cut() == {"gpu-1"}
+        assert partitioned(scene) == {"gpu-1"}
         assert offered(scene).warnings == ()
 
 
-def test_where_no_layout_is_wanted_gpus_that_come_are_cut_at_once(scene, board):
+def test_where_no_layout_is_desired_gpus_that_come_have_partitions_at_once(scene, board):
     scene.boards.gone = {board.uuid}
     scene.apply("")
 
     scene.boards.gone = set()
 
-    assert is_cut_for_claims(scene)
+    assert partitioned(scene)
 
 
-def test_a_gpu_that_the_profile_has_a_layout_for_is_not_cut_when_it_comes(tmp_path):
-    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
-    scene = Scene(boards, tmp_path, profile=profile(dynamic=True, layout="all-disabled"))
-    boards.gone = {GpuUuid("GPU-0")}
+def test_a_gpu_that_the_profile_has_a_layout_for_is_governed_when_it_comes(tmp_path, boards):
+    scene = labelled(tmp_path, *boards, label="", layout="all-disabled")
+    scene.boards.gone = {GpuUuid("GPU-0")}
     scene.look()
 
-    boards.gone = set()
+    scene.boards.gone = set()
 
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
 
-def test_a_process_that_does_not_get_its_turn_knows_it_too(scene):
+def test_a_process_that_does_not_get_the_lease_knows_it_too(scene):
     scene.others = True
     scene.look()
 
     assert scene.state_file.read() == MigState()
-    assert not is_cut_for_claims(scene)
+    assert not partitioned(scene)
 
 
-def test_it_is_told_before_a_look_cuts_anything(tmp_path):
-    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
-    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="all-1g.10gb")
-    seen = []
-    boards.step = lambda call: seen.append(scene.governed.profile().entries[0].rules.mig.dynamic)
-
-    scene.look()
-
-    assert set(seen) == {False}
-
-
-def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
+def test_a_device_that_a_claim_holds_stays_offered_as_it_was(scene, board):
     scene.label, key = "", part(HOPPER, "1g.10gb", 0)
     before = offered(scene)
-    held = next(device for device in before.devices if device.key == key)
+    device = next(device for device in before.devices if device.key == key)
     holding = Holding(
         ref(),
-        held.name,
+        device.name,
         gpu=board.uuid,
         partition=key,
         created_for_claims=True,
-        offered=held.offered,
+        offered=device.offered,
     )
     board.on, board.instances = True, {key: True}
     scene.label = AWAY
     scene.start()
 
-    after = offered(scene, {held.name: (holding,)})
+    after = offered(scene, {board.uuid: (holding,)})
 
     assert [device.name for device in after.devices] == [device.name for device in before.devices]
     assert before.by_name["gpu-0"].shape is not EXCLUSIVE
 
 
-def test_that_it_is_known_now_is_told():
+def test_a_change_of_the_governed_gpus_is_told():
     changes, governed = [], EffectiveProfile(lambda: DEFAULT_PROFILE)
     governed.on_change = lambda: changes.append(True)
 
@@ -241,7 +237,7 @@ def test_the_profile_is_the_same_one_as_long_as_nothing_changed(scene):
     assert scene.governed.profile() is second
 
 
-def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
+def test_a_profile_that_cannot_be_used_offers_nothing():
     def unusable():
         raise SettingsError("no such profile")
 
@@ -260,7 +256,7 @@ def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
         (AWAY, None, True),
     ],
 )
-def test_what_the_label_says_goes_before_what_it_said(label, last, expected):
+def test_the_label_now_goes_before_the_label_of_the_last_process(label, last, expected):
     def read():
         if isinstance(label, Exception):
             raise label
@@ -269,7 +265,7 @@ def test_what_the_label_says_goes_before_what_it_said(label, last, expected):
     assert is_layout_expected(read, last) is expected
 
 
-def test_the_last_label_is_not_known_where_the_book_is_not(tmp_path):
+def test_the_last_label_is_not_known_where_the_state_file_is_not(tmp_path):
     state = MigStateFile(tmp_path / "mig.json", "boot")
     assert last_layout_label(state) is None
     state.write(MigState(label=""))
