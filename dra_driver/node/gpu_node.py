@@ -3,9 +3,9 @@
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, assert_never
+from typing import assert_never
 
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
@@ -42,10 +42,12 @@ from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
 from dra_driver.node.nvml.processes import gpu_processes
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class NodeParts:
-    """What a node is made of."""
+
+@dataclass(eq=False, slots=True)
+class GpuNode:
+    """Looks at GPUs one thread at a time; steps of different claims go side by side."""
 
     root: Path  # with its sys and dev
     gpus: GpuDiscovery
@@ -53,34 +55,14 @@ class NodeParts:
     driver: DriverRoot
     nodes: DeviceNodes
     time_slices: TimeSlices
-    limits: NodeMemoryLimits
+    limits: NodeMemoryLimits  # what the driver itself enforces of memory
     modes: ComputeModes
-    partitions: MigPartitions
+    mig: MigPartitions
     containers: ContainerBundles
     mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
-
-
-log = logging.getLogger(__name__)
-
-
-class GpuNode:
-    """Looks at GPUs one thread at a time; steps of different claims go side by side."""
-
-    def __init__(self, parts: NodeParts) -> None:
-        self._gpus = parts.gpus
-        self._nodes = parts.nodes
-        self._time_slices = parts.time_slices
-        self._nvml = parts.nvml
-        self._modes = parts.modes
-        self._scan_lock = threading.Lock()
-        self._inventory: Inventory | None = None
-        self._unrestored: Mapping[GpuUuid, TimeSliceInterval] = {}
-        self.root: Final = parts.root
-        self.driver: Final = parts.driver
-        self.mig: Final = parts.partitions
-        self.containers: Final = parts.containers
-        self.limits: Final = parts.limits  # what the driver itself enforces of memory
-        self.mps: Final = parts.mps  # None: this node serves nothing by MPS
+    _scan_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _inventory: Inventory | None = field(default=None, init=False)
+    _unrestored: Mapping[GpuUuid, TimeSliceInterval] = field(default_factory=dict, init=False)
 
     def inventory(self) -> Inventory:
         """The inventory of the last scan; the first call scans."""
@@ -90,14 +72,14 @@ class GpuNode:
         """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU
         hangs (see ``GpuDiscovery.scan``)."""
         with self._scan_lock:
-            inventory = without_unrestored_time_slices(self._gpus.scan(), self._read_unrestored())
+            inventory = without_unrestored_time_slices(self.gpus.scan(), self._read_unrestored())
             if inventory != self._inventory:
                 self._inventory = inventory
             return self._inventory or inventory
 
     def _read_unrestored(self) -> Mapping[GpuUuid, TimeSliceInterval]:
         try:
-            self._unrestored = self._time_slices.unrestored()
+            self._unrestored = self.time_slices.unrestored()
         except NodeError as e:
             log.info("GPUs are unavailable as before: %s", e)
         return self._unrestored
@@ -105,7 +87,7 @@ class GpuNode:
     def retry_setting_restores(self) -> bool:
         """Try again to restore time slices that could not be when their claims were unprepared.
         Whether some were."""
-        return self._time_slices.retry_setting_restores()
+        return self.time_slices.retry_setting_restores()
 
     def driver_files(self) -> DriverFiles:
         return self.driver.files()
@@ -115,11 +97,11 @@ class GpuNode:
     ) -> DeviceFiles:
         """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
         missing ones are made."""
-        return self._nodes.files(minors, capabilities)
+        return self.nodes.files(minors, capabilities)
 
     def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
         """What is there of the device files of these capabilities of MIG; nothing is made."""
-        return self._nodes.existing(names)
+        return self.nodes.existing(names)
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         """Where *gpu* is cut now, half made instances included."""
@@ -133,7 +115,7 @@ class GpuNode:
         """What the GPU has now of what *setting* sets; None: it does not say."""
         match setting:
             case SetTimeSlice(gpu=gpu):
-                return self._time_slices.read(gpu)
+                return self.time_slices.read(gpu)
             case SetComputeMode(gpu=gpu):
                 return self.compute_mode(gpu)
             case SetMigMode(gpu=gpu):
@@ -143,7 +125,7 @@ class GpuNode:
 
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
         """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""
-        return gpu_processes(self._nvml, gpu)
+        return gpu_processes(self.nvml, gpu)
 
     def command(self, pid: int) -> str:
         """What the process of this number calls itself; empty: it is not seen from here."""
@@ -153,7 +135,7 @@ class GpuNode:
         """Do it; doing it twice is doing it once."""
         match step:
             case CreateDeviceNodes(minors=minors):
-                self._nodes.files(minors)
+                self.nodes.files(minors)
             case SetTimeSlice() | SetComputeMode() | SetMigMode():
                 self._set(step)
             case SetMemoryLimits():
@@ -171,26 +153,20 @@ class GpuNode:
         """Do it as part of giving a claim back: what is gone needs nothing any more."""
         match step:
             case SetTimeSlice(gpu=gpu, interval=interval):
-                self._time_slices.restore(gpu, interval)
+                self.time_slices.restore(gpu, interval)
             case SetComputeMode(gpu=gpu, mode=mode):
-                self._modes.restore(gpu, mode)
+                self.modes.restore(gpu, mode)
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.restore_mode(gpu, on)
-            case CreatePartition() | RemovePartition():
-                self._partition(step)
-            case (
-                CreateDeviceNodes() | SetMemoryLimits() | ServeMpsNamespace() | RemoveMpsNamespace()
-            ):
-                self.carry_out(step)
             case _:
-                assert_never(step)
+                self.carry_out(step)
 
     def _set(self, setting: GpuSetting) -> None:
         match setting:
             case SetTimeSlice(gpu=gpu, interval=interval):
-                self._time_slices.set(gpu, interval)
+                self.time_slices.set(gpu, interval)
             case SetComputeMode(gpu=gpu, mode=mode):
-                self._modes.set(gpu, mode)
+                self.modes.set(gpu, mode)
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.set_mode(gpu, on)
             case _:
@@ -207,7 +183,7 @@ class GpuNode:
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode | None:
         """Who may compute on *gpu*; None: it does not say."""
-        return self._modes.read(gpu)
+        return self.modes.read(gpu)
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
         """What clients of *namespace* can use; asking again changes nothing."""

@@ -12,7 +12,7 @@ from dra_driver.node.driver.config import DriverPrograms, NodeConfig, find_drive
 from dra_driver.node.driver.device_nodes import DeviceNodes, DeviceNumberOf, device_number
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.driver.time_slices import TimeSlices
-from dra_driver.node.gpu_node import GpuNode, NodeParts
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
@@ -69,7 +69,7 @@ def node_of(machine: MachineParts, config: NodeConfig, state: Path) -> Iterator[
         GpuMigReader(nvml, geometries, GpuHolders(nvml), lambda: root.loaded_version() is not None),
         allow=CapabilityAccess(nodes.make_capability).have,
     )
-    parts = NodeParts(
+    node = GpuNode(
         machine.root,
         GpuDiscovery(nvml, PciBus(machine.root / "sys"), machine.root / "dev", nodes.files),
         nvml,
@@ -83,7 +83,7 @@ def node_of(machine: MachineParts, config: NodeConfig, state: Path) -> Iterator[
         MpsAgentClient(Path(config.mps_socket)) if config.mps_socket else None,
     )
     try:
-        yield GpuNode(parts)
+        yield node
     finally:
         limits.stop()
         nvml.stop()

@@ -17,7 +17,7 @@ from dra_driver.node.driver.device_nodes import DeviceNodes
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
-from dra_driver.node.gpu_node import GpuNode, NodeParts
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
@@ -70,7 +70,7 @@ class PartitionedNode:
         self.stop()
         states = open_mig_states(self._host, lambda: True)
         self._mortal = mortal = Mortal(SimulatedNvml(self._live, mig=states), at, carried_out)
-        node = GpuNode(self._parts(mortal))
+        node = self._node(mortal)
         self.ledger = Ledger(self._directory / "claims", _BOOT)
         self._profile = ProfileCatalog(None).named("mig")
         governed = EffectiveProfile(lambda: self._profile)
@@ -145,13 +145,13 @@ class PartitionedNode:
         callbacks = MigCallbacks(lambda state: None, governed.set_governed, lambda: None)
         return MigReconciler(node, inputs, self._state_file, callbacks)
 
-    def _parts(self, functions: Mortal) -> NodeParts:
+    def _node(self, functions: Mortal) -> GpuNode:
         host = self._host
         geometries = MigGeometries()
         nvml = self._nvml = Nvml(lambda: functions, geometries.start_session)
         driver = DriverRoot(str(host), Path("/"), proc=f"{host}/proc")
         nodes = DeviceNodes(driver, run_on_simulated_host, simulated_device_number)
-        return NodeParts(
+        return GpuNode(
             host,
             GpuDiscovery(nvml, PciBus(host / "sys"), host / "dev", nodes.files),
             nvml,

@@ -86,39 +86,12 @@ def test_an_unknown_device_is_refused_with_what_the_node_has_and_withholds():
     assert "allocated anew" in message
 
 
-def test_a_device_of_another_pool_is_refused():
-    other = Claim(ref(), (allocation(pool="node-2"),))
-
-    with pytest.raises(UnknownDevice, match="of pool 'node-2', but this node serves 'node-1'"):
-        plan_claim(other, offer(), (), POOL)
-
-
-def test_a_node_with_many_gpus_does_not_flood_the_message():
-    node = offer(40)
-
-    with pytest.raises(UnknownDevice, match="and 24 more"):
-        plan_claim(claim("gpu-77"), node, (), POOL)
-
-
-@pytest.mark.point(33)
-def test_a_device_held_by_another_claim_is_refused():
-    with pytest.raises(
-        DeviceHeldByClaim, match=r"gpu-0 is held by claim default/other \(UID uid-other\)"
-    ):
-        plan_claim(claim("gpu-0"), offer(), held_by("other"), POOL)
-
-
 @pytest.mark.point(81)
 def test_admin_access_takes_nothing_away():
     looking_on = Claim(ref(), (allocation(admin=True),))
 
     assert plan_claim(looking_on, offer(), held_by("other"), POOL).record.holdings[0].admin
     assert plan_claim(claim("gpu-0"), offer(), held_by("monitor", admin=True), POOL).grants
-
-
-def test_one_device_twice_in_one_claim_is_refused():
-    with pytest.raises(ClaimError, match="gpu-0 twice"):
-        plan_claim(claim("gpu-0", "gpu-0"), offer(), (), POOL)
 
 
 @pytest.mark.point(29)
@@ -171,38 +144,11 @@ def test_a_strict_limit_for_pods_that_nobody_knows_is_refused():
     assert plan_claim(Claim(ref(), (allocation(),)), strict, (), POOL).grants, "a whole GPU"
 
 
-@pytest.mark.point(82)
-def test_a_fraction_that_does_not_fit_beside_what_others_hold_is_refused():
-    other = prepared(fraction("70Gi"))
-
-    with pytest.raises(
-        DeviceHeldByClaim, match=r"needs 20480Mi of memory, of which 9879Mi are free"
-    ):
-        plan_claim(Claim(ref(), (fraction("20Gi"),)), offer(), (other,), POOL)
-
-
-def test_a_whole_gpu_is_refused_beside_a_fraction_and_the_reverse():
-    whole, part = Claim(ref(), (allocation(),)), Claim(ref(), (fraction("1Gi"),))
-
-    with pytest.raises(DeviceHeldByClaim, match="it needs all of it"):
-        plan_claim(whole, offer(), (prepared(fraction("1Gi")),), POOL)
-    with pytest.raises(DeviceHeldByClaim, match="all of which is taken"):
-        plan_claim(part, offer(), (prepared(allocation()),), POOL)
-
-
 def test_a_claim_for_all_the_memory_has_the_whole_gpu():
     plan = plan_claim(Claim(ref(), (fraction("81559Mi"),)), offer(), (), POOL)
 
     assert plan.grants[0].amount.whole
     assert plan.record.holdings[0].limit is None
-
-
-def test_shares_are_counted_whatever_memory_is_left():
-    two = SLICEABLE.__class__(81559 * MIB, 1024 * MIB, MIB, shares=2)
-    others = [prepared(fraction("1Gi"), name=name, at=offer(1, two)) for name in ("a", "b")]
-
-    with pytest.raises(DeviceHeldByClaim, match="1 of 2 shares, of which 0 are free"):
-        plan_claim(Claim(ref(), (fraction("1Gi"),)), offer(1, two), others, POOL)
 
 
 def test_two_fractions_of_one_gpu_in_one_claim_are_both_held():
@@ -212,13 +158,6 @@ def test_two_fractions_of_one_gpu_in_one_claim_are_both_held():
 
     assert [h.limit.memory_bytes // GIB for h in plan.record.holdings if h.limit] == [20, 10]
     assert plan.steps[1] == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 30 * GIB),))
-
-
-def test_two_fractions_of_one_claim_that_are_more_than_the_gpu_are_refused():
-    two = Claim(ref(), (fraction("60Gi"), fraction("60Gi", request="more")))
-
-    with pytest.raises(ClaimError, match="gpu-0 twice"):
-        plan_claim(two, offer(), (), POOL)
 
 
 @pytest.mark.parametrize("shape", [Exclusive(), SLICEABLE], ids=["exclusive", "sliceable"])
@@ -255,30 +194,6 @@ def test_a_monitor_device_without_admin_access_is_refused():
         plan_claim(claim("gpu-0-mon"), node, (), POOL)
     looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
     assert plan_claim(looking_on, node, held_by("other"), POOL).grants
-
-
-def test_reserved_cores_are_refused_where_there_is_no_mps():
-    node = offer(strategies=(SharingStrategy.TIME_SLICING,))
-    for part in (fraction(cores="30"), fraction("81559Mi", cores="30")):
-        with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores"):
-            plan_claim(Claim(ref(), (part,)), node, (), POOL)
-    both = Claim(ref(), (fraction(cores="30"),), (config(sharing=SHORT),))
-    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy is TimeSlicing; remove"):
-        plan_claim(both, offer(), (), POOL)
-
-
-def test_mps_is_refused_where_it_is_not_offered():
-    asked = Claim(ref(), (fraction(),), (config(sharing=MPS),))
-
-    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy: .* by TimeSlicing only"):
-        plan_claim(asked, offer(strategies=(SharingStrategy.TIME_SLICING,)), (), POOL)
-
-
-def test_a_strategy_that_the_profile_does_not_allow_is_refused():
-    asked = Claim(ref(), (fraction(),), (config(sharing=SHORT),))
-
-    with pytest.raises(ClaimError, match="gpu-0 is shared by MPS only; write that, or remove it"):
-        plan_claim(asked, offer(strategies=(SharingStrategy.MPS,)), (), POOL)
 
 
 def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
@@ -354,54 +269,6 @@ def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opi
     assert steps({"strategy": "TimeSlicing"}) == []
 
 
-def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
-    shares = (fraction("1Gi"), fraction("1Gi", request="more"))
-    both = (config("GpuConfig", "gpu", sharing=SHORT), config("GpuConfig", "more", sharing=LONG))
-    with pytest.raises(ClaimError, match=r"interval: Long on gpu-0, .* another request says Short"):
-        plan_claim(Claim(ref(), shares, both), ANY, (), POOL)
-
-    long = prepared(fraction("1Gi"), configs=(config(sharing=LONG),), at=ANY)
-    with pytest.raises(ClaimError, match="another request says Short"):
-        plan_claim(Claim(ref(), shares, both), ANY, (long,), POOL)
-
-    other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),), at=ANY)
-    path = r"fromclaim.sharing.timeSlicingConfig.interval"
-    with pytest.raises(DeviceHeldByClaim, match=f"{path}: Long on gpu-0, but claim default/other"):
-        longer = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
-        plan_claim(longer, ANY, (other,), POOL)
-
-
-def test_more_than_one_share_is_refused_where_the_profile_says_so():
-    shape = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4)
-    both = Claim(ref(), (fraction("20Gi", "gpu-0"), fraction("20Gi", "gpu-1")))
-    twice = Claim(ref(), (fraction("20Gi", shares="2"),))
-
-    for asked in (both, twice):
-        with pytest.raises(ClaimError, match="failRequestsGreaterThanOne"):
-            plan_claim(asked, offer(2, shape, one_share=True), (), POOL)
-        assert plan_claim(asked, offer(2, shape), (), POOL).grants
-
-
-def test_a_gpu_is_known_by_its_uuid_whatever_it_is_called_now():
-    other = prepared(allocation("gpu-0"))
-    renamed = Offer((Device(gpu(1, uuid=gpu(0).uuid), SLICEABLE),))
-
-    with pytest.raises(DeviceHeldByClaim, match="held by claim default/other"):
-        plan_claim(claim("gpu-1"), renamed, (other,), POOL)
-
-
-def test_more_than_a_gpu_has_is_not_given_out_even_if_nobody_else_is_there():
-    node = offer(1, Fractional(200 * GIB, GIB, MIB, shares=4))
-
-    with pytest.raises(ClaimError, match="too much of gpu-0: it needs 102400Mi of memory"):
-        plan_claim(Claim(ref(), (fraction("100Gi"),)), node, (), POOL)
-
-
-def test_nothing_of_a_gpu_is_refused():
-    with pytest.raises(ClaimError, match=r"capacity.requests.memory: 0 was allocated"):
-        plan_claim(Claim(ref(), (fraction("0"),)), offer(), (), POOL)
-
-
 def test_who_looks_on_is_not_concerned_by_how_others_share():
     looking_on = Claim(
         ref(), (allocation(admin=True),), (config(sharing={"strategy": "MPS"}, source="FromClass"),)
@@ -417,8 +284,175 @@ def test_a_share_that_is_only_booked_has_no_limit():
     assert plan.steps == (CreateDeviceNodes((0,)),)
 
 
-def test_a_configuration_of_another_type_is_refused_with_the_claim_it_is_of():
-    wrong = Claim(ref(), (allocation(),), (config("MigDeviceConfig", "gpu"),))
+TURNS_ONLY = offer(strategies=(SharingStrategy.TIME_SLICING,))
+TWO_SHARES = offer(1, Fractional(81559 * MIB, GIB, MIB, shares=2))
+QUARTERS = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4)
+BOTH = (fraction("1Gi"), fraction("1Gi", request="more"))
+BOTH_INTERVALS = (
+    config("GpuConfig", "gpu", sharing=SHORT),
+    config("GpuConfig", "more", sharing=LONG),
+)
 
-    with pytest.raises(ClaimError, match=r"claim default/claim: fromclaim: a MigDeviceConfig for"):
-        plan_claim(wrong, offer(), (), POOL)
+
+@pytest.mark.parametrize(
+    ("asked", "node", "message"),
+    [
+        ((allocation(), allocation(request="more")), offer(), "gpu-0 twice"),
+        ((fraction("60Gi"), fraction("60Gi", request="more")), offer(), "gpu-0 twice"),
+        ((fraction("0"),), offer(), r"capacity.requests.memory: 0 was allocated"),
+        (
+            (fraction("100Gi"),),
+            offer(1, Fractional(200 * GIB, GIB, MIB, shares=4)),
+            "too much of gpu-0: it needs 102400Mi of memory",
+        ),
+        ((fraction(cores="30"),), TURNS_ONLY, "'gpu', capacity.requests.cores: 30 % of the cores"),
+        (
+            (fraction("81559Mi", cores="30"),),
+            TURNS_ONLY,
+            "'gpu', capacity.requests.cores: 30 % of the cores",
+        ),
+        (
+            (fraction("20Gi", "gpu-0"), fraction("20Gi", "gpu-1")),
+            offer(2, QUARTERS, one_share=True),
+            "failRequestsGreaterThanOne",
+        ),
+        (
+            (fraction("20Gi", shares="2"),),
+            offer(2, QUARTERS, one_share=True),
+            "failRequestsGreaterThanOne",
+        ),
+    ],
+)
+def test_what_nothing_can_serve_is_refused(asked, node, message):
+    with pytest.raises(ClaimError, match=message) as refused:
+        plan_claim(Claim(ref(), asked), node, (), POOL)
+    assert not isinstance(refused.value, DeviceHeldByClaim)
+
+
+def test_more_than_one_share_is_granted_where_the_profile_does_not_refuse_it():
+    for asked in (
+        (fraction("20Gi", "gpu-0"), fraction("20Gi", "gpu-1")),
+        (fraction("20Gi", shares="2"),),
+    ):
+        assert plan_claim(Claim(ref(), asked), offer(2, QUARTERS), (), POOL).grants
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "configs", "message"),
+    [
+        (
+            fraction(cores="30"),
+            offer(),
+            (config(sharing=SHORT),),
+            "fromclaim.sharing.strategy is TimeSlicing; remove",
+        ),
+        (
+            fraction(),
+            TURNS_ONLY,
+            (config(sharing=MPS),),
+            "fromclaim.sharing.strategy: .* by TimeSlicing only",
+        ),
+        (
+            fraction(),
+            offer(strategies=(SharingStrategy.MPS,)),
+            (config(sharing=SHORT),),
+            "gpu-0 is shared by MPS only; write that, or remove it",
+        ),
+        (
+            allocation(),
+            offer(),
+            (config("MigDeviceConfig", "gpu"),),
+            "claim default/claim: fromclaim: a MigDeviceConfig for",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_what_was_allocated_is_refused(
+    asked, node, configs, message
+):
+    with pytest.raises(ClaimError, match=message):
+        plan_claim(Claim(ref(), (asked,), configs), node, (), POOL)
+
+
+@pytest.mark.parametrize(
+    ("device", "pool", "node", "message"),
+    [
+        ("gpu-0", "node-2", offer(), "of pool 'node-2', but this node serves 'node-1'"),
+        ("gpu-77", POOL, offer(40), "and 24 more"),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_with_what_is(device, pool, node, message):
+    with pytest.raises(UnknownDevice, match=message):
+        plan_claim(Claim(ref(), (allocation(device, pool=pool),)), node, (), POOL)
+
+
+@pytest.mark.point(33, 82)
+@pytest.mark.parametrize(
+    ("asked", "node", "others", "message"),
+    [
+        (
+            allocation(),
+            offer(),
+            (prepared(allocation()),),
+            r"gpu-0 is held by claim default/other \(UID uid-other\)",
+        ),
+        (allocation(), offer(), (prepared(fraction("1Gi")),), "it needs all of it"),
+        (fraction("1Gi"), offer(), (prepared(allocation()),), "all of which is taken"),
+        (
+            fraction("20Gi"),
+            offer(),
+            (prepared(fraction("70Gi")),),
+            "needs 20480Mi of memory, of which 9879Mi are free",
+        ),
+        (
+            fraction("1Gi"),
+            TWO_SHARES,
+            [prepared(fraction("1Gi"), name=name, at=TWO_SHARES) for name in ("a", "b")],
+            "1 of 2 shares, of which 0 are free",
+        ),
+        pytest.param(
+            allocation("gpu-1"),
+            Offer((Device(gpu(1, uuid=gpu(0).uuid), SLICEABLE),)),
+            (prepared(allocation()),),
+            "gpu-1 is held by claim default/other",
+            id="a GPU is known by its UUID, whatever it is called now",
+        ),
+    ],
+)
+def test_what_others_hold_is_refused_until_they_go(asked, node, others, message):
+    with pytest.raises(DeviceHeldByClaim, match=message):
+        plan_claim(Claim(ref(), (asked,)), node, others, POOL)
+
+
+@pytest.mark.parametrize("interval", TimeSliceInterval)
+@pytest.mark.parametrize("set_by_other", [*TimeSliceInterval, None])
+def test_two_claims_on_one_gpu_have_the_same_interval_or_one_has_no_opinion(interval, set_by_other):
+    def configs(interval):
+        config_of = {"interval": str(interval)}
+        sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": config_of}
+        return (config(sharing=sharing),) if interval is not None else ()
+
+    def plan(device, *others):
+        asked = Claim(ref(), (fraction("1Gi", device),), configs(interval))
+        return plan_claim(asked, ANY, others, POOL)
+
+    other = prepared(fraction("1Gi"), configs=configs(set_by_other), at=ANY)
+    silent = prepared(fraction("1Gi"), name="silent", at=ANY)
+
+    assert plan("gpu-1", other, silent).grants, "another GPU"
+    if set_by_other in (interval, None):
+        assert plan("gpu-0", other, silent).grants
+        return
+    field = f"fromclaim.sharing.timeSlicingConfig.interval: {interval} on gpu-0"
+    with pytest.raises(DeviceHeldByClaim) as refused:
+        plan("gpu-0", other, silent)
+    assert f"{field}, but claim default/other (UID uid-other) has set {set_by_other}; write" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(
+    "others", [(), (prepared(*BOTH[:1], configs=(config(sharing=LONG),), at=ANY),)]
+)
+def test_two_intervals_on_one_gpu_in_one_claim_are_refused_whatever_others_have(others):
+    with pytest.raises(ClaimError, match=r"interval: Long on gpu-0, .* another request says Short"):
+        plan_claim(Claim(ref(), BOTH, BOTH_INTERVALS), ANY, others, POOL)

@@ -1,58 +1,30 @@
 """What a container that is given a claim's GPUs gets to see: the claim's CDI spec.
 
-Without a hook
-    Every library is mounted under the names that programs ask for, in the directory that glibc
-    searches by itself on Debian and Ubuntu, and in the one that it searches on RHEL, SUSE and
-    Amazon Linux. A library that is not in ``/etc/ld.so.cache`` is looked for there (ld.so(8)), so
-    the cache that an image brings can stay as it is, and no process has to run for a container to
-    start. Each directory is harmless in an image of the other family. Images that keep their
-    libraries elsewhere (Nix), or are built with musl, need LD_LIBRARY_PATH.
+Without a hook, every library is mounted under the names that programs ask for, in the directories
+that glibc searches by itself on Debian and Ubuntu, and on RHEL, SUSE and Amazon Linux (ld.so(8)).
+So no process has to run for a container to start. Images that keep their libraries elsewhere (Nix,
+musl) need LD_LIBRARY_PATH, and a newer CUDA of the image (``/usr/local/cuda/compat``) is not
+preferred. A mount costs the runtime 0.05 to 0.08 ms (runc 1.1), so no library has a needless name.
 
-    A mount costs the runtime 0.05 to 0.08 ms (runc 1.1, 70 mounts of this kind: 3.5 to 5.6 ms),
-    so a library does not appear under its file name, which nothing asks for, and under
-    ``lib….so`` only where programs are built against the driver or load that name.
+With a hook (``nvidia-cdi-hook`` of NVIDIA's container toolkit), the edits are those of NVIDIA's own
+driver. Hooks stand beside the devices: a kubelet that names a device twice would run them twice.
 
-    Not done, since it takes a hook: a newer CUDA of the image (``/usr/local/cuda/compat``) is not
-    preferred to the node's, and NVML may make files of other GPUs below ``/dev`` in a container
-    that may (CAP_MKNOD), which stay without effect: the device cgroup does not let it open them.
-
-With a hook (``nvidia-cdi-hook`` of NVIDIA's container toolkit)
-    The edits of NVIDIA's own driver: libraries by file name where the driver has them, and hooks
-    that make the links and the cache. Hooks stand beside the devices, not in them: a kubelet that
-    names a device twice would run those twice.
-
-Environment of the workload, for each GPU it holds (N: the minor number, as in ``/dev/nvidiaN``)::
+The environment belongs to the devices, so that a container learns of what it has and of no more; N
+is the minor number, of a MIG partition with its name (``0_MIG_1G10GB_19_0``)::
 
     GPU_DEVICE_<N>_UUID=GPU-…             as NVML and CUDA_VISIBLE_DEVICES know it
     GPU_DEVICE_<N>_CLAIM=<namespace>/<name>  the claim that gives it
     GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
     GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
 
-Of a MIG partition, N is the minor number with the partition, as its device is called:
-``GPU_DEVICE_0_MIG_1G10GB_19_0_UUID=MIG-…``. It is given with the GPU's own device file, through
-which nothing can be done without the capabilities of an instance; those are given of this one
-only.
+A runtime keeps one variable of a name: of two shares of one GPU in one container the first three
+tell the later one. The last has the names of the device metadata files' paths, in capitals, with an
+underscore for whatever is no letter and no digit (``GPU_DEVICE_0_MEMORY_GPU_CACHE=8Gi``).
 
-They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
-and one that gets GPUs of several claims learns of all of its own. A runtime keeps one variable of a
-name, so of two shares of one GPU in one container the first three tell the later one. The last has
-the names that the device metadata files have in their paths (of a claim from a template what the
-pod calls it, else the claim's own), in capitals, with an underscore for whatever is no letter and
-no digit: ``GPU_DEVICE_0_MEMORY_GPU_CACHE=8Gi``. All that begin with ``GPU_DEVICE_0_MEMORY_``
-together are what a container has of a GPU's memory. Where they would be alike all the same
-("a-b" with "c", "a" with "b-c"), the files still tell them apart.
-
-Environment of a client of the MPS server that serves the claim, besides::
-
-    CUDA_MPS_PIPE_DIRECTORY=/run/…         the way to the server: with protocol 3 the claim's own
-    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30   of the multiprocessors
-    CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=24576M,1=8192M   by index, as programs see the GPUs
-    CUDA_MPS_CLIENT_PRIORITY=1             below normal
-
-With protocol 3 the server holds the limits, and the variables only show them; with protocol 2 they
-are the limits, of each process. A limit for a GPU that a program does not see makes the server
-forget all of them, seen with protocol 3: so there it is shown for a single GPU only, which is
-number 0 whatever a program hides from itself.
+Clients of MPS get CUDA's variables, too. With protocol 3 the server holds the limits, and the
+variables show them; with protocol 2 they are the limits, of each process. A limit for a GPU that a
+program does not see makes a server of protocol 3 forget all of them: so there it is shown for a
+single GPU only, which is number 0 whatever a program hides from itself.
 """
 
 import functools

@@ -17,7 +17,13 @@ from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Replica
 from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord, Holding
-from dra_driver.model.steps import CreateDeviceNodes, RemoveMpsNamespace, SetTimeSlice, Step
+from dra_driver.model.steps import (
+    CreateDeviceNodes,
+    RemoveMpsNamespace,
+    SetTimeSlice,
+    Step,
+    TimeSliceInterval,
+)
 from dra_driver.plan.memory.pod_limits import memory_limit_steps, restored_memory_limit_steps
 from dra_driver.plan.mig.claims import (
     CreatedInstances,
@@ -105,7 +111,7 @@ def plan_claim(
     _refuse_misuse(claim, devices, amounts)
     grants = with_namespaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
-    refuse_conflicts(claim, grants, others, intervals)
+    _refuse_conflicts(claim, grants, others)
     without_steps = ClaimPlan(claim, grants, ())
     _refuse_strict_for_nobody(without_steps.record)
     minors = sorted({grant.device.gpu.minor for grant in grants})
@@ -308,28 +314,13 @@ def undo_steps(record: ClaimRecord, others: Sequence[ClaimRecord]) -> tuple[Step
     )
 
 
-def clashing_intervals(
-    intervals: Mapping[GpuUuid, SetTimeSlice], others: Iterable[ClaimRecord]
-) -> Iterator[tuple[ClaimRef, SetTimeSlice]]:
-    """What other claims set that differs from *intervals*, by claim."""
-    return (
-        (record.claim, step)
-        for record in sorted(others, key=lambda record: record.claim)
-        for step in record.steps
-        if isinstance(step, SetTimeSlice)
-        and step.gpu in intervals
-        and step.interval != intervals[step.gpu].interval
-    )
-
-
 _Conflict = tuple[str, str]  # for the node's log, and for tenants of the claim's namespace
 
 
-def refuse_conflicts(
+def _refuse_conflicts(
     claim: Claim,
     grants: Sequence[DeviceGrant],
     others: Sequence[ClaimRecord],
-    intervals: Mapping[GpuUuid, SetTimeSlice],
 ) -> None:
     """ClaimError: *claim* was allocated more than there is. DeviceHeldByClaim: others hold it."""
     holdings: dict[GpuUuid, list[Holding]] = defaultdict(list)
@@ -347,7 +338,7 @@ def refuse_conflicts(
             raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
         taken[device.uuid] = amount = before + grant.amount
         problems += _held(device, amount, holdings[device.gpu.uuid], claim.ref.namespace)
-    problems += _clashes(grants, clashing_intervals(intervals, others), claim.ref.namespace)
+    problems += _clashes(grants, others, claim.ref.namespace)
     if problems:
         raise DeviceHeldByClaim(*(_refusal(claim, texts) for texts in zip(*problems, strict=True)))
 
@@ -402,29 +393,27 @@ def _excludes(part: PartitionKey | None, other: PartitionKey | None) -> bool:
 
 
 def _clashes(
-    grants: Iterable[DeviceGrant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]], namespace: str
-) -> list[_Conflict]:
+    grants: Iterable[DeviceGrant], others: Iterable[ClaimRecord], namespace: str
+) -> Iterator[_Conflict]:
     """Intervals that this claim asks for where another one has set a different one."""
-    set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
-    conflicts = []
+    set_by_others: dict[GpuUuid, dict[TimeSliceInterval, ClaimRef]] = defaultdict(dict)
+    for record in sorted(others, key=lambda record: record.claim):
+        for step in record.steps:
+            if isinstance(step, SetTimeSlice):
+                set_by_others[step.gpu][step.interval] = record.claim
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
-        if not isinstance(sharing, TimeSliced) or sharing.interval is None:
+        if not isinstance(sharing, TimeSliced) or (wanted := sharing.interval) is None:
             continue
-        if gpu.uuid in set_by_others:
-            interval, holder = set_by_others[gpu.uuid]
-            what = (
-                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but"
-            )
-            mend = (
-                f"has set {interval}; write {interval}, or leave timeSlicingConfig out, which fits "
-                "any"
-            )
-            known = holder.named_for(holder.namespace)
-            conflicts.append(
-                (f"{what} {known} {mend}", f"{what} {holder.named_for(namespace)} {mend}")
-            )
-    return conflicts
+        field = f"{sharing.path}.timeSlicingConfig.interval: {wanted} on {gpu.name}, but"
+        for interval, holder in set_by_others[gpu.uuid].items():
+            if interval != wanted:
+                mend = (
+                    f"has set {interval}; write {interval}, or leave timeSlicingConfig out, which "
+                    "fits any"
+                )
+                known = holder.named_for(holder.namespace)
+                yield f"{field} {known} {mend}", f"{field} {holder.named_for(namespace)} {mend}"
 
 
 def _holders(holdings: Iterable[Holding], namespace: str) -> _Conflict:

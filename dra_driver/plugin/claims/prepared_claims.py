@@ -1,7 +1,8 @@
 """What changes about claims while they are prepared: their pods, and what serves them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from dra_driver.base.deadlines import Deadline
@@ -17,16 +18,6 @@ from dra_driver.plugin.claims.dependencies import PrepareDependencies
 log = logging.getLogger(__name__)
 
 
-def _of_claims() -> NamedLocks:
-    return NamedLocks("the claim with UID {name} is still being worked on, {seconds} s later")
-
-
-def _of_gpus() -> NamedLocks:
-    return NamedLocks(
-        "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CallTimeouts:
     """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
@@ -39,8 +30,16 @@ class CallTimeouts:
 class ClaimLocks:
     """Who works on a claim holds its lock, and then those of its GPUs."""
 
-    claims: NamedLocks = field(default_factory=_of_claims)
-    gpus: NamedLocks = field(default_factory=_of_gpus)
+    claims: NamedLocks = field(
+        default_factory=lambda: NamedLocks(
+            "the claim with UID {name} is still being worked on, {seconds} s later"
+        )
+    )
+    gpus: NamedLocks = field(
+        default_factory=lambda: NamedLocks(
+            "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
+        )
+    )
 
 
 class PreparedClaims:
@@ -56,6 +55,14 @@ class PreparedClaims:
         self._locks = locks
         self._timeouts = timeouts
 
+    @contextmanager
+    def alone_with(self, uid: ClaimUid) -> Iterator[Deadline]:
+        """Nobody else works on the claim, in this process or another; until that deadline the call
+        may wait for more. TimedOut: somebody does for too long."""
+        deadline = Deadline(self._timeouts.all)
+        with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
+            yield deadline
+
     def note_pods(self, claim: Claim) -> bool:
         """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
 
@@ -64,22 +71,14 @@ class PreparedClaims:
         known = self._ledger.known(claim.ref.uid)
         if known is None or not known.completed or known.pods == claim.pods:
             return False
-        deadline = Deadline(self._timeouts.all)
-        with (
-            self._locks.claims.hold([claim.ref.uid], deadline.remaining),
-            self._lease(deadline.remaining),
-        ):
-            record = self._ledger.record(claim.ref.uid)
-            if record is None or not record.completed:
-                return False
-            with self._locks.gpus.hold(record.gpus, deadline.remaining):
+        with self._prepared(claim.ref.uid) as record:
+            if record is not None:
                 self._change_pods(record, claim)
-        return True
+            return record is not None
 
     def serve_again(self, uid: ClaimUid) -> None:
         """Have the MPS agent serve what it does not know any more of a prepared claim."""
-        deadline = Deadline(self._timeouts.all)
-        with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
+        with self.alone_with(uid):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
@@ -96,11 +95,7 @@ class PreparedClaims:
     def end_unknown(self, namespace: MpsNamespace) -> None:
         """Have the MPS agent end *namespace*, which no record is of; not beside a prepare of its
         claim."""
-        deadline = Deadline(self._timeouts.all)
-        with (
-            self._locks.claims.hold([namespace.claim], deadline.remaining),
-            self._lease(deadline.remaining),
-        ):
+        with self.alone_with(namespace.claim):
             record = self._ledger.known(namespace.claim)
             if record is None or namespace.name not in {known.name for known in record.namespaces}:
                 self._node.restore(RemoveMpsNamespace(namespace.name))
@@ -108,14 +103,21 @@ class PreparedClaims:
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
         """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,
         and what it answers recorded; not at all, where it is not prepared any more."""
-        deadline = Deadline(self._timeouts.all)
-        with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
+        with self._prepared(uid) as record:
+            if record is not None and (after := act(record)) != record:
+                self._ledger.write(after)
+
+    @contextmanager
+    def _prepared(self, uid: ClaimUid) -> Iterator[ClaimRecord | None]:
+        """The record of a claim while nobody else can act on it or its GPUs. None: it is not
+        prepared."""
+        with self.alone_with(uid) as deadline:
             record = self._ledger.record(uid)
             if record is None or not record.completed:
+                yield None
                 return
             with self._locks.gpus.hold(record.gpus, deadline.remaining):
-                if (after := act(record)) != record:
-                    self._ledger.write(after)
+                yield record
 
     def while_free(self, gpu: Gpu, act: Callable[[], None]) -> bool:
         """Have *act* done to this GPU while no claim can come to it. False: nothing was done,

@@ -91,11 +91,7 @@ class Preparer:
 
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
-        deadline = Deadline(self._timeouts.all)
-        with (
-            self._locks.claims.hold([ref.uid], deadline.remaining),
-            self._lease(deadline.remaining),
-        ):
+        with self.prepared_claims.alone_with(ref.uid) as deadline:
             record = self._record_or_partitions(ref)
             with self._locks.gpus.hold(_gpus(record), deadline.remaining):
                 if not gone():
@@ -139,11 +135,7 @@ class Preparer:
 
     def _restore_files_of(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
-        deadline = Deadline(self._timeouts.all)
-        with (
-            self._locks.claims.hold([ref.uid], deadline.remaining),
-            self._lease(deadline.remaining),
-        ):
+        with self.prepared_claims.alone_with(ref.uid):
             record = self._ledger.known(ref.uid)
             if record is not None and self._lacks_files(record):
                 self._recorded_answer(ref)
