@@ -153,8 +153,8 @@ def test_who_is_not_root_may_look_and_set_nothing():
         os.chmod(directory, 0o755)
         node = Node(Path(directory), two_gpus())
         assert node.host
-        kept = next((node.root / "run/nvidia-simulated").iterdir())
-        kept.chmod(0o555)
+        settings = next((node.root / "run/nvidia-simulated").iterdir())
+        settings.chmod(0o555)
         somebody = NOBODY if os.geteuid() == 0 else None
         done = policy(node.root, "-i", "0", "--set-timeslice=1", user=somebody)
         assert done.returncode == 4

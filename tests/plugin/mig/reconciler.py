@@ -54,7 +54,7 @@ class Scene:
     labelled: bool = False
     changes: int = 0  # how often it was told that GPUs are others
     leases: int = 0
-    others: bool = False  # another process has the lease, and keeps it
+    lease_taken: bool = False  # by another process, which keeps it
     boot: str = "boot"
     open_state: Callable[[Path, str], MigStateFile] = MigStateFile
 
@@ -90,7 +90,7 @@ class Scene:
 
     @contextmanager
     def lease(self, seconds: float) -> Iterator[None]:
-        if self.others:
+        if self.lease_taken:
             raise TimedOut("waited for the plugin process of another pod")
         self.leases += 1
         yield

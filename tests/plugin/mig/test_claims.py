@@ -233,7 +233,7 @@ def test_a_restart_leaves_prepared_partitions_alone(world):
 
     (record,) = world.ledger.records()
     assert (world.partitions, record.completed) == ((KEY,), True)
-    assert [held.instance for held in record.holdings] == [world.node.mig.find(GPU, KEY)]
+    assert [holding.instance for holding in record.holdings] == [world.node.mig.find(GPU, KEY)]
 
 
 def test_an_unmanaged_instance_survives_every_claim(world):

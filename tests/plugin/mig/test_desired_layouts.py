@@ -121,8 +121,8 @@ def test_a_broken_file_that_seems_to_have_a_layout_spoils_no_other(tmp_path, cap
         assert words in message
         assert refused(layouts, "fwe").startswith("layout 'fwe' is in no file that can be read: ")
         assert layouts.named("few", GPUS).name == "few"
-        for other in ("all-disabled", "all-1g.10gb"):
-            assert layouts.named(other, GPUS) == LayoutCatalog(None).named(other, GPUS)
+        for unaffected in ("all-disabled", "all-1g.10gb"):
+            assert layouts.named(unaffected, GPUS) == LayoutCatalog(None).named(unaffected, GPUS)
         (warning,) = caplog.records
         assert warning.getMessage() == "no layout of a file can be read"
         assert warning.reason.startswith(str(bad))

@@ -50,7 +50,7 @@ def test_a_layout_that_does_not_fit_is_told_once(scene, board):
     ]
 
 
-def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, board):
+def test_an_error_while_partitioning_is_told_and_so_is_that_it_works_again(scene, board):
     def step(call):
         if call.startswith("CI"):
             raise NodeError("NVML: unknown error")
@@ -67,7 +67,7 @@ def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, boa
     assert [reason for reason, _ in scene.new_events()] == ["MIGLayoutApplied"]
 
 
-def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
+def test_unmanaged_instances_in_the_way_are_told(scene, board):
     board.on, board.instances = True, {part(AMPERE, "3g.20gb", 0): True}
 
     scene.apply("all-1g.5gb")
@@ -110,7 +110,7 @@ def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(sce
     assert scene.new_events() == []
 
 
-def test_what_the_book_could_not_take_is_told_when_it_can(scene):
+def test_what_the_state_file_could_not_take_is_told_when_it_can(scene):
     scene.label = "nonsense"
     in_the_way = scene.directory / ".mig.json.tmp"
     in_the_way.mkdir()

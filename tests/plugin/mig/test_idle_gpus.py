@@ -22,13 +22,13 @@ def boards():
 
 @pytest.fixture
 def scene(boards, tmp_path):
-    """A layout cuts the first one, and then the second is switched for claims."""
+    """A layout partitions the first one, and then the second is switched for claims."""
     first, _ = boards
     idle_scene = Scene(Boards(*boards), tmp_path)
     idle_scene.layout("l", g1_5gb=2)
-    cut, switched = MigRules(layout="l"), MigRules(dynamic=True)
+    partitioned, switched = MigRules(layout="l"), MigRules(dynamic=True)
     of_first = ProfileEntry(
-        GpuSelector(uuids=frozenset({first.uuid})), Rules(mig=cut), "spec.gpus[0]"
+        GpuSelector(uuids=frozenset({first.uuid})), Rules(mig=partitioned), "spec.gpus[0]"
     )
     idle_scene.profile = Profile(
         "p", (of_first, ProfileEntry(GpuSelector(), Rules(mig=switched), "spec.gpus[1]"))
@@ -36,7 +36,7 @@ def scene(boards, tmp_path):
     return idle_scene
 
 
-def while_the_first_is_cut(scene, allocated):
+def while_the_first_is_partitioned(scene, allocated):
     """The answer is another one then."""
 
     def step(call):
@@ -46,8 +46,8 @@ def while_the_first_is_cut(scene, allocated):
     scene.boards.step = step
 
 
-def test_a_claim_that_came_while_others_were_cut_keeps_its_gpu(scene, boards):
-    while_the_first_is_cut(scene, frozenset({"gpu-1"}))
+def test_a_claim_that_came_while_another_gpu_was_partitioned_keeps_its_gpu(scene, boards):
+    while_the_first_is_partitioned(scene, frozenset({"gpu-1"}))
 
     state = scene.look()
 
@@ -61,7 +61,7 @@ def test_a_claim_that_came_while_others_were_cut_keeps_its_gpu(scene, boards):
 
 
 def test_once_nobody_tells_any_more_what_was_allocated_nothing_more_is_done(scene, boards):
-    while_the_first_is_cut(scene, Unreachable("no answer"))
+    while_the_first_is_partitioned(scene, Unreachable("no answer"))
 
     why = scene.look().mode_problems[boards[1].uuid]
 
@@ -69,9 +69,9 @@ def test_once_nobody_tells_any_more_what_was_allocated_nothing_more_is_done(scen
     assert not boards[1].on
 
 
-def test_what_was_answered_before_is_a_reason_to_wait(scene, boards):
+def test_an_earlier_answer_is_a_reason_to_wait(scene, boards):
     scene.allocated = frozenset({"gpu-1"})
-    while_the_first_is_cut(scene, frozenset())
+    while_the_first_is_partitioned(scene, frozenset())
 
     scene.look()
     assert not boards[1].on
@@ -131,7 +131,7 @@ def test_nothing_is_done_to_a_gpu_by_what_it_was_before(looks, is_done):
     assert waits == ("" if is_done else UNREAD)
 
 
-def test_what_was_made_is_kept_in_the_book_while_the_gpu_cannot_be_read(tmp_path):
+def test_instances_stay_recorded_while_the_gpu_cannot_be_read(tmp_path):
     board = Board(AMPERE, on=True)
     boards = Away(board)
     scene = Scene(boards, tmp_path, label="all-1g.5gb")

@@ -182,7 +182,7 @@ def test_a_gpu_that_the_profile_has_a_layout_for_is_governed_when_it_comes(tmp_p
 
 
 def test_a_process_that_does_not_get_the_lease_knows_it_too(scene):
-    scene.others = True
+    scene.lease_taken = True
     scene.look()
 
     assert scene.state_file.read() == MigState()

@@ -45,7 +45,7 @@ class World:
         self.last_look: tuple[MigInstance, ...] = (FIRST, SECOND)
         self.is_known = True  # whether the last look could tell the instances
         self.error: NodeError | None = None  # of a GPU that is asked
-        self.held: tuple[ClaimRecord, ...] = ()
+        self.stored: tuple[ClaimRecord, ...] = ()
         self.disk: NodeError | None = None  # why nothing can be written
         self.busy = False  # somebody else is giving the claim back
         self.gives_back = False  # somebody else does so before we can look
@@ -74,18 +74,20 @@ class World:
         return (*(candidate.key for candidate in self.instances), *self.halves)
 
     def records(self):
-        return self.held
+        return self.stored
 
     def while_prepared(self, uid, act):
         if self.busy:
             raise NodeError("the claim is still being worked on")
         if self.gives_back:
-            self.held = ()
-        if any(held.claim.uid == uid and held.completed for held in self.held):
-            after = tuple(act(held) if held.claim.uid == uid else held for held in self.held)
+            self.stored = ()
+        if any(stored.claim.uid == uid and stored.completed for stored in self.stored):
+            after = tuple(
+                act(stored) if stored.claim.uid == uid else stored for stored in self.stored
+            )
             if self.disk:
                 raise self.disk
-            self.held = after
+            self.stored = after
 
     def emit(self, event):
         self.events.append(event)
@@ -105,7 +107,7 @@ class World:
     @property
     def is_still_ours(self):
         """Of the first claim: whether its instance is to be removed with it."""
-        return self.held[0].holdings[0].created_for_claims
+        return self.stored[0].holdings[0].created_for_claims
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def world():
 @pytest.fixture
 def lost(world):
     """A claim has lost its instance, and nobody has looked yet."""
-    world.held, world.instances = (record(),), []
+    world.stored, world.instances = (record(),), []
     return world
 
 
@@ -128,7 +130,7 @@ def lost(world):
     ],
 )
 def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, now):
-    world.held = (record(A, "web", "db"), record(B, of=SECOND))
+    world.stored = (record(A, "web", "db"), record(B, of=SECOND))
     assert (world.look(), world.number) == ([], 0)
     world.instances = now
 
@@ -140,8 +142,8 @@ def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, 
     message = world.events[0].message
     assert message.startswith("gpu-0-mig-1g5gb-19-0 (MIG-19-0) is not there any more")
     assert "Claim default/a has nothing to compute on; delete the pod" in message
-    gone, other = (held.holdings[0] for held in world.held)
-    assert (gone.instance, gone.created_for_claims, other.created_for_claims) == (
+    gone, present = (stored.holdings[0] for stored in world.stored)
+    assert (gone.instance, gone.created_for_claims, present.created_for_claims) == (
         FIRST,
         False,
         True,
@@ -150,14 +152,14 @@ def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, 
 
 def test_a_claim_under_mps_is_told_what_becomes_of_its_server(lost):
     namespace = MpsNamespace(MpsNamespaceName("s"), A.uid, (FIRST.uuid,))
-    lost.held = (replace(record(), steps=(ServeMpsNamespace(namespace),)),)
+    lost.stored = (replace(record(), steps=(ServeMpsNamespace(namespace),)),)
     lost.look()
 
     assert "nothing to compute on, and its MPS server is ended; delete" in lost.events[0].message
 
 
 def test_as_long_as_no_instance_is_missing_no_gpu_is_asked(world):
-    world.held = (record(), replace(WHOLE, claim=B))
+    world.stored = (record(), replace(WHOLE, claim=B))
     world.look(5)
 
     assert world.questions == 0
@@ -165,13 +167,13 @@ def test_as_long_as_no_instance_is_missing_no_gpu_is_asked(world):
 
 def test_a_pod_that_joins_the_claim_later_is_told_too(lost):
     lost.look()
-    lost.held = (record(A, "web", "db"),)
+    lost.stored = (record(A, "web", "db"),)
 
     assert lost.look(2) == ["web", "db"]
 
 
 def test_an_instance_that_was_created_since_the_look_is_not_lost(world):
-    world.held, world.last_look = (record(),), ()
+    world.stored, world.last_look = (record(),), ()
     world.watch.look()
 
     assert (world.events, world.questions, world.number) == ([], 1, 0)
@@ -186,15 +188,15 @@ def test_a_claim_that_is_just_given_back_has_lost_nothing(lost):
 
 
 @pytest.mark.parametrize(
-    "held",
+    "stored",
     [
         pytest.param(replace(record(), prepared=None, spec=None), id="not prepared yet"),
         pytest.param(WHOLE, id="of a GPU as a whole"),
         pytest.param(record(admin=True), id="admin access"),
     ],
 )
-def test_claims_that_compute_on_no_partition_are_left_alone(lost, held):
-    lost.held = (held,)
+def test_claims_that_compute_on_no_partition_are_left_alone(lost, stored):
+    lost.stored = (stored,)
 
     assert (lost.look(), lost.questions) == ([], 0)
 
@@ -216,7 +218,7 @@ def test_of_a_gpu_that_does_not_tell_its_instances_nothing_is_known(lost):
 
 
 def test_an_instance_that_comes_back_and_goes_again_is_told_of_again(world):
-    world.held = (record(),)
+    world.stored = (record(),)
     for _ in range(2):
         world.instances = []
         world.look()
@@ -250,7 +252,7 @@ def test_pods_are_told_also_while_the_disk_takes_nothing(lost):
 
 def test_with_the_last_claim_nothing_is_lost_any_more(lost):
     lost.look()
-    lost.held = ()
+    lost.stored = ()
     lost.look()
 
     assert lost.number == 0

@@ -27,7 +27,7 @@ def switched(scene):
     return scene
 
 
-def seen(scene, board, on):
+def look_finds(scene, board, on):
     """The last look at the board found it so."""
     board.on = on
     scene.boards.refresh()
@@ -112,14 +112,14 @@ def test_it_is_not_switched_back_while_something_is_on_it(switched, board, reaso
 
 
 def test_somebody_else_may_switch_it_too(scene, board):
-    seen(scene, board, on=False)
+    look_finds(scene, board, on=False)
     board.on = True  # since the last look
 
     assert scene.look().switched == ()
 
-    seen(scene, board, on=False)
+    look_finds(scene, board, on=False)
     scene.look()
-    seen(scene, board, on=False)
+    look_finds(scene, board, on=False)
     scene.profile = DEFAULT_PROFILE
     assert scene.look().switched == ()
     assert scene.boards.done == ["mode True"]
@@ -189,9 +189,9 @@ def test_it_stays_on_while_there_is_a_reason(left_on, why):
 
 def test_a_mode_that_somebody_else_turned_off_and_on_again_is_not_ours(left_on):
     scene, board = left_on
-    seen(scene, board, on=False)
+    look_finds(scene, board, on=False)
     assert scene.look().left_on == ()
-    seen(scene, board, on=True)
+    look_finds(scene, board, on=True)
 
     scene.look()
 
@@ -275,7 +275,7 @@ def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_desired(pen
 
 def test_a_call_that_did_it_after_all_is_ours_to_undo(pending, board):
     board.pending = None
-    seen(pending, board, on=True)
+    look_finds(pending, board, on=True)
     pending.profile = DEFAULT_PROFILE
 
     assert pending.look().switched == ()

@@ -1,4 +1,4 @@
-"""GPUs are cut on a thread of its own, which looks when something changed that it goes by."""
+"""GPUs are partitioned on a thread of its own, which looks when one of its inputs changed."""
 
 import contextlib
 import threading
@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import ApiServerError, Unreachable
-from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.offer import ApiFeatures
-from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
@@ -28,8 +26,10 @@ from dra_driver.plugin.mig.start import (
     on_value_change,
 )
 from dra_driver.plugin.publish.profiles import EffectiveProfile
+from tests.builders import record
 from tests.fakes.boards import HOPPER, Board, Boards, Claims
 from tests.plugin.mig.reconciler import profile
+from tests.waiting import eventually
 
 DYNAMIC = profile(dynamic=True)
 
@@ -61,17 +61,13 @@ def loop(reconciler):
     loop.stop()
 
 
-def until(condition):
-    give_up = time.monotonic() + 60
-    while not condition() and time.monotonic() < give_up:
-        time.sleep(0.005)
-    assert condition()
-
-
-def test_the_first_look_is_waited_for(reconciler, loop):
+def test_the_first_look_is_waited_for_and_others_come_when_they_are_asked_for(reconciler, loop):
     loop.start(10)
-
     assert reconciler.looks == 1
+
+    loop.soon()
+
+    eventually(lambda: reconciler.looks == 2)
 
 
 def test_a_look_that_takes_long_is_not_waited_for(reconciler, loop):
@@ -83,13 +79,6 @@ def test_a_look_that_takes_long_is_not_waited_for(reconciler, loop):
     assert time.monotonic() - begun < 20
 
 
-def test_it_looks_again_when_it_is_told_to(reconciler, loop):
-    loop.start(10)
-    loop.soon()
-
-    until(lambda: reconciler.looks == 2)
-
-
 def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(reconciler, loop):
     loop.start(10)
     loop.claim_changed()
@@ -99,7 +88,7 @@ def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(reco
 
     loop.claim_changed()
 
-    until(lambda: reconciler.looks == 2)
+    eventually(lambda: reconciler.looks == 2)
 
 
 def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconciler, loop):
@@ -107,7 +96,7 @@ def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconcile
     reconciler.waiting = True
     loop.claim_changed()
 
-    until(lambda: reconciler.looks == 3)
+    eventually(lambda: reconciler.looks == 3)
 
 
 def test_only_a_label_that_is_read_is_a_reason_to_look():
@@ -129,23 +118,16 @@ def test_only_a_label_that_is_read_is_a_reason_to_look():
 class Away:
     """An API server that cannot be reached."""
 
-    def list(self, path, query):
+    def list(self, *request):
         raise Unreachable("no answer")
 
-    def watch(self, path, query, seconds):
-        raise Unreachable("no answer")
-
-    def patch(self, path, patch):
-        raise Unreachable("no answer")
-
-    def emit(self, event):
-        raise AssertionError(event)
+    watch = patch = list
 
 
 def parts_in_outage(tmp_path):
     """A node whose profile has partitions created for claims, and no API server."""
     api: Any = Away()
-    parts: Any = SimpleNamespace(
+    return SimpleNamespace(
         settings=SimpleNamespace(
             mig_state=tmp_path / "mig.json",
             host_root=Path("/"),
@@ -166,15 +148,14 @@ def parts_in_outage(tmp_path):
         scan_soon=lambda: None,
         published_since=lambda since: True,
         metrics=Metrics(),
-        events=api,
+        events=None,
     )
-    return parts
 
 
 @pytest.mark.parametrize(
     ("last", "is_dynamic"), [("", True), ("all-balanced", False), (None, False)]
 )
-def test_before_the_label_is_read_its_last_value_decides_what_is_cut_for_claims(
+def test_before_the_label_is_read_its_last_value_decides_whether_partitions_are_created(
     last, is_dynamic, tmp_path
 ):
     parts = parts_in_outage(tmp_path)
@@ -190,7 +171,6 @@ def test_before_the_label_is_read_its_last_value_decides_what_is_cut_for_claims(
 
 def test_claims_turned_on_what_they_found_off():
     gpus = [GpuUuid(f"GPU-{number}") for number in range(4)]
-    claim = ClaimRef("default", "a", ClaimUid("a"))
     steps = (
         SetMigMode(gpus[0], True, before=False),
         SetMigMode(gpus[1], True, before=True),
@@ -198,4 +178,4 @@ def test_claims_turned_on_what_they_found_off():
         SetMigMode(gpus[3], False, before=True),
     )
 
-    assert mig_enabled_by_claims([ClaimRecord(claim, (), steps)]) == {gpus[0]}
+    assert mig_enabled_by_claims([record("a", steps=steps)]) == {gpus[0]}

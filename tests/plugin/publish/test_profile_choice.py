@@ -87,8 +87,8 @@ def run(client, tmp_path):
     for number, name in enumerate("abc", 2):
         (tmp_path / "profiles" / name).write_text(PROFILE.format(number))
 
-    def run(flag="", pace=FAST):
-        labels = NodeLabels(client, NODE, pace)
+    def run(flag=""):
+        labels = NodeLabels(client, NODE, FAST)
         started.append(Running(tmp_path / "profiles", flag or labels))
         return started[-1]
 
@@ -128,20 +128,6 @@ def test_without_a_flag_the_newer_label_decides_then_the_older_then_nobody(
     label(**labels)
 
     assert run().start().choice.current().name == name
-
-
-def test_only_the_own_node_is_read_and_watched(server, label, run):
-    label(new="a")
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2"}})
-
-    run().start()
-    assert is_watching(server)
-
-    assert [(request.method, request.path) for request in server.requests] == [
-        ("GET", "/api/v1/nodes"),
-        ("WATCH", "/api/v1/nodes"),
-    ]
-    assert {request.query["fieldSelector"] for request in server.requests} == {"metadata.name=n1"}
 
 
 def test_a_label_that_changes_or_goes_counts_at_once(server, label, run):
@@ -262,36 +248,6 @@ def test_an_api_server_that_is_away_at_the_start_is_said_and_waited_for(server, 
     assert running.choice.error is None
 
 
-def test_an_api_server_that_does_not_answer_keeps_nobody_waiting(server, label, run):
-    label(new="a")
-    server.delay(0.5, "GET", "nodes")
-    running = run().start(wait_seconds=0.01)
-
-    with pytest.raises(ApiServerError, match="labels of node n1 were not read yet"):
-        running.choice.current()
-    assert running.is_in_force("a")
-
-
-def test_a_right_that_is_missing_is_named(server, label, run):
-    label(new="a")
-    server.deny("list", "nodes")
-    running = run().start()
-
-    with pytest.raises(ApiServerError, match='allow the verb "list" on "nodes"'):
-        running.choice.current()
-    server.heal()
-    assert running.is_in_force("a")
-
-
-def test_a_node_that_is_not_there_yet_is_waited_for(label, run):
-    running = run().start()
-
-    with pytest.raises(ApiServerError, match="node n1 has to register"):
-        running.choice.current()
-    label(new="a")
-    assert running.is_in_force("a")
-
-
 def test_an_outage_changes_nothing_and_afterwards_the_label_counts_again(server, label, run):
     label(new="a")
     running = run().start()
@@ -304,53 +260,6 @@ def test_an_outage_changes_nothing_and_afterwards_the_label_counts_again(server,
     assert running.choice.error is None
 
     server.accept_connections()
-    assert running.is_in_force("b")
-
-
-def test_a_watch_that_ends_or_falls_behind_is_opened_again(server, label, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
-
-    server.fail(410, "WATCH", "nodes")
-    server.end_watches()
-    assert is_watching(server, times=3)
-
-    label(new="b")
-    assert running.is_in_force("b")
-
-
-def test_after_a_watch_whose_time_is_over_the_node_is_not_read_again(server, label, run):
-    label(new="a")
-    running = run(pace=WatchIntervals(watch=1, first_retry=0.01)).start()
-    assert server.wait(lambda: server.count("WATCH", "nodes") >= 3, 30)
-
-    label(new="b")
-
-    assert running.is_in_force("b")
-    assert server.count("GET", "nodes") == 1
-
-
-def test_an_api_server_that_ends_every_watch_at_once_is_asked_ever_less(server, label, run):
-    label(new="a")
-    server.fail(410, "WATCH", "nodes", times=10**6)
-    run(pace=WatchIntervals(watch=60, first_retry=0.05, last_retry=60)).start()
-
-    time.sleep(0.5)
-
-    assert 2 <= server.count("WATCH", "nodes") <= 6
-
-
-def test_a_node_that_is_deleted_keeps_its_profile_and_a_new_one_is_heard(server, label, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
-
-    server.remove("nodes", NODE)
-    time.sleep(0.05)
-    assert running.choice.current().name == "a"
-
-    label(new="b")
     assert running.is_in_force("b")
 
 
@@ -370,17 +279,6 @@ def test_what_has_no_meaning_in_a_profile_is_logged_when_it_comes_into_force(lab
         "flags.failOnInitError",
         "flags.gdsEnabled",
     ]
-
-
-def test_an_outage_is_logged_once(server, label, run, caplog):
-    label(new="a")
-    server.deny("list", "nodes")
-
-    run().start()
-    assert server.wait(lambda: server.count("GET", "nodes") > 4)
-
-    records = [record for record in caplog.records if "cannot watch" in record.getMessage()]
-    assert len(records) == 1
 
 
 def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):

@@ -1,0 +1,181 @@
+"""The labels of the own Node are followed; in an outage they are as they were seen last."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.base.errors import ApiServerError
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.watch import WatchIntervals
+from tests.waiting import eventually
+
+NODE = "n1"
+FAST = WatchIntervals(watch=60, first_retry=0.01, last_retry=0.05)
+
+
+@pytest.fixture
+def label(server):
+    """Give the Node this label."""
+
+    def put(value):
+        metadata = {"name": NODE, "uid": f"uid-{value}", "labels": {"profile": value}}
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+
+    return put
+
+
+@pytest.fixture
+def follow(client):
+    """The labels, followed; and a list of their values after each change."""
+    started = []
+
+    def start(intervals=FAST, wait_seconds=5.0):
+        labels, values = NodeLabels(client, NODE, intervals), []
+        started.append(labels)
+        labels.start(lambda: values.append(value_of(labels)), wait_seconds)
+        return labels, values
+
+    yield start
+    for labels in started:
+        labels.stop()
+
+
+def value_of(labels):
+    try:
+        return labels.now().get("profile")
+    except ApiServerError:
+        return None
+
+
+def comes(labels, value):
+    return eventually(lambda: value_of(labels) == value)
+
+
+def is_watching(server, times=1):
+    return server.wait(lambda: server.count("WATCH", "nodes") >= times)
+
+
+def test_only_the_own_node_is_read_and_watched(server, label, follow):
+    label("a")
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2"}})
+
+    labels, _ = follow()
+    assert is_watching(server)
+
+    assert (labels.node, labels.uid, labels.now()) == (NODE, "uid-a", {"profile": "a"})
+    assert [(request.method, request.path) for request in server.requests] == [
+        ("GET", "/api/v1/nodes"),
+        ("WATCH", "/api/v1/nodes"),
+    ]
+    assert {request.query["fieldSelector"] for request in server.requests} == {"metadata.name=n1"}
+
+
+def test_each_listener_hears_of_a_label_that_changes(server, label, follow):
+    label("a")
+    labels, values = follow()
+    heard = threading.Event()
+    labels.start(heard.set, 0.0)
+    assert is_watching(server)
+
+    label("b")
+
+    assert comes(labels, "b")
+    assert heard.wait(60)
+    assert values == ["a", "b"]
+    assert server.count("GET", "nodes") == 1
+
+
+def test_an_api_server_that_does_not_answer_keeps_nobody_waiting(server, label, follow):
+    label("a")
+    server.delay(0.5, "GET", "nodes")
+    labels, _ = follow(wait_seconds=0.01)
+
+    with pytest.raises(ApiServerError, match="labels of node n1 were not read yet"):
+        labels.now()
+    assert comes(labels, "a")
+
+
+def test_a_right_that_is_missing_is_named_and_logged_once(server, label, follow, caplog):
+    label("a")
+    server.deny("list", "nodes")
+    labels, _ = follow()
+
+    with pytest.raises(ApiServerError, match='allow the verb "list" on "nodes"'):
+        labels.now()
+    assert server.wait(lambda: server.count("GET") > 4)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([message for message in messages if "cannot watch" in message]) == 1
+    server.heal()
+    assert comes(labels, "a")
+
+
+def test_a_node_that_has_not_registered_yet_is_waited_for(label, follow):
+    labels, _ = follow()
+
+    with pytest.raises(ApiServerError, match="node n1 has to register"):
+        labels.now()
+    label("a")
+    assert comes(labels, "a")
+
+
+def test_in_an_outage_the_last_labels_count_and_afterwards_the_new_ones(server, label, follow):
+    label("a")
+    labels, values = follow()
+    assert is_watching(server)
+
+    server.refuse_connections()
+    label("b")
+    time.sleep(0.1)
+    assert (labels.now(), values) == ({"profile": "a"}, ["a"])
+
+    server.accept_connections()
+    assert comes(labels, "b")
+
+
+def test_a_watch_that_ends_or_falls_behind_is_opened_again(server, label, follow):
+    label("a")
+    labels, _ = follow()
+    assert is_watching(server)
+
+    server.fail(410, "WATCH", "nodes")
+    server.end_watches()
+    assert is_watching(server, times=3)
+
+    label("b")
+    assert comes(labels, "b")
+
+
+def test_after_a_watch_whose_time_is_over_the_node_is_not_read_again(server, label, follow):
+    label("a")
+    labels, _ = follow(WatchIntervals(watch=1, first_retry=0.01))
+    assert server.wait(lambda: server.count("WATCH", "nodes") >= 3, 30)
+
+    label("b")
+
+    assert comes(labels, "b")
+    assert server.count("GET", "nodes") == 1
+
+
+def test_an_api_server_that_ends_every_watch_at_once_is_asked_ever_less(server, label, follow):
+    label("a")
+    server.fail(410, "WATCH", "nodes", times=10**6)
+    follow(WatchIntervals(watch=60, first_retry=0.05, last_retry=60))
+
+    assert is_watching(server, times=2)
+    time.sleep(0.3)
+    assert server.count("WATCH", "nodes") <= 6
+
+
+def test_a_node_that_is_deleted_keeps_its_labels_and_a_new_one_is_heard(server, label, follow):
+    label("a")
+    labels, _ = follow()
+    assert is_watching(server)
+
+    server.remove("nodes", NODE)
+    time.sleep(0.05)
+    assert value_of(labels) == "a"
+
+    label("b")
+    assert comes(labels, "b")
+    assert labels.uid == "uid-b"
