@@ -96,9 +96,9 @@ class CgroupLimits:
         self._applied[cgroup] = _AppliedLimit(memory_bytes, inode, until, problem)
         return problem
 
-    def clear_others(self, kept: Collection[Path]) -> None:
-        """Remove every limit of ours but those of *kept*."""
-        others = self._applied.keys() - set(kept)
+    def clear_others(self, cgroups: Collection[Path]) -> None:
+        """Remove every limit of ours but those of *cgroups*."""
+        others = self._applied.keys() - set(cgroups)
         for cgroup in sorted(others, reverse=True):  # what is inside first
             self.clear(cgroup)
 

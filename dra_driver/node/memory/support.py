@@ -241,8 +241,8 @@ def _detect_accounting(trial: Path) -> MemoryAccounting:
         lines = (trial / "dmem.max").read_text().splitlines()
     except OSError:
         return MemoryAccounting.MISC
-    kept = (line for line in lines if line.startswith("nvidia/") and not line.endswith(" max"))
-    return MemoryAccounting.DMEM if any(kept) else MemoryAccounting.MISC
+    limits = (line for line in lines if line.startswith("nvidia/") and not line.endswith(" max"))
+    return MemoryAccounting.DMEM if any(limits) else MemoryAccounting.MISC
 
 
 def apply_limit(nvml: Nvml, gpu: GpuUuid, cgroup: Path, hard_bytes: int | None) -> None:

@@ -101,10 +101,10 @@ def _in_doubt(
         most: Counter[ClaimUid] = Counter()
         for use in uses:
             most.update(dict.fromkeys(use.claims, use.memory_bytes or 0))
-        kept = [use for use in uses if all(most[claim] > allowed[claim] for claim in use.claims)]
-        if len(kept) == len(uses):
-            return kept
-        uses = kept
+        count = len(uses)
+        uses = [use for use in uses if all(most[uid] > allowed[uid] for uid in use.claims)]
+        if len(uses) == count:
+            return uses
 
 
 def _tied(sets: Iterable[_Claims]) -> list[_Claims]:
@@ -234,11 +234,11 @@ def _judge(
         actions += warnings
         claims |= excursions
     ending = _still_terminating(sample, state_before, claims)
-    asked = _terminating((ending, *(state.terminating for state in others)))
+    terminating = _terminating((ending, *(state.terminating for state in others)))
     for group in groups:
         elapsed = min(claims[claim.uid].seconds for claim in group.claims)
         if group.guard.policy is GuardPolicy.KILL and elapsed >= group.guard.grace_seconds:
-            terminations, processes = _end(group, asked, now)
+            terminations, processes = _end(group, terminating, now)
             actions += terminations
             ending |= processes
     return GpuGuardState(now, claims, ending), actions
@@ -303,11 +303,11 @@ def _terminating(
     endings: Iterable[Mapping[ContainerProcess, TerminatingProcess]],
 ) -> dict[ContainerProcess, TerminatingProcess]:
     """All processes that are to end: one on several GPUs is asked once and killed once."""
-    asked: dict[ContainerProcess, TerminatingProcess] = {}
+    terminating: dict[ContainerProcess, TerminatingProcess] = {}
     for process, termination in (item for ending in endings for item in ending.items()):
-        if process not in asked or termination.killed:
-            asked[process] = termination
-    return asked
+        if process not in terminating or termination.killed:
+            terminating[process] = termination
+    return terminating
 
 
 def _end(

@@ -25,8 +25,8 @@ def pod_memory_shares(records: Iterable[ClaimRecord]) -> tuple[PodMemoryShare, .
                 if _strict(holdings):
                     strict.add((gpu, pod.uid))
     return tuple(
-        PodMemoryShare(pod, gpu, tuple(sorted(held.items())), (gpu, pod) in strict)
-        for (gpu, pod), held in sorted(claims.items())
+        PodMemoryShare(pod, gpu, tuple(sorted(sizes.items())), (gpu, pod) in strict)
+        for (gpu, pod), sizes in sorted(claims.items())
     )
 
 
@@ -65,7 +65,7 @@ def _steps(
     for gpu in sorted(_by_gpu(record)):
         pods = tuple(
             PodMemoryLimit(pod.uid, limits.get((gpu, pod.uid)))
-            for pod in sorted(record.pods, key=lambda each: each.uid)
+            for pod in sorted(record.pods, key=lambda pod: pod.uid)
             if (gpu, pod.uid) in limited
         )
         if pods:
@@ -75,7 +75,7 @@ def _steps(
 
 def _limits(shares: Iterable[PodMemoryShare]) -> Mapping[tuple[GpuUuid, PodUid], int]:
     limits = {(share.gpu, share.pod): share.memory_bytes for share in shares}
-    return {key: held for key, held in limits.items() if held is not None}
+    return {key: size for key, size in limits.items() if size is not None}
 
 
 def _by_gpu(record: ClaimRecord) -> Mapping[GpuUuid, list[Holding]]:

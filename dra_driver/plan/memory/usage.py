@@ -59,17 +59,17 @@ def mildest_guard(guards: Iterable[GuardRules]) -> GuardRules:
 
 def memory_shares(records: Sequence[ClaimRecord]) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
     """Who shares each GPU of which a guarded claim holds a part; other GPUs need no look."""
-    held: dict[GpuUuid, dict[ClaimRef, list[Holding]]] = defaultdict(lambda: defaultdict(list))
+    holdings: dict[GpuUuid, dict[ClaimRef, list[Holding]]] = defaultdict(lambda: defaultdict(list))
     pods = {record.claim: frozenset(pod.uid for pod in record.pods) for record in records}
     for record in records:
         for holding in record.holdings:
             if (memory := holding.memory_of) is not None:
-                held[memory][record.claim].append(holding)
+                holdings[memory][record.claim].append(holding)
     shares = {
         gpu: tuple(
             _share(claim, pods[claim], gpu_shares) for claim, gpu_shares in sorted(claims.items())
         )
-        for gpu, claims in sorted(held.items())
+        for gpu, claims in sorted(holdings.items())
     }
     return {
         gpu: gpu_shares for gpu, gpu_shares in shares.items() if any(map(_is_guarded, gpu_shares))

@@ -60,22 +60,22 @@ def with_namespaces(
     parts = [MpsPart(g, g.sharing) for g in grants if isinstance(g.sharing, MpsShared)]
     if not parts:
         return tuple(grants)
-    ours = {part.request for part in parts}
+    under = {part.request for part in parts}
     everything = {g.allocation.base_request for g in grants if not g.allocation.admin}
     tenants = strictest_tenants(part.grant.device.rules.tenants for part in parts)
     if pods is None and (len(everything) > 1 or tenants is not MpsTenants.ANY):
         raise PodsNeeded("it is shared by MPS")
     used = container_requests(pods or ())
-    groups = _groups(ours, [container.requests(claim.ref, ours) for container in used])
+    groups = _groups(under, [container.requests(claim.ref, under) for container in used])
     problems = [
-        *_unknown_problems(pods, ours, tenants),
+        *_unknown_problems(pods, under, tenants),
         *_joinable_problems(claim, tenants),
         *(
             problem
             for pod in pods or ()
-            for problem in tenant_problems(tenants, claim.ref, pod, ours)
+            for problem in tenant_problems(tenants, claim.ref, pod, under)
         ),
-        *mixed_problems(claim.ref, used, ours, everything),
+        *mixed_problems(claim.ref, used, under, everything),
         *split_problems(claim.ref, used, groups, _computed_on(parts)),
         *_partition_problems(groups, parts),
     ]
@@ -99,16 +99,16 @@ def mps_steps(grants: Iterable[DeviceGrant]) -> tuple[ServeMpsNamespace, ...]:
 
 
 def _unknown_problems(
-    pods: ClaimPodSpecs | None, ours: Collection[str], tenants: MpsTenants
+    pods: ClaimPodSpecs | None, under: Collection[str], tenants: MpsTenants
 ) -> Iterator[str]:
     """No pod was found, and it depends on them."""
     why = "it is reserved for no pod that is there (a PodGroup does not tell its pods)"
     if pods is None or pods:
         return
-    if len(ours) > 1:
+    if len(under) > 1:
         yield (
-            f"requests {', '.join(sorted(ours))} are under MPS, and which of them a container uses "
-            f"is not known: {why}; ask for all of it in one request, or write a claim for each"
+            f"requests {', '.join(sorted(under))} are under MPS, and which of them a container "
+            f"uses is not known: {why}; ask for all of it in one request, or write a claim for each"
         )
     if tenants is not MpsTenants.ANY:
         yield (

@@ -42,13 +42,13 @@ def least_limits(namespace: MpsNamespace) -> MpsLimits:
     return MpsLimits(namespace.percent, None if unlimited else max(sizes))
 
 
-def exceeds_limits(one: MpsLimits, other: MpsLimits) -> bool:
-    """Whether *one* has more of anything than *other*."""
-    if one.percent > other.percent:
+def exceeds_limits(limits: MpsLimits, allowed: MpsLimits) -> bool:
+    """Whether *limits* has more of anything than *allowed*."""
+    if limits.percent > allowed.percent:
         return True
-    if one.memory_bytes is None or other.memory_bytes is None:
-        return one.memory_bytes is None and other.memory_bytes is not None
-    return one.memory_bytes > other.memory_bytes
+    if limits.memory_bytes is None or allowed.memory_bytes is None:
+        return limits.memory_bytes is None and allowed.memory_bytes is not None
+    return limits.memory_bytes > allowed.memory_bytes
 
 
 def _rounded(limits: MpsLimits) -> MpsLimits:

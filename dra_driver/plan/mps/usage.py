@@ -260,7 +260,7 @@ def mps_memory_shares(snapshot: MpsSnapshot) -> Mapping[GpuUuid, tuple[MemorySha
                 admin=all(holding.admin for holding in holdings),
             )
             for record in snapshot.records
-            if (holdings := [held for held in record.holdings if held.uuid == gpu])
+            if (holdings := [holding for holding in record.holdings if holding.uuid == gpu])
         )
         for gpu in sorted(gpus)
     }

@@ -176,8 +176,8 @@ class UnservedPods:
         pods = {user.pod.uid for user in joined}
         claims = {user.record.claim.uid for user in joined}
         with self._lock:
-            self._specs = {uid: spec for uid, spec in self._specs.items() if uid in pods}
-            self._devices = {uid: held for uid, held in self._devices.items() if uid in claims}
+            self._specs = {uid: self._specs[uid] for uid in pods & self._specs.keys()}
+            self._devices = {uid: self._devices[uid] for uid in claims & self._devices.keys()}
 
     def _send_event(self, user: JoinedPod, problems: Sequence[str]) -> tuple[PodUid, str]:
         """Once for each pod and claim, as long as it is the same."""

@@ -63,14 +63,14 @@ def _client(
     for gpu in gpus:
         if len(control.on(gpu, besides=pid)) >= facts.most_clients(gpu):
             raise CommandRefused("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
-    given = grant_limits(limits, gpus, ask["environ"], control.options.protocol)
+    granted = grant_limits(limits, gpus, ask["environ"], control.options.protocol)
     size = int(ask["memory"])
     for gpu in gpus:
         used = sum(client.memory_bytes for client in control.on(gpu, besides=pid))
-        own = given.memory[gpu.uuid]
+        own = granted.memory[gpu.uuid]
         if size > (gpu.memory_bytes if own is None else own) or used + size > gpu.memory_bytes:
             raise CommandRefused("CUDA_ERROR_OUT_OF_MEMORY")
-    return ServedClient(pid, int(ask["uid"]), ask["command"], gpus, given, size)
+    return ServedClient(pid, int(ask["uid"]), ask["command"], gpus, granted, size)
 
 
 def client_row(
@@ -91,18 +91,18 @@ def client_row(
 
 def _visible_gpus(gpus: tuple[HostGpu, ...], ask: Mapping[str, Any]) -> tuple[HostGpu, ...]:
     """Those of the server's GPUs that a process has, in its order."""
-    here = [gpu for gpu in gpus if _has_device_nodes(ask, gpu)]
-    wanted = ask["environ"].get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return tuple(here)
-    found: list[HostGpu] = []
-    for name in wanted.split(","):
+    with_nodes = [gpu for gpu in gpus if _has_device_nodes(ask, gpu)]
+    visible = ask["environ"].get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(with_nodes)
+    gpus_seen: list[HostGpu] = []
+    for name in visible.split(","):
         ordinal = int(name) if name.isdecimal() else -1
-        match = [gpu for place, gpu in enumerate(here) if ordinal == place or gpu.uuid == name]
+        match = [gpu for i, gpu in enumerate(with_nodes) if ordinal == i or gpu.uuid == name]
         if not match:
             break  # as CUDA does: what follows a wrong one is not seen either
-        found += match
-    return tuple(found)
+        gpus_seen += match
+    return tuple(gpus_seen)
 
 
 def _has_device_nodes(ask: Mapping[str, Any], gpu: HostGpu) -> bool:

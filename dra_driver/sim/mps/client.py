@@ -97,14 +97,14 @@ class CudaProgram:
                 ours.settimeout(seconds)
                 theirs.close()
                 cloexec = socket.MSG_CMSG_CLOEXEC
-                said, handles, *_ = socket.recv_fds(ours, _SAID_BYTES, 1, cloexec)
+                message, handles, *_ = socket.recv_fds(ours, _SAID_BYTES, 1, cloexec)
             finally:
                 os.kill(child, signal.SIGKILL)  # it has said everything, or never will
                 os.waitpid(child, 0)
         if handles:
             return socket.socket(fileno=handles[0])
-        why = said[1:].decode(errors="replace")
-        if said[:1] == _NOT_CONNECTED:
+        why = message[1:].decode(errors="replace")
+        if message[:1] == _NOT_CONNECTED:
             raise DaemonUnreachable(f"{pipe}/control: {why}")
         raise OSError(f"it cannot be entered: {why}")
 
@@ -123,13 +123,13 @@ class CudaProgram:
 
 def connect_as_program(pipe: str) -> socket.socket:
     """To the daemon in *pipe*, as this process. OSError."""
-    made = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        made.connect(f"{pipe}/control")
+        connection.connect(f"{pipe}/control")
     except BaseException:
-        made.close()
+        connection.close()
         raise
-    return made
+    return connection
 
 
 def _report(asker: socket.socket, program: CudaProgram, pipe: str) -> None:
@@ -139,16 +139,16 @@ def _report(asker: socket.socket, program: CudaProgram, pipe: str) -> None:
         if os.geteuid() == _ROOT:
             program.enter()
         step = _NOT_CONNECTED
-        with connect_as_program(pipe) as made:
-            socket.send_fds(asker, [b"+"], [made.fileno()])
+        with connect_as_program(pipe) as connection:
+            socket.send_fds(asker, [b"+"], [connection.fileno()])
     except OSError as error:
         asker.send(step + (error.strerror or str(error)).encode())
 
 
 def read_program(pid: int) -> CudaProgram:
     """The process *pid*. OSError: there is none."""
-    found = [one.decode(errors="replace") for one in nul_separated(_environ(pid), "environ")]
-    environ = dict(entry.split("=", 1) for entry in found if "=" in entry)
+    entries = [entry.decode(errors="replace") for entry in nul_separated(_environ(pid), "environ")]
+    environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     # As CUDA's own variables: whatever else is in there is nobody's business.
     own = {name: value for name, value in environ.items() if name.startswith("CUDA_")}
     words = read_proc_file("/proc", pid, "cmdline").decode(errors="replace").split("\0")
@@ -160,9 +160,9 @@ def read_program(pid: int) -> CudaProgram:
 def _environ(pid: int) -> bytes:
     """For a moment after a program was started the kernel shows none."""
     deadline = Deadline(_STARTS_SECONDS)
-    while not (found := read_proc_file("/proc", pid, "environ")) and not deadline.expired:
+    while not (environ := read_proc_file("/proc", pid, "environ")) and not deadline.expired:
         time.sleep(0.002)
-    return found
+    return environ
 
 
 REFUSED: Final = 1
@@ -173,13 +173,13 @@ _UNITS: Final = {"": 0, "Ki": 10, "Mi": 20, "Gi": 30, "K": 10, "M": 20, "G": 30}
 _CALLS: Final = ("attach", "show", "detach", "wedge", "wedge-server", "kill-server", "raise")
 
 
-def ask_daemon(made: socket.socket, asked: Mapping[str, Any]) -> dict[str, Any]:
+def ask_daemon(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, Any]:
     """What the daemon answers to whom *made* is a connection. TimeoutError."""
-    with made:
-        made.settimeout(_SECONDS)
+    with connection:
+        connection.settimeout(_SECONDS)
         try:
-            made.sendall(json.dumps(asked).encode() + b"\n")
-            line = made.makefile().readline()
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            line = connection.makefile().readline()
         except ConnectionError:
             line = ""  # as one that hangs up: there is no answer
     if not line:
@@ -187,10 +187,10 @@ def ask_daemon(made: socket.socket, asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def connect_to_daemon(options: argparse.Namespace, seen: CudaProgram | None) -> socket.socket:
+def connect_to_daemon(options: argparse.Namespace, program: CudaProgram | None) -> socket.socket:
     """To the daemon that is meant. DaemonUnreachable, OSError, TimeoutError."""
-    if seen is not None:
-        return seen.connect(options.pipe_directory or seen.pipe, _SECONDS)
+    if program is not None:
+        return program.connect(options.pipe_directory or program.pipe, _SECONDS)
     try:
         return connect_as_program(options.pipe_directory)
     except OSError as error:
@@ -199,21 +199,21 @@ def connect_to_daemon(options: argparse.Namespace, seen: CudaProgram | None) -> 
         ) from error
 
 
-def question(options: argparse.Namespace, seen: CudaProgram | None) -> dict[str, Any]:
+def question(options: argparse.Namespace, program: CudaProgram | None) -> dict[str, Any]:
     """What is asked, and for whom."""
-    if seen is None:
+    if program is None:
         return {"call": options.call, "pid": 0, "shm": None}
-    environ = dict(seen.environ)
+    environ = dict(program.environ)
     if options.priority is not None:
         environ["CUDA_MPS_CLIENT_PRIORITY"] = options.priority
     return {
         "call": options.call,
-        "pid": seen.pid,
-        "command": seen.command,
+        "pid": program.pid,
+        "command": program.command,
         "environ": environ,
-        "minors": seen.minors(),
-        "capabilities": seen.capabilities(),
-        "shm": seen.shared_memory(),
+        "minors": program.minors(),
+        "capabilities": program.capabilities(),
+        "shm": program.shared_memory(),
         "memory": options.memory,
         "percent": options.percent,
     }
@@ -223,8 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program."""
     options = _options(arguments)
     try:
-        seen = None if options.pid is None else read_program(options.pid)
-        answer = ask_daemon(connect_to_daemon(options, seen), question(options, seen))
+        program = None if options.pid is None else read_program(options.pid)
+        answer = ask_daemon(connect_to_daemon(options, program), question(options, program))
     except DaemonUnreachable as error:
         return _print_answer(f"no MPS: {error}", WITHOUT_MPS)
     except TimeoutError:

@@ -24,11 +24,11 @@ class ParsedCommand:
             if name not in options:
                 raise CommandRefused(f"Unknown option '--{name}'")
 
-    def need(self, place: int, what: str) -> str:
+    def need(self, index: int, meaning: str) -> str:
         """The plain word at *place*."""
-        if place >= len(self.plain):
-            raise CommandRefused(f"Missing argument: {what}")
-        return self.plain[place]
+        if index >= len(self.plain):
+            raise CommandRefused(f"Missing argument: {meaning}")
+        return self.plain[index]
 
     def option(self, name: str) -> str:
         """The value of an option that must be there."""
@@ -56,9 +56,9 @@ def parse_command(words: Collection[str]) -> ParsedCommand:
     return ParsedCommand(tuple(plain), options)
 
 
-def parse_number(text: str, what: str) -> int:
+def parse_number(text: str, meaning: str) -> int:
     if not text.isdecimal():
-        raise CommandRefused(f"Invalid {what} '{text}'")
+        raise CommandRefused(f"Invalid {meaning} '{text}'")
     return int(text)
 
 
@@ -73,19 +73,19 @@ _WIDEST: Final = 24
 
 def format_table(words: ParsedCommand, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """As a table, or as --format says."""
-    asked = words.options.get("format", "table")
+    table_format = words.options.get("format", "table")
     listed = [titles, *rows]
-    if asked in ("csv", "csv,noheader"):
-        return "\n".join(",".join(row) for row in listed[asked == "csv,noheader" :])
-    if asked != "table":
-        raise CommandRefused(f"Unknown format '{asked}'")
+    if table_format in ("csv", "csv,noheader"):
+        return "\n".join(",".join(row) for row in listed[table_format == "csv,noheader" :])
+    if table_format != "table":
+        raise CommandRefused(f"Unknown format '{table_format}'")
     widths = [
         min(_WIDEST, max(len(row[column]) for row in listed)) for column in range(len(titles))
     ]
-    cut = [
+    cells = [
         [_truncate(cell, width) for cell, width in zip(row, widths, strict=True)] for row in listed
     ]
-    return "\n".join("  ".join(row).rstrip() for row in cut)
+    return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
 def _truncate(cell: str, width: int) -> str:
@@ -93,7 +93,7 @@ def _truncate(cell: str, width: int) -> str:
     return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 3]}..."
 
 
-def select_field(names: Sequence[str], row: Sequence[str], asked: str) -> str:
-    if asked not in names:
-        raise CommandRefused(f"Unknown field '{asked}'; there are {', '.join(names)}")
-    return row[names.index(asked)]
+def select_field(names: Sequence[str], row: Sequence[str], name: str) -> str:
+    if name not in names:
+        raise CommandRefused(f"Unknown field '{name}'; there are {', '.join(names)}")
+    return row[names.index(name)]

@@ -89,10 +89,10 @@ class SimulatedControlDaemon:
         return self.servers[name]
 
     def namespace(self, server: str, name: str) -> SimulatedNamespace:
-        found = self.server(server).namespaces.get(name)
-        if found is None:
+        namespace = self.server(server).namespaces.get(name)
+        if namespace is None:
             raise CommandRefused(f"Namespace '{name}' does not exist in server '{server}'")
-        return found
+        return namespace
 
     def create_server(self, name: str, uid: int, devices: tuple[str, ...]) -> SimulatedServer:
         checked_name(name)
@@ -119,10 +119,10 @@ class SimulatedControlDaemon:
     def start(self, server: SimulatedServer) -> None:
         """Start its process."""
         facts = self.facts()
-        wanted = server.devices or tuple(gpu.uuid for gpu in facts.gpus)
-        found = [facts.find(name) for name in wanted]
-        server.gpus = tuple(gpu for gpu in found if gpu is not None)
-        why = self._barred(server) if len(server.gpus) == len(wanted) > 0 else "no such device"
+        names = server.devices or tuple(gpu.uuid for gpu in facts.gpus)
+        gpus = [facts.find(name) for name in names]
+        server.gpus = tuple(gpu for gpu in gpus if gpu is not None)
+        why = self._barred(server) if len(server.gpus) == len(names) > 0 else "no such device"
         self.places.write(server.name, f"Failed to initialize: {why}" if why else "Start")
         server.status = STARTING
         server.pid, reading = self.processes.start(not why, [gpu.uuid for gpu in server.gpus])
@@ -207,9 +207,9 @@ class SimulatedControlDaemon:
         self._refuse_clients(bool(namespace.clients), f"Namespace '{name}'")
         change(namespace.limits)
 
-    def _refuse_clients(self, there_are: bool, what: str) -> None:
+    def _refuse_clients(self, there_are: bool, owner: str) -> None:
         if there_are:
-            raise CommandRefused(f"{what} has active clients")
+            raise CommandRefused(f"{owner} has active clients")
 
     def find(self, pid: int) -> tuple[SimulatedServer, SimulatedNamespace, ServedClient]:
         for server in self.servers.values():
@@ -258,5 +258,5 @@ class SimulatedControlDaemon:
             client
             for server in self.servers.values()
             for _, client in server.clients()
-            if client.pid != besides and any(one.uuid == gpu.uuid for one in client.gpus)
+            if client.pid != besides and any(used.uuid == gpu.uuid for used in client.gpus)
         ]

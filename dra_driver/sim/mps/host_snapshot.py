@@ -30,13 +30,13 @@ class HostGpu:
     part: tuple[int, int] = (1, 1)  # compute slices of an instance, and of its board
     instance: tuple[int, int] | None = None  # numbers of GPU and compute instance; None: a GPU
 
-    def cut(self, name: str) -> "HostGpu | None":
+    def instance_named(self, name: str) -> "HostGpu | None":
         """Its instance with this UUID, as a device."""
-        said = parse_mig_uuid(name)
-        if said is None or said.minor != self.minor or not said.is_of(self.uuid):
+        instance = parse_mig_uuid(name)
+        if instance is None or instance.minor != self.minor or not instance.is_of(self.uuid):
             return None
         for profile in self.mig:
-            if profile["number"] == said.number:
+            if profile["number"] == instance.number:
                 return replace(
                     self,
                     uuid=name,
@@ -45,7 +45,7 @@ class HostGpu:
                     multiprocessors=profile["multiprocessors"],
                     mig=(),
                     part=tuple(profile["part"]),
-                    instance=(said.gi, said.ci),
+                    instance=(instance.gi, instance.ci),
                 )
         return None
 
@@ -60,10 +60,10 @@ class HostSnapshot:
     def find(self, name: str) -> HostGpu | None:
         """A GPU by its index or UUID, or a MIG instance by its UUID.
 
-        Whether that instance is there now, only the host can say on which it was cut.
+        Whether that instance exists now, only the host can say on which it was created.
         """
         if name.startswith(MIG_PREFIX):
-            return next(filter(None, (gpu.cut(name) for gpu in self.gpus)), None)
+            return next(filter(None, (gpu.instance_named(name) for gpu in self.gpus)), None)
         return next((gpu for gpu in self.gpus if name in (str(gpu.index), gpu.uuid)), None)
 
     def most_clients(self, gpu: HostGpu) -> int:
@@ -75,17 +75,18 @@ class HostSnapshot:
 
 def read_host(root: Path) -> HostSnapshot:
     """The simulated host in *root*, as it is now."""
-    said = json.loads((root / FACTS_FILE).read_text())
-    settings = root / said["settings"]
-    return HostSnapshot(said["max_clients"], tuple(_gpu(one, settings) for one in said["gpus"]))
+    document = json.loads((root / FACTS_FILE).read_text())
+    settings = root / document["settings"]
+    gpus = tuple(_gpu(gpu, settings) for gpu in document["gpus"])
+    return HostSnapshot(document["max_clients"], gpus)
 
 
-def _gpu(said: Mapping[str, object], settings: Path) -> HostGpu:
+def _gpu(document: Mapping[str, object], settings: Path) -> HostGpu:
     try:
-        mode = (settings / f"{said['uuid']}.compute-mode").read_text().strip()
+        mode = (settings / f"{document['uuid']}.compute-mode").read_text().strip()
     except FileNotFoundError:
         mode = "0"
-    fields = dict(said)
+    fields = dict(document)
     fields["capability"] = tuple(fields["capability"])  # type: ignore[arg-type]
     fields["mig"] = tuple(fields["mig"])  # type: ignore[arg-type]
     return HostGpu(**fields, mode=mode)  # type: ignore[arg-type]

@@ -48,28 +48,28 @@ def grant_limits(
     own = environ.get(_PERCENT, "")
     if re.fullmatch(r"\d+(\.\d+)?", own) and 0 < float(own) <= 100:
         percent = min(percent, float(own))
-    asked = environ.get(_PRIORITY, "")
-    priority = int(asked) if asked in ("0", "1") else limits.priority or 0
+    own_priority = environ.get(_PRIORITY, "")
+    priority = int(own_priority) if own_priority in ("0", "1") else limits.priority or 0
     return ClientLimits(
         percent, _memory(limits, gpus, environ.get(_MEMORY, ""), protocol), priority
     )
 
 
 def _memory(
-    limits: ServerLimits, gpus: Sequence[HostGpu], wanted: str, protocol: int
+    limits: ServerLimits, gpus: Sequence[HostGpu], own_limits: str, protocol: int
 ) -> Mapping[str, int | None]:
-    held = {gpu.uuid: limits.of(gpu.uuid) for gpu in gpus}
-    for entry in filter(None, wanted.split(",")):
+    limit_of = {gpu.uuid: limits.of(gpu.uuid) for gpu in gpus}
+    for entry in filter(None, own_limits.split(",")):
         name, _, text = entry.strip().partition("=")
         gpu = _seen(name, gpus)
         if gpu is None:
             if protocol == 3:  # measured: one wrong entry, and nothing is limited any more
-                return dict.fromkeys(held)
+                return dict.fromkeys(limit_of)
             continue
         own = _size(text, "MG")
         if own is not None:
-            held[gpu] = min(own, held[gpu] or own)
-    return held
+            limit_of[gpu] = min(own, limit_of[gpu] or own)
+    return limit_of
 
 
 def _seen(name: str, gpus: Sequence[HostGpu]) -> str | None:
@@ -80,10 +80,10 @@ def _seen(name: str, gpus: Sequence[HostGpu]) -> str | None:
 
 def parse_memory(text: str, units: str = "KMG") -> int:
     """``4G``, ``512M``."""
-    found = _size(text, units)
-    if not found:
+    size = _size(text, units)
+    if not size:
         raise CommandRefused(f"Invalid memory limit '{text}'")
-    return found
+    return size
 
 
 def _size(text: str, units: str) -> int | None:

@@ -11,6 +11,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -52,10 +53,9 @@ def read_config(path: Path) -> Mapping[str, Any]:
         raise CommandRefused('schema_version has to be "1.0"')
     for name, server in document.get("servers", {}).items():
         _check_config(server, _CONFIG_SERVER, f"servers.{name}.")
-        for inner, one in server.get("namespaces", {}).items():
-            _check_config(
-                one, dict.fromkeys(_CONFIG_LIMITS, str), f"servers.{name}.namespaces.{inner}."
-            )
+        for namespace, limits in server.get("namespaces", {}).items():
+            where = f"servers.{name}.namespaces.{namespace}."
+            _check_config(limits, dict.fromkeys(_CONFIG_LIMITS, str), where)
     for name, feature in document.get("features", {}).items():
         _check_config({name: feature}, dict.fromkeys(_FEATURES, dict), "features.")
         _check_config(feature, _FEATURES[name], f"features.{name}.")
@@ -66,13 +66,13 @@ def apply_config(document: Mapping[str, Any], control: SimulatedControlDaemon, u
     """Make the servers and namespaces of a file."""
     for name, server in document.get("servers", {}).items():
         devices = tuple(filter(None, server.get("allowed_devices", "").split(",")))
-        made = control.create_server(name, server.get("uid", uid), devices)
-        made.locality_domains = server.get("locality_domains", False)
-        _config_change(server)(made.default.limits)
-        for inner, limits in server.get("namespaces", {}).items():
-            if inner != DEFAULT_NAMESPACE:
-                control.create_namespace(name, inner)
-            _config_change(limits)(made.namespaces[inner].limits)
+        created = control.create_server(name, server.get("uid", uid), devices)
+        created.locality_domains = server.get("locality_domains", False)
+        _config_change(server)(created.default.limits)
+        for namespace, limits in server.get("namespaces", {}).items():
+            if namespace != DEFAULT_NAMESPACE:
+                control.create_namespace(name, namespace)
+            _config_change(limits)(created.namespaces[namespace].limits)
 
 
 def _config_change(limits: Mapping[str, Any]) -> Callable[[Any], None]:
@@ -161,18 +161,19 @@ class DaemonLoop:
 
     def listen(self, directory: Path, place: AdmissionTarget) -> None:
         try:
-            made = self._places.listen(directory)
+            listener = self._places.listen(directory)
         except PathTooLong:
             os._exit(_DIES_AT_ONCE)  # measured: it dies, and nothing is in its log
-        self._selector.register(made, selectors.EVENT_READ, lambda: self._accept(made, place))
+        accept = partial(self._accept, listener, place)
+        self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def close(self, directory: Path) -> None:
-        made = self._places.close(directory)
-        self._selector.unregister(made)
-        made.close()
+        listener = self._places.close(directory)
+        self._selector.unregister(listener)
+        listener.close()
 
     def watch_server(self, server: SimulatedServer, reading: int) -> None:
-        def told() -> None:
+        def on_readable() -> None:
             byte = os.read(reading, 1)
             with self.control.changed:
                 if byte:
@@ -185,7 +186,7 @@ class DaemonLoop:
                 self.control.ended(server)
 
         pid = server.pid
-        self._selector.register(reading, selectors.EVENT_READ, told)
+        self._selector.register(reading, selectors.EVENT_READ, on_readable)
 
     def watch_client(self, pid: int) -> None:
         try:
@@ -203,11 +204,11 @@ class DaemonLoop:
         self._selector.register(handle, selectors.EVENT_READ, ended)
 
     def _requests(self, reading: int) -> Callable[[], None]:
-        rest = b""
+        partial_line = b""
 
         def come() -> None:
-            nonlocal rest
-            *lines, rest = (rest + os.read(reading, 65536)).split(b"\n")
+            nonlocal partial_line
+            *lines, partial_line = (partial_line + os.read(reading, 65536)).split(b"\n")
             for line in lines:
                 words = line.decode(errors="replace").split("\t")
                 threading.Thread(target=self._command, args=(words,), daemon=True).start()
@@ -255,18 +256,19 @@ class DaemonLoop:
             self.control.changed.acquire()
 
     def _accept(self, listener: socket.socket, place: AdmissionTarget) -> None:
-        made, _ = listener.accept()
-        threading.Thread(target=self._client, args=(made, place), daemon=True).start()
+        connection, _ = listener.accept()
+        threading.Thread(target=self._client, args=(connection, place), daemon=True).start()
 
-    def _client(self, made: socket.socket, place: AdmissionTarget) -> None:
-        with made:
-            made.settimeout(_ASKS_SECONDS)
-            peer = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    def _client(self, connection: socket.socket, place: AdmissionTarget) -> None:
+        with connection:
+            connection.settimeout(_ASKS_SECONDS)
+            size = struct.calcsize("3i")
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
             uid = struct.unpack("3i", peer)[1]
             try:
-                ask = json.loads(made.makefile().readline() or "{}")
+                ask = json.loads(connection.makefile().readline() or "{}")
                 answer = self._asked(place, ask, uid)
-                made.sendall(json.dumps(answer).encode() + b"\n")
+                connection.sendall(json.dumps(answer).encode() + b"\n")
             except (OSError, ValueError):
                 return
 
@@ -294,10 +296,10 @@ class DaemonLoop:
         if uid != owner:
             raise CommandRefused("CUDA_ERROR_NOT_PERMITTED")
 
-    def _misses_shared_memory(self, seen: list[str] | None) -> bool:
+    def _misses_shared_memory(self, names: list[str] | None) -> bool:
         """*seen*: None where nobody looked."""
-        found = seen is None or self._marker.name in seen
-        return self.control.options.protocol == 2 and not found
+        shared = names is None or self._marker.name in names
+        return self.control.options.protocol == 2 and not shared
 
     def _do(self, call: str, place: AdmissionTarget, ask: dict[str, Any]) -> Any:
         control = self.control

@@ -48,16 +48,16 @@ class DaemonPaths:
         directory.mkdir(_DIRECTORY, parents=True, exist_ok=True)
         path = directory / "control"
         path.unlink(missing_ok=True)
-        made = socket.socket(socket.AF_UNIX)
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            made.bind(str(path))
+            listener.bind(str(path))
         except OSError as error:
-            made.close()
+            listener.close()
             raise PathTooLong(str(path)) from error
         path.chmod(_PUBLIC_FILE_MODE)
-        made.listen(64)
-        self._sockets[directory] = made
-        return made
+        listener.listen(64)
+        self._sockets[directory] = listener
+        return listener
 
     def close(self, directory: Path) -> socket.socket:
         """Take a directory away with its socket, which is given back to be forgotten."""

@@ -24,10 +24,10 @@ class ProcessUser:
 def user_of(pid: int) -> ProcessUser:
     """FileNotFoundError, ProcessLookupError: there is no such process."""
     lines = read_proc_file("/proc", pid, "status").decode(errors="replace").splitlines()
-    said = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     effective = 1  # of the real, effective, saved and the file system's number
-    uid, gid = (int(said[name].split()[effective]) for name in ("Uid", "Gid"))
-    return ProcessUser(uid, gid, tuple(map(int, said["Groups"].split())))
+    uid, gid = (int(fields[name].split()[effective]) for name in ("Uid", "Gid"))
+    return ProcessUser(uid, gid, tuple(map(int, fields["Groups"].split())))
 
 
 _PACKAGES: Final = str(Path(__file__).parents[3])

@@ -103,7 +103,8 @@ class SimulatedProtocol2:
         for server in self._servers(arguments):
             for gpu in server.gpus:
                 clients = [client for client in self._clients(server) if gpu in client.gpus]
-                lines.append(f"{gpu.uuid}: {' '.join(str(one.pid) for one in clients)}".rstrip())
+                pids = " ".join(str(client.pid) for client in clients)
+                lines.append(f"{gpu.uuid}: {pids}".rstrip())
         return "\n".join(lines)
 
     def _ps(self, _: list[str]) -> str:

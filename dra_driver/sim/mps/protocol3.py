@@ -109,18 +109,18 @@ class SimulatedProtocol3:
         """What the command *words* of user *uid* is answered. CommandRefused: with why."""
         if words[:1] == ["stdin"]:
             raise CommandRefused("This daemon speaks protocol 3: say <module> <verb> as arguments")
-        said = _without_protocol(words[1:])
-        if "-q" in said or "--quit" in said:
+        command = _without_protocol(words[1:])
+        if "-q" in command or "--quit" in command:
             self._refuse_other_user(uid, "quit")
             return self._quit()
-        if len(said) < 2:
+        if len(command) < 2:
             raise CommandRefused("Usage: nvidia-cuda-mps-control <module> <verb>; see help")
-        verb = self._verbs.get((said[0], said[1]))
+        verb = self._verbs.get((command[0], command[1]))
         if verb is None:
-            raise CommandRefused(f"Unknown command '{said[0]} {said[1]}'")
-        if said[1] in _CHANGES:
-            self._refuse_other_user(uid, f"{said[0]} {said[1]}")
-        return verb(parse_command(said[2:]))
+            raise CommandRefused(f"Unknown command '{command[0]} {command[1]}'")
+        if command[1] in _CHANGES:
+            self._refuse_other_user(uid, f"{command[0]} {command[1]}")
+        return verb(parse_command(command[2:]))
 
     def _refuse_other_user(self, uid: int, command: str) -> None:
         if uid not in (0, self._control.options.uid):
@@ -138,13 +138,13 @@ class SimulatedProtocol3:
         uid = parse_number(words.options.get("uid", str(self._control.options.uid)), "uid")
         if not words.plain and "uid" not in words.options:
             raise CommandRefused("A server needs a name or --uid")
-        name = words.plain[0] if words.plain else f"uid_{uid}"
+        server_name = words.plain[0] if words.plain else f"uid_{uid}"
         facts = self._control.facts()
-        asked = [one for one in words.options.get("allowed-devices", "").split(",") if one]
-        known = [facts.find(one) for one in asked]
-        devices = [gpu.uuid if gpu else one for gpu, one in zip(known, asked, strict=True)]
+        names = [name for name in words.options.get("allowed-devices", "").split(",") if name]
+        gpus = [facts.find(name) for name in names]
+        devices = [gpu.uuid if gpu else name for gpu, name in zip(gpus, names, strict=True)]
         domains = parse_boolean(words.options.get("locality-domains", "false"))
-        self._control.create_server(name, uid, tuple(devices)).locality_domains = domains
+        self._control.create_server(server_name, uid, tuple(devices)).locality_domains = domains
         return ""
 
     def _server_delete(self, words: ParsedCommand) -> str:
@@ -209,16 +209,18 @@ class SimulatedProtocol3:
             raise CommandRefused(f"Namespace '{words.plain[0]}' does not exist")
         return format_table(words, _NAMESPACE, rows)
 
-    def _namespace_row(self, server: SimulatedServer, one: SimulatedNamespace) -> tuple[str, ...]:
-        percent = 100.0 if one.limits.percent is None else one.limits.percent
+    def _namespace_row(
+        self, server: SimulatedServer, namespace: SimulatedNamespace
+    ) -> tuple[str, ...]:
+        percent = 100.0 if namespace.limits.percent is None else namespace.limits.percent
         return (
-            one.name,
+            namespace.name,
             server.name,
             self._control.status(server),
-            format_memory(one.limits.memory_bytes),
+            format_memory(namespace.limits.memory_bytes),
             f"{percent:.2f}",
-            str(one.limits.priority or 0),
-            str(self._control.places.pipe / server.name / one.name),
+            str(namespace.limits.priority or 0),
+            str(self._control.places.pipe / server.name / namespace.name),
         )
 
     def _namespace_set(self, words: ParsedCommand) -> str:
@@ -250,9 +252,9 @@ class SimulatedProtocol3:
 
     def _client_get(self, words: ParsedCommand) -> str:
         words.allow(2)
-        found = self._control.find(parse_number(words.need(0, "pid"), "pid"))
+        client = self._control.find(parse_number(words.need(0, "pid"), "pid"))
         fields = ("pid", "server", "device", "pci-id", "linux-ns", "maws-ns", "cmd")
-        return select_field(fields, _client_row(*found), words.need(1, "field"))
+        return select_field(fields, _client_row(*client), words.need(1, "field"))
 
     def _client_terminate(self, words: ParsedCommand) -> str:
         words.allow(1)
@@ -302,12 +304,12 @@ def _client_row(
 
 def _without_protocol(words: list[str]) -> list[str]:
     """A command follows the protocol of the daemon, whatever it says itself."""
-    left, skip = [], False
+    others, skip = [], False
     for word in words:
         if skip or word.startswith("--protocol="):
             skip = False
         elif word in ("-p", "--protocol"):
             skip = True
         else:
-            left.append(word)
-    return left
+            others.append(word)
+    return others

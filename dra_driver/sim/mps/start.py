@@ -41,18 +41,18 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == _DAEMON:
         return _serve(int(arguments[1]), *arguments[2:])
     try:
-        asked = options(arguments[3:], int(arguments[1]))
+        started = options(arguments[3:], int(arguments[1]))
     except CommandRefused as error:
         sys.stderr.write(f"{error}\n")
         return 1
     reading, writing = os.pipe()
-    if not asked.background:
+    if not started.background:
         os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # nobody waits for it to be up
     os.set_inheritable(writing, True)
     own = interpreter_arguments(
         _NAME, "-m", "dra_driver.sim.mps.start", _DAEMON, str(writing), *arguments
     )
-    if not asked.background:
+    if not started.background:
         os.execve(interpreter_file(), own, interpreter_environment(os.environ))
     if os.fork() == 0:
         os.setsid()
@@ -66,37 +66,37 @@ def main(arguments: Sequence[str]) -> int:
 
 def options(words: Sequence[str], newest: int) -> StartOptions:
     """What *words* ask for. CommandRefused: the program does not know one of them."""
-    asked, rest = StartOptions(), list(words)
-    while rest:
-        word = rest.pop(0)
+    started, remaining = StartOptions(), list(words)
+    while remaining:
+        word = remaining.pop(0)
         name, _, value = word.partition("=")
         if word in ("-d", "-f"):
-            asked.background = word == "-d"
+            started.background = word == "-d"
         elif name in ("-p", "--protocol", "-a", "--apply") and newest >= 3:
-            value = value or (rest.pop(0) if rest else "")
-            _take_option(asked, name, value)
+            value = value or (remaining.pop(0) if remaining else "")
+            _take_option(started, name, value)
         elif word in _MULTIUSER:
-            asked.multiuser = True
+            started.multiuser = True
         else:
             raise CommandRefused(f"Unknown option '{word}'")
     if newest >= 3 and os.environ.get("CUDA_MPS_PROTOCOL_VERSION"):
-        _take_option(asked, "-p", os.environ["CUDA_MPS_PROTOCOL_VERSION"])
-    if asked.config and asked.protocol == 2:
+        _take_option(started, "-p", os.environ["CUDA_MPS_PROTOCOL_VERSION"])
+    if started.config and started.protocol == 2:
         raise CommandRefused("--apply needs protocol 3")
-    _refuse_other_spelling(words, asked.protocol)
-    return asked
+    _refuse_other_spelling(words, started.protocol)
+    return started
 
 
 _MULTIUSER: Final = {"-m": 3, "--multiuser": 3, "-M": 2, "--multiuser-server": 2}
 
 
-def _take_option(asked: StartOptions, name: str, value: str) -> None:
+def _take_option(started: StartOptions, name: str, value: str) -> None:
     if name in ("-a", "--apply"):
-        asked.config = Path(value).absolute()
+        started.config = Path(value).absolute()
     elif value not in ("2", "3"):
         raise CommandRefused(f"Unknown protocol '{value}': 2 or 3")
     else:
-        asked.protocol = int(value)
+        started.protocol = int(value)
 
 
 def _refuse_other_spelling(words: Sequence[str], protocol: int) -> None:
@@ -111,8 +111,8 @@ def _serve(tell: int, root: str, newest: str, behaviour: str, *words: str) -> in
     from dra_driver.sim.mps.paths import COMM
 
     Path("/proc/self/comm").write_text(COMM)
-    asked = options(words, int(newest))
-    places = _places(asked.protocol)
+    started = options(words, int(newest))
+    places = _places(started.protocol)
     sys.excepthook = lambda kind, error, _: places.write("Control", f"{kind.__name__}: {error}")
     if behaviour == "fails":
         places.write("Control", "Failed to start: this simulated daemon always fails")
@@ -122,10 +122,10 @@ def _serve(tell: int, root: str, newest: str, behaviour: str, *words: str) -> in
         return 1
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = None if devices is None else tuple(filter(None, devices.split(",")))
-    made = DaemonOptions(
-        Path(root).absolute(), asked.protocol, asked.multiuser, os.geteuid(), visible
+    daemon_options = DaemonOptions(
+        Path(root).absolute(), started.protocol, started.multiuser, os.geteuid(), visible
     )
-    return _run(made, places, asked.config, tell, behaviour == "dies")
+    return _run(daemon_options, places, started.config, tell, behaviour == "dies")
 
 
 def _run(

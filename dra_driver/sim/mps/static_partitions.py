@@ -55,16 +55,16 @@ class StaticPartitions:
     def delete(self, words: ParsedCommand) -> str:
         words.allow(1, "server", "device")
         name, server = words.need(0, "name"), words.option("server")
-        found = [
+        matching = [
             partition
             for partition in self._here()
             if (partition.name, partition.server) == (name, server)
         ]
-        if not found:
+        if not matching:
             raise CommandRefused(f"Partition '{name}' does not exist in server '{server}'")
-        if self._control.on(found[0].gpu):
-            raise CommandRefused(f"{found[0].gpu.uuid} has active clients")
-        self._all.remove(found[0])
+        if self._control.on(matching[0].gpu):
+            raise CommandRefused(f"{matching[0].gpu.uuid} has active clients")
+        self._all.remove(matching[0])
         return ""
 
     def list(self, words: ParsedCommand) -> str:

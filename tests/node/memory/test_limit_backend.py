@@ -141,14 +141,14 @@ def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_pa
 @pytest.mark.parametrize("backend", list(MemoryAccounting))
 def test_the_trial_goes_without_its_limit(tmp_path, backend):
     node = LimitedNode(tmp_path, backend.value)
-    kept = []
+    limits = []
 
     def remove(path):
-        kept.append(node.limit(path))
+        limits.append(node.limit(path))
         node.tree.remove(path)
 
     offered(node, Cgroups(node.tree.root, node.tree.make, remove))
-    assert kept == [None]
+    assert limits == [None]
 
 
 REFUSALS: dict[str, dict[str, Any]] = {

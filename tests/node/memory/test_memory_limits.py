@@ -60,12 +60,12 @@ class Limits:
         self.given[id_] = Container(id_, container, "default", Pod(pod, PodUid("")), uids)
 
     def step(self, strict=False, gpu=0, **pods):
-        limits = tuple(PodMemoryLimit(PodUid(pod), held) for pod, held in sorted(pods.items()))
+        limits = tuple(PodMemoryLimit(PodUid(pod), size) for pod, size in sorted(pods.items()))
         return SetMemoryLimits(self.node.gpus[gpu], limits, strict)
 
     def share(self, pod, gpu=0, **claims):
-        held = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
-        return PodMemoryShare(PodUid(pod), self.node.gpus[gpu], held)
+        sizes = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
+        return PodMemoryShare(PodUid(pod), self.node.gpus[gpu], sizes)
 
     def reload_driver(self):
         """It forgets every limit."""

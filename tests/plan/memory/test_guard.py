@@ -433,7 +433,7 @@ def histories(draw):
     """Looks at one GPU, a few seconds apart, while processes change what they use. None: the GPU
     did not answer."""
     first = draw(worlds())
-    seen = []
+    history = []
     for _ in range(draw(st.integers(1, 25))):
         uses = tuple(
             replace(usage, memory_bytes=gib(draw(st.integers(0, 15))))
@@ -441,57 +441,59 @@ def histories(draw):
             if draw(st.integers(0, 9))
         )
         sample = replace(first, usages=uses) if draw(st.integers(0, 7)) else None
-        seen.append((draw(st.sampled_from([0.5, 1.0, 2.0, 6.0])), sample))
-    return seen
+        history.append((draw(st.sampled_from([0.5, 1.0, 2.0, 6.0])), sample))
+    return history
 
 
-def certainly_above(seen, uids):
+def certainly_above(sample, uids):
     """Said again in other words than the guard's own: who can be of nobody else."""
-    members = [share for share in seen.shares if share.claim.uid in uids]
+    members = [share for share in sample.shares if share.claim.uid in uids]
     if any(share.memory_bytes is None for share in members):
         return False
-    used = sum(usage.memory_bytes for usage in seen.usages if usage.claims and usage.claims <= uids)
+    used = sum(
+        usage.memory_bytes for usage in sample.usages if usage.claims and usage.claims <= uids
+    )
     return used > sum(share.memory_bytes + TOLERANCE_BYTES for share in members)
 
 
-def fits(seen, uid):
+def fits(sample, uid):
     """Whatever is counted."""
-    (limit,) = (share.memory_bytes for share in seen.shares if share.claim.uid == uid)
-    most = sum(usage.memory_bytes for usage in seen.usages if uid in usage.claims)
+    (limit,) = (share.memory_bytes for share in sample.shares if share.claim.uid == uid)
+    most = sum(usage.memory_bytes for usage in sample.usages if uid in usage.claims)
     return limit is None or most <= limit + TOLERANCE_BYTES
 
 
-def sets_of(seen):
-    uids = sorted(share.claim.uid for share in seen.shares)
+def sets_of(sample):
+    uids = sorted(share.claim.uid for share in sample.shares)
     sizes = range(1, len(uids) + 1)
     return [frozenset(chosen) for size in sizes for chosen in itertools.combinations(uids, size)]
 
 
 @given(worlds())
-def test_every_group_is_certainly_above_and_no_claim_in_it_fits_its_share(seen):
+def test_every_group_is_certainly_above_and_no_claim_in_it_fits_its_share(sample):
     taken = set()
-    for group in claims_over_limit(seen):
+    for group in claims_over_limit(sample):
         uids = {claim.uid for claim in group.claims}
-        assert certainly_above(seen, uids)
-        assert not any(fits(seen, uid) for uid in uids)
-        assert len(uids) == 1 or not any(certainly_above(seen, {uid}) for uid in uids)
+        assert certainly_above(sample, uids)
+        assert not any(fits(sample, uid) for uid in uids)
+        assert len(uids) == 1 or not any(certainly_above(sample, {uid}) for uid in uids)
         assert not taken & uids
         taken |= uids
 
 
 @given(worlds())
-def test_where_claims_are_certainly_above_some_are_found(seen):
-    guarded = [share for share in seen.shares if share.guard.policy is not GuardPolicy.OFF]
-    seen = replace(
-        seen,
+def test_where_claims_are_certainly_above_some_are_found(sample):
+    guarded = [share for share in sample.shares if share.guard.policy is not GuardPolicy.OFF]
+    sample = replace(
+        sample,
         shares=tuple(guarded),
         usages=tuple(
-            usage for usage in seen.usages if usage.claims <= {g.claim.uid for g in guarded}
+            usage for usage in sample.usages if usage.claims <= {g.claim.uid for g in guarded}
         ),
     )
 
-    assert bool(claims_over_limit(seen)) == any(
-        certainly_above(seen, uids) for uids in sets_of(seen)
+    assert bool(claims_over_limit(sample)) == any(
+        certainly_above(sample, uids) for uids in sets_of(sample)
     )
 
 
@@ -500,41 +502,41 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
     states: GuardState = {}
     now, looked = 0.0, 0.0
     high, seconds = set(), {}  # claims above at the last look, and for how long until then
-    for passed, seen in history:
+    for passed, sample in history:
         now += passed
-        if seen is None:
+        if sample is None:
             states, actions = guard_actions([], states, now)
             assert actions == ()
             continue
-        above = {claim.uid for group in claims_over_limit(seen) for claim in group.claims}
+        above = {claim.uid for group in claims_over_limit(sample) for claim in group.claims}
         for uid in above & high:
             seconds[uid] = seconds.get(uid, 0.0) + now - looked
         high, looked = above, now
-        states, actions = guard_actions([seen], states, now)
-        policies = {share.claim.uid: share.guard for share in seen.shares}
+        states, actions = guard_actions([sample], states, now)
+        policies = {share.claim.uid: share.guard for share in sample.shares}
         for action in actions:
             uids = {claim.uid for claim in action.group.claims}
             assert all(policies[uid].policy is not GuardPolicy.OFF for uid in uids)
             if isinstance(action, TerminateProcess | KillProcess):
-                mine = action.usage.claims
-                assert mine <= uids
-                assert not any(fits(seen, uid) for uid in mine)
+                owners = action.usage.claims
+                assert owners <= uids
+                assert not any(fits(sample, uid) for uid in owners)
                 assert all(policies[uid].policy is GuardPolicy.KILL for uid in uids)
-                assert all(seconds.get(uid, 0.0) >= policies[uid].grace_seconds for uid in mine)
+                assert all(seconds.get(uid, 0.0) >= policies[uid].grace_seconds for uid in owners)
             if isinstance(action, TerminateProcess):
-                sizes = [usage.memory_bytes for usage in seen.usages if usage.claims <= uids]
+                sizes = [usage.memory_bytes for usage in sample.usages if usage.claims <= uids]
                 assert action.usage.memory_bytes == max(sizes)
 
 
 @given(worlds(), st.sets(st.integers(1, 5)), st.sampled_from([0.5, 1.0, 2.0]))
-def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, seconds):
+def test_in_the_end_no_claims_that_may_lose_a_process_are_above(sample, stubborn, seconds):
     """*stubborn*: processes that end only when they are killed."""
     states: GuardState = {}
     now = 0.0
     killed = []
     for _ in range(200):
         now += seconds
-        states, actions = guard_actions([seen], states, now)
+        states, actions = guard_actions([sample], states, now)
         gone = {
             action.usage.process
             for action in actions
@@ -542,8 +544,8 @@ def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, 
             or (isinstance(action, TerminateProcess) and action.usage.process.pid not in stubborn)
         }
         killed += gone
-        usages = tuple(usage for usage in seen.usages if usage.process not in gone)
-        seen = replace(seen, usages=usages)
+        usages = tuple(usage for usage in sample.usages if usage.process not in gone)
+        sample = replace(sample, usages=usages)
 
-    assert all(group.guard.policy is GuardPolicy.WARN for group in claims_over_limit(seen))
+    assert all(group.guard.policy is GuardPolicy.WARN for group in claims_over_limit(sample))
     assert len(killed) == len(set(killed))

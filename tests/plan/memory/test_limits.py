@@ -137,32 +137,30 @@ def expected(records):
 
 
 @given(claims, st.data())
-def test_after_any_sequence_each_pod_has_the_sum_of_what_it_holds_and_at_the_end_none(made, data):
+def test_after_any_sequence_each_pod_has_the_sum_of_what_it_holds_and_at_the_end_none(drawn, data):
     records = [
-        record(f"claim-{at}", *parts, pods=sorted(pods)) for at, (parts, pods) in enumerate(made)
+        record(f"claim-{at}", *parts, pods=sorted(pods)) for at, (parts, pods) in enumerate(drawn)
     ]
-    driver, there = Driver(), {}
+    driver, records_held = Driver(), {}
     for name in data.draw(st.lists(st.sampled_from(range(len(records))), max_size=12)):
         # Prepared, prepared again, unprepared in any order.
-        claim_record, others = (
-            records[name],
-            [held_record for at, held_record in there.items() if at != name],
-        )
-        if name in there and data.draw(st.booleans()):
+        claim_record = records[name]
+        others = [record for at, record in records_held.items() if at != name]
+        if name in records_held and data.draw(st.booleans()):
             driver.do(restored_memory_limit_steps(claim_record, others))
             # a crash came before it was forgotten
             driver.do(restored_memory_limit_steps(claim_record, others))
-            del there[name]
+            del records_held[name]
         else:
             driver.do(memory_limit_steps(claim_record, others))
-            there[name] = claim_record
-        assert driver.limits == expected(there.values())
+            records_held[name] = claim_record
+        assert driver.limits == expected(records_held.values())
         shares = {
             (share.gpu, share.pod): share.memory_bytes
-            for share in pod_memory_shares(there.values())
+            for share in pod_memory_shares(records_held.values())
         }
         assert {key: size for key, size in shares.items() if size is not None} == driver.limits
-    for name in list(there):
-        claim_record = there.pop(name)
-        driver.do(restored_memory_limit_steps(claim_record, there.values()))
+    for name in list(records_held):
+        claim_record = records_held.pop(name)
+        driver.do(restored_memory_limit_steps(claim_record, records_held.values()))
     assert driver.limits == {}

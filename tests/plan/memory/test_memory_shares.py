@@ -43,13 +43,13 @@ def share(claim, memory=10, **fields):
     return MemoryShare(claim, frozenset({WEB.uid}), memory, KILL, **fields)
 
 
-def given(*claims):
+def container_with(*claims):
     """A container of the pod "web"."""
     return Container("c1", "main", "default", WEB, frozenset(claim.uid for claim in claims))
 
 
 def known(*claims):
-    return container_claims(given(*claims), None)
+    return container_claims(container_with(*claims), None)
 
 
 def holder(*claims):
@@ -70,7 +70,7 @@ def test_a_gpu_whose_guards_are_all_off_needs_no_look():
 
 
 def partition(claim, start, uuid="", **fields):
-    """A part of a partition, which is *uuid* once it was cut."""
+    """A part of a partition, which is *uuid* once it was created."""
     key = PartitionKey(19, start, 1, 1)
     instance = MigInstance(key, start + 7, 0, GpuUuid(uuid)) if uuid else None
     limit = ClaimMemoryLimit(10, KILL)
@@ -88,7 +88,7 @@ def test_a_mig_instance_has_memory_of_its_own_apart_from_its_gpu_and_from_others
     assert memory_shares(records) == {"MIG-0": (share(A),), "MIG-1": (share(A), share(B))}
 
 
-def test_a_partition_that_is_not_cut_yet_is_not_looked_at():
+def test_a_partition_that_is_not_created_yet_is_not_looked_at():
     assert memory_shares([record(A, partition(A, 0))]) == {}
 
 
@@ -155,13 +155,15 @@ def test_a_pod_holds_all_claims_that_name_it():
 
 
 def test_a_container_uses_the_claims_that_it_was_given():
-    used = container_claims(given(A), holder(A, B))
+    used = container_claims(container_with(A), holder(A, B))
 
     assert used == ContainerClaims(known=frozenset({A.uid}), namespace="default")
 
 
 def test_a_container_that_was_given_no_claim_uses_none():
-    assert possible_owners([share(A)], IN_WEB, container_claims(given(), holder(A))) == set()
+    assert (
+        possible_owners([share(A)], IN_WEB, container_claims(container_with(), holder(A))) == set()
+    )
 
 
 def test_of_a_container_that_cannot_be_read_every_claim_of_its_pod_is_possible():
@@ -184,7 +186,7 @@ def test_a_process_of_another_pod_is_of_no_claim():
 
 
 def test_a_container_of_another_namespace_uses_no_claim_of_this_one():
-    elsewhere = replace(given(A), namespace="other")
+    elsewhere = replace(container_with(A), namespace="other")
 
     assert possible_owners([share(A)], IN_OTHER, container_claims(elsewhere, None)) == set()
 

@@ -86,7 +86,7 @@ def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([A, B, C, None])),
-        unique_by=lambda one: one[0],
+        unique_by=lambda client: client[0],
     ),
     st.dictionaries(st.integers(1, 9), st.sampled_from([WEB, DB, BOTH, LATER])),
 )

@@ -17,7 +17,7 @@ from tests.builders import gpu_uuid, holding, ref
 from tests.fakes.pods import container, pod_spec
 
 
-def record(name, *requests, namespace="default"):
+def claim_record(name, *requests, namespace="default"):
     """A claim of (request, minor number, how)."""
     claim = ref(name, namespace=namespace)
     holdings = tuple(
@@ -36,15 +36,15 @@ def record(name, *requests, namespace="default"):
 
 
 def mps(name, minor=0, **fields):
-    return record(name, ("gpu", minor, "mps"), **fields)
+    return claim_record(name, ("gpu", minor, "mps"), **fields)
 
 
 def turns(name, minor=1, **fields):
-    return record(name, ("gpu", minor, "turns"), **fields)
+    return claim_record(name, ("gpu", minor, "turns"), **fields)
 
 
-def said(mine, others, *uses):
-    return separate_server_problems(mine, others, [pod_spec("p", container("c", *uses))])
+def problems(record, others, *uses):
+    return separate_server_problems(record, others, [pod_spec("p", container("c", *uses))])
 
 
 def test_a_container_that_two_servers_claim_is_named():
@@ -71,12 +71,12 @@ def test_a_container_that_two_servers_claim_is_named():
 def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first():
     uses = ("a", ""), ("b", "gpu")
 
-    assert said(mps("a"), [turns("b")], *uses) == [
+    assert problems(mps("a"), [turns("b")], *uses) == [
         "pod default/p, container 'c' uses claim b too, which is not under MPS: a program under "
         "MPS sees no other GPU; write both as requests of one claim with the same strategy, or use "
         "them in different containers"
     ]
-    assert said(turns("b"), [mps("a")], *uses) == [
+    assert problems(turns("b"), [mps("a")], *uses) == [
         "pod default/p, container 'c' uses claim a too, which is under MPS: a program under MPS "
         "sees no other GPU; write both as requests of one claim with the same strategy, or use "
         "them in different containers"
@@ -84,53 +84,57 @@ def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first(
 
 
 def test_a_container_with_all_kinds_of_claims_is_told_of_all():
-    two, problem = said(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
+    two, problem = problems(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
 
     assert "uses claim b too: it is under MPS as well" in two
     assert "uses claim c too, which is not under MPS" in problem
 
 
 @pytest.mark.parametrize(
-    ("mine", "other"),
+    ("record", "other"),
     [
         pytest.param(turns("a"), turns("b"), id="neither is under MPS"),
-        pytest.param(mps("a"), record("b", ("gpu", 1, "admin access")), id="the other looks on"),
-        pytest.param(record("a", ("gpu", 1, "admin access")), mps("b"), id="it looks on"),
+        pytest.param(
+            mps("a"), claim_record("b", ("gpu", 1, "admin access")), id="the other has admin access"
+        ),
+        pytest.param(
+            claim_record("a", ("gpu", 1, "admin access")), mps("b"), id="it has admin access"
+        ),
         pytest.param(mps("a"), turns("b", namespace="else"), id="another claim of this name"),
     ],
 )
-def test_these_go_together(mine, other):
-    assert said(mine, [other], ("a", ""), ("b", "")) == []
-    assert said(mine, [other], ("a", "")) == []
+def test_these_go_together(record, other):
+    assert problems(record, [other], ("a", ""), ("b", "")) == []
+    assert problems(record, [other], ("a", "")) == []
 
 
 def test_of_a_claim_only_the_requests_count_that_the_container_uses():
-    both = record("a", ("gpu", 0, "mps"), ("rest", 1, "turns"), ("look", 2, "admin access"))
+    both = claim_record("a", ("gpu", 0, "mps"), ("rest", 1, "turns"), ("look", 2, "admin access"))
 
-    assert said(both, [turns("b")], ("a", "rest"), ("b", "")) == []
-    assert said(both, [turns("b")], ("a", "look"), ("b", "")) == []
-    assert said(turns("b"), [both], ("a", "rest"), ("b", "")) == []
-    assert len(said(both, [mps("b")], ("a", "rest"), ("b", ""))) == 1
-    assert len(said(both, [turns("b")], ("a", "gpu"), ("b", ""))) == 1
+    assert problems(both, [turns("b")], ("a", "rest"), ("b", "")) == []
+    assert problems(both, [turns("b")], ("a", "look"), ("b", "")) == []
+    assert problems(turns("b"), [both], ("a", "rest"), ("b", "")) == []
+    assert len(problems(both, [mps("b")], ("a", "rest"), ("b", ""))) == 1
+    assert len(problems(both, [turns("b")], ("a", "gpu"), ("b", ""))) == 1
 
 
-def test_who_only_looks_on_has_no_gpus():
+def test_admin_access_is_no_gpu_to_compute_on():
     assert turns("a").computes
-    assert not record("a", ("gpu", 0, "admin access")).computes
+    assert not claim_record("a", ("gpu", 0, "admin access")).computes
 
 
 def test_the_strictest_rule_of_what_is_held_is_the_claims():
     rules = (MpsTenants.NON_ROOT, MpsTenants.USER_NAMESPACES, MpsTenants.ANY)
-    held = tuple(holding(device=f"gpu-{n}", tenants=rule) for n, rule in enumerate(rules))
+    holdings = tuple(holding(device=f"gpu-{n}", tenants=rule) for n, rule in enumerate(rules))
 
-    assert mps_tenants_of(ClaimRecord(ref(), held)) is MpsTenants.USER_NAMESPACES
+    assert mps_tenants_of(ClaimRecord(ref(), holdings)) is MpsTenants.USER_NAMESPACES
     assert mps_tenants_of(ClaimRecord(ref(), ())) is MpsTenants.ANY
 
 
-def on_partitions(name, *held, created_for_claims=True):
+def on_partitions(name, *parts, created_for_claims=True):
     """A claim of (request, where its partition of gpu-0 begins, how)."""
     claim, holdings, under = ref(name), [], []
-    for request, start, how in held:
+    for request, start, how in parts:
         key = PartitionKey(19, start, 1, 1)
         instance = (
             MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if created_for_claims else None
@@ -154,6 +158,6 @@ def test_of_the_partitions_of_one_gpu_those_under_mps_are_told_from_the_others(c
     both = on_partitions("a", ("one", 0, "mps"), ("two", 1, "turns"), created_for_claims=created)
 
     assert served_requests(both) == {"one"}
-    assert said(both, [turns("b")], ("a", "two"), ("b", "")) == []
-    (problem,) = said(both, [turns("b")], ("a", "one"), ("b", ""))
+    assert problems(both, [turns("b")], ("a", "two"), ("b", "")) == []
+    (problem,) = problems(both, [turns("b")], ("a", "one"), ("b", ""))
     assert "uses claim b too, which is not under MPS" in problem

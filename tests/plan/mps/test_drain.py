@@ -14,8 +14,8 @@ from dra_driver.plan.mps.drain import (
     terminating_pod,
 )
 
-SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
-LEFT = st.floats(0, 1000).map(lambda one: round(one, 3))
+SECONDS = st.floats(-100, 1000).map(lambda seconds: round(seconds, 3))
+LEFT = st.floats(0, 1000).map(lambda seconds: round(seconds, 3))
 
 
 def deleted(ends_at, seconds_left=None, grace=1000.0):

@@ -64,7 +64,7 @@ def looked_at(*records):
     ]
 
 
-def said(joined, *containers, others=(), pod=LATER):
+def problems(joined, *containers, others=(), pod=LATER):
     return unusable_devices(
         JoinedPod(joined, pod),
         spec(*containers, pod=pod),
@@ -106,15 +106,15 @@ def test_where_pods_may_have_come_to_another_claim_unnoticed_all_are():
 
 
 def test_the_pods_of_a_claim_that_is_not_for_everybody_are_though_it_is_from_a_template():
-    mine = tenants(record("a", ("gpu", 0, "/x"), pods=(FIRST,), pod_claim_name="gpu"))
+    restricted = tenants(record("a", ("gpu", 0, "/x"), pods=(FIRST,), pod_claim_name="gpu"))
 
-    assert looked_at(mine) == [("a", "first")]
+    assert looked_at(restricted) == [("a", "first")]
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param(record("b", ("one", 1, "", "admin")), id="it looks on"),
+        pytest.param(record("b", ("one", 1, "", "admin")), id="with admin access"),
         pytest.param(
             record("b", ("one", 1, "/y"), ("two", 2, "/y"), prepared=None, spec=None),
             id="not prepared yet: it is looked at by who prepares it",
@@ -132,25 +132,25 @@ def test_a_container_with_two_claims_under_mps_is_told_of_one_of_them_once():
     joined, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(joined, both, others=[two])
+    (problem,) = problems(joined, both, others=[two])
     assert problem.startswith("pod default/later, container 'main' uses claim b too: it is under")
-    assert said(two, both, others=[joined]) == ()
+    assert problems(two, both, others=[joined]) == ()
 
 
 def test_a_claim_counts_though_nobody_noticed_that_the_pod_came_to_it():
     joined = record("b", ("gpu", 0, "/x"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(joined, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
+    (problem,) = problems(joined, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
     assert "uses claim a too: it is under MPS as well" in problem
-    assert said(joined, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
+    assert problems(joined, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
 
 
 def test_a_claim_without_mps_is_not_seen_beside_one_with_it():
     joined = record("b", ("gpu", 0, "/x"))
     both = container("main", ("a", ""), ("b", ""))
 
-    (problem,) = said(joined, both, others=[record("a", ("gpu", 1, ""))])
+    (problem,) = problems(joined, both, others=[record("a", ("gpu", 1, ""))])
     assert "uses claim a too, which is not under MPS" in problem
 
 
@@ -158,7 +158,7 @@ def test_a_claim_of_its_own_counts_as_well():
     shared = record("shared", ("gpu", 0, "/x"))
     own = record("own", ("gpu", 1, "/y"), pods=(LATER,), pod_claim_name="gpu")
 
-    (problem,) = said(own, container("main", ("shared", ""), ("own", "")), others=[shared])
+    (problem,) = problems(own, container("main", ("shared", ""), ("own", "")), others=[shared])
     assert "uses claim shared too" in problem
 
 
@@ -166,11 +166,11 @@ def test_whom_the_profile_keeps_out_is_told_and_loses_its_clients():
     joined = tenants(record("a", ("gpu", 0, "/x"), ("rest", 1, "")))
     root, user = container("main", ("a", "gpu")), container("main", ("a", "gpu"), root=False)
 
-    (problem,) = said(joined, root)
+    (problem,) = problems(joined, root)
     assert "container 'main' can run as root or become it" in problem
     assert problem.endswith("; its clients are ended")
     for harmless in (user, container("main", ("a", "rest")), container("main")):
-        assert said(joined, harmless) == ()
+        assert problems(joined, harmless) == ()
         assert tenant_violations(JoinedPod(joined, LATER), spec(harmless)) == []
 
 
@@ -178,23 +178,23 @@ def test_different_containers_can_have_different_servers():
     joined, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
     apart = (container("x", ("a", "")), container("y", ("b", "")), container("z"))
 
-    assert said(joined, *apart, others=[two]) == ()
+    assert problems(joined, *apart, others=[two]) == ()
 
 
 def test_requests_that_lead_to_different_servers_are_used_apart():
     joined = record("a", ("one", 0, "/x"), ("two", 1, "/y"))
 
-    assert said(joined, container("x", ("a", "one")), container("y", ("a", "two"))) == ()
-    (problem,) = said(joined, container("main", ("a", "one"), ("a", "two")))
+    assert problems(joined, container("x", ("a", "one")), container("y", ("a", "two"))) == ()
+    (problem,) = problems(joined, container("main", ("a", "one"), ("a", "two")))
     assert "container 'main' uses requests one, two together, which were prepared" in problem
-    assert said(joined, container("main", ("a", ""))) == (problem,)
+    assert problems(joined, container("main", ("a", ""))) == (problem,)
 
 
 def test_one_request_of_a_server_over_more_gpus_sees_gpus_that_it_does_not_have():
     joined = record("a", ("one", 0, "/x"), ("two", 1, "/x"))
 
-    assert said(joined, container("main", ("a", ""))) == ()
-    (problem,) = said(joined, container("main", ("a", "two")))
+    assert problems(joined, container("main", ("a", ""))) == ()
+    (problem,) = problems(joined, container("main", ("a", "two")))
     assert "uses gpu-1 under MPS, and its MPS server is over gpu-0, gpu-1: let all pods" in problem
 
 
@@ -202,42 +202,42 @@ def test_parts_of_one_gpu_on_one_server_go_together_and_alone():
     joined = record("a", ("one", 0, "/x"), ("two", 0, "/x"))
 
     for uses in (["one"], ["two"], ["one", "two"]):
-        assert said(joined, container("main", *(("a", request) for request in uses))) == ()
+        assert problems(joined, container("main", *(("a", request) for request in uses))) == ()
 
 
 def test_a_gpu_without_mps_is_not_seen_beside_one_with_it():
     joined = record("a", ("one", 0, "/x"), ("two", 1, ""))
 
-    (problem,) = said(joined, container("main", ("a", "")))
+    (problem,) = problems(joined, container("main", ("a", "")))
     assert "uses gpu-0 under MPS and gpu-1 without: a program under MPS sees no other" in problem
-    assert said(joined, container("main", ("a", "two"))) == ()
+    assert problems(joined, container("main", ("a", "two"))) == ()
 
 
 def test_what_looks_on_is_no_gpu_without_mps():
     joined = record("a", ("one", 0, "/x"), ("watch", 1, "", "admin"))
 
-    assert said(joined, container("main", ("a", ""))) == ()
+    assert problems(joined, container("main", ("a", ""))) == ()
 
 
 def test_nothing_is_said_of_a_claim_whose_file_cannot_be_read():
     joined = record("a", ("one", 0, "/x"), ("two", 1, ""), spec="{")
 
-    assert said(joined, container("main", ("a", ""))) == ()
+    assert problems(joined, container("main", ("a", ""))) == ()
 
 
 def on_partitions(*devices):
     """As ``record``, of partitions of gpu-0, one for each: (request, where it begins, …)."""
     joined = record("a", *((request, 0, leads) for request, _, leads in devices))
-    held, prepared = [], []
+    holdings, prepared = [], []
     for (_, start, _), whole_gpu, given_ in zip(
         devices, joined.holdings, joined.prepared or (), strict=True
     ):
         key = PartitionKey(19, start, 1, 1)
         instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
         name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
-        held.append(replace(whole_gpu, device=name, partition=key, instance=instance))
+        holdings.append(replace(whole_gpu, device=name, partition=key, instance=instance))
         prepared.append(replace(given_, device=name))
-    return replace(joined, holdings=tuple(held), prepared=tuple(prepared))
+    return replace(joined, holdings=tuple(holdings), prepared=tuple(prepared))
 
 
 def test_partitions_of_one_gpu_are_told_apart_by_their_names():
@@ -247,5 +247,5 @@ def test_partitions_of_one_gpu_are_told_apart_by_their_names():
         "gpu-0-mig-1g5gb-19-0",
         "gpu-0-mig-1g5gb-19-1",
     }
-    (problem,) = said(joined, container("main", ("a", "")))
+    (problem,) = problems(joined, container("main", ("a", "")))
     assert "uses gpu-0-mig-1g5gb-19-0 under MPS and gpu-0-mig-1g5gb-19-1 without" in problem

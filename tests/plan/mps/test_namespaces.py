@@ -28,8 +28,8 @@ def limits(**fields):
 
 
 def planned(*allocations, pods=NOBODY, configs=(MPS,), at=None, name="claim", made_for_pod=True):
-    asked = Claim(ref(name), allocations, configs, made_for_pod=made_for_pod)
-    return plan_claim(asked, at or offer(4), (), POOL, pods)
+    claim = Claim(ref(name), allocations, configs, made_for_pod=made_for_pod)
+    return plan_claim(claim, at or offer(4), (), POOL, pods)
 
 
 def namespaces(*allocations, **fields) -> tuple[MpsNamespace, ...]:
@@ -413,7 +413,9 @@ REQUESTS = ("a", "b", "c", "d")
 def claims(draw):
     """Parts of GPUs with cores, and containers that use some requests of them."""
     available = {
-        (n, what): 100 if what == "cores" else 79 for n in range(3) for what in ("cores", "gib")
+        (n, resource): 100 if resource == "cores" else 79
+        for n in range(3)
+        for resource in ("cores", "gib")
     }
     parts = []
     for number in range(draw(st.integers(1, 5))):

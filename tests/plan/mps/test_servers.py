@@ -67,14 +67,14 @@ def test_an_allowance_exceeds_another_in_anything(limits, other, more):
 def test_what_is_there_is_compared_with_what_should_be():
     right, gone = namespace("c_1", 50, GIB), namespace("c_2")
     loose, tight = namespace("c_3", 30), namespace("c_4", 30)
-    there = {
+    actual = {
         MpsNamespaceName("c_1"): MpsLimits(50, GIB),
         MpsNamespaceName("c_3"): MpsLimits(31),
         MpsNamespaceName("c_4"): MpsLimits(29),
         MpsNamespaceName("x"): MpsLimits(),
     }
 
-    assert compare_namespaces([tight, loose, gone, right], there) == NamespaceDifferences(
+    assert compare_namespaces([tight, loose, gone, right], actual) == NamespaceDifferences(
         unwanted=(MpsNamespaceName("x"),), missing=(gone,), loose=((loose, MpsLimits(31)),)
     )
 

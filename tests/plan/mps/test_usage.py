@@ -72,7 +72,7 @@ def server(*namespaces, clients=(), protocol=3, ready=True, name="s1"):
     )
 
 
-def seen(servers, *records, pods=None):
+def snapshot_of(servers, *records, pods=None):
     """These servers, and these records."""
     return MpsSnapshot(MpsStatus(tuple(servers)), records, pods or {})
 
@@ -101,15 +101,15 @@ def test_a_prepared_claim_that_is_not_served_is_and_one_that_is_being_prepared_i
     first, second = namespace(), namespace("s-b", B)
     records = record(A, first), record(B, second)
 
-    assert unserved_claims(seen([server(first)], *records)) == (B.uid,)
-    assert unserved_claims(seen([server(first)], *records), {second.name}) == ()
-    assert unserved_claims(seen([server(first, second)], *records)) == ()
-    assert unserved_claims(seen([], record(A, first, completed=False))) == ()
+    assert unserved_claims(snapshot_of([server(first)], *records)) == (B.uid,)
+    assert unserved_claims(snapshot_of([server(first)], *records), {second.name}) == ()
+    assert unserved_claims(snapshot_of([server(first, second)], *records)) == ()
+    assert unserved_claims(snapshot_of([], record(A, first, completed=False))) == ()
 
 
 def test_a_namespace_that_no_record_has_is_orphaned_unless_its_record_cannot_be_read():
     first, second = namespace(), namespace("s-b", B)
-    snapshot = seen([server(first, second)], record(A, first, completed=False))
+    snapshot = snapshot_of([server(first, second)], record(A, first, completed=False))
 
     assert orphaned_namespaces(snapshot, ()) == (second,)
     assert orphaned_namespaces(snapshot, {B.uid}) == ()
@@ -126,7 +126,7 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
     claims = [ref(f"c{number}") for number in range(6)]
     made = [namespace(f"s{number}", claim) for number, claim in enumerate(claims)]
     records = (record(claims[number], made[number], completed=done) for number, done in recorded)
-    snapshot = seen([server(made[number]) for number in served], *records)
+    snapshot = snapshot_of([server(made[number]) for number in served], *records)
 
     again = {n for n, claim in enumerate(claims) if claim.uid in unserved_claims(snapshot)}
     orphans = orphaned_namespaces(snapshot, {claims[n].uid for n in unreadable})
@@ -189,7 +189,7 @@ def two_claims(*clients, protocol=2, second_pods=(DB,), pods):
     """The namespaces of two claims in one server, with these clients; *pods* is of these."""
     both = server(FIRST, SECOND, protocol=protocol, clients=clients)
     records = record(A, FIRST), record(B, SECOND, pods=second_pods)
-    return seen([both], *records, pods=pods).clients
+    return snapshot_of([both], *records, pods=pods).clients
 
 
 def test_protocol_3_tells_of_which_namespace_a_client_is():
@@ -215,22 +215,26 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
 
 @pytest.mark.parametrize("protocol", [3, 2])
 def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(protocol):
-    one = server(FIRST, protocol=protocol, clients=[client(1, "s-a" if protocol == 3 else None)])
+    only_server = server(
+        FIRST, protocol=protocol, clients=[client(1, "s-a" if protocol == 3 else None)]
+    )
 
-    assert seen([one], record(A, FIRST)).clients[NAME_A].by_pod == {WEB.uid: {1}}
+    assert snapshot_of([only_server], record(A, FIRST)).clients[NAME_A].by_pod == {WEB.uid: {1}}
     shared = record(A, FIRST, pods=(WEB, DB))
-    assert seen([one], shared).clients[NAME_A] == candidates({1: {"s-a"}})
+    assert snapshot_of([only_server], shared).clients[NAME_A] == candidates({1: {"s-a"}})
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
-    snapshot = seen([server(FIRST, clients=[client(1, "s-a")])], record(A, FIRST), pods={1: DB.uid})
+    snapshot = snapshot_of(
+        [server(FIRST, clients=[client(1, "s-a")])], record(A, FIRST), pods={1: DB.uid}
+    )
 
     assert snapshot.clients[NAME_A] == candidates({1: {"s-a"}})
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
-    assert seen([], record(A, FIRST), pods={1: WEB.uid}).clients == {}
-    assert seen([server(FIRST, clients=[client(1, "s-a")])]).clients == {}
+    assert snapshot_of([], record(A, FIRST), pods={1: WEB.uid}).clients == {}
+    assert snapshot_of([server(FIRST, clients=[client(1, "s-a")])]).clients == {}
 
 
 # Who bypasses MPS
@@ -238,8 +242,8 @@ def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
 
 def bypassing(sample, servers, *records):
     """The processes on *sample* that bypass MPS."""
-    found = bypassing_processes([sample], seen(servers, *records))
-    return {bypass.process.pid for bypass in found}
+    bypasses = bypassing_processes([sample], snapshot_of(servers, *records))
+    return {bypass.process.pid for bypass in bypasses}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,7 @@ def test_who_bypasses_mps(usages, serving, expected):
 
 def test_who_may_be_of_several_claims_bypasses_all_of_them_or_none():
     both = server(FIRST, SECOND, clients=[client(1, "s-b")])
-    snapshot = seen([both], record(A, FIRST), record(B, SECOND))
+    snapshot = snapshot_of([both], record(A, FIRST), record(B, SECOND))
 
     bypasses = bypassing_processes([look((1, A, B), (2, A, B))], snapshot)
 
@@ -312,7 +316,7 @@ def test_everybody_on_a_gpu_under_mps_is_known():
         record(C, holdings=(looks_on,), pods=()),
     ]
 
-    assert mps_memory_shares(seen([], *records)) == {
+    assert mps_memory_shares(snapshot_of([], *records)) == {
         GPU: (
             MemoryShare(A, frozenset({WEB.uid}), None),
             MemoryShare(B, frozenset({DB.uid}), None),
@@ -324,7 +328,7 @@ def test_everybody_on_a_gpu_under_mps_is_known():
 def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
     records = [record(A, namespace(), completed=False), record(B, holdings=())]
 
-    assert mps_memory_shares(seen([], *records)) == {}
+    assert mps_memory_shares(snapshot_of([], *records)) == {}
 
 
 # MIG instances
@@ -348,7 +352,7 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
         record(C, holdings=(looks_on, partition(C, None, 4))),
     ]
 
-    assert mps_memory_shares(seen([], *records)) == {
+    assert mps_memory_shares(snapshot_of([], *records)) == {
         INSTANCE.uuid: (
             MemoryShare(A, frozenset({WEB.uid}), None),
             MemoryShare(B, frozenset({DB.uid}), None),

@@ -111,7 +111,7 @@ SETTLED = ("pod-limits", "settled the limits of ['uid-web']")
 ASKED = [(loop, "asked whether it is the newest") for loop in LOOPS]
 
 
-def ours():
+def threads_of_loops():
     return [thread for thread in threading.enumerate() if thread.name in LOOPS]
 
 
@@ -119,7 +119,7 @@ def ours():
 def stack():
     with ExitStack() as stack:
         yield stack
-    for thread in ours():
+    for thread in threads_of_loops():
         thread.join(SECONDS)
 
 
@@ -185,7 +185,7 @@ def test_an_older_process_of_the_plugin_leaves_everything_alone():
         assert plugin.wait(*ASKED)
         changed(None)
         assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
-    for thread in ours():
+    for thread in threads_of_loops():
         thread.join(SECONDS)
 
     assert {what for _, what in plugin.done} == {"asked whether it is the newest"}
@@ -207,7 +207,7 @@ def test_nothing_goes_on_when_the_process_ends():
     with ExitStack() as stack:
         begin(plugin, stack, guard_seconds=0.1)
         assert plugin.wait(GUARDED, JOINED, SETTLED)
-        threads = ours()
+        threads = threads_of_loops()
         assert {thread.name for thread in threads} == LOOPS
 
     for thread in threads:

@@ -125,9 +125,9 @@ class World:
         assert child.stdout.readline() == b"ready\n"
         self.proc.put(child.pid, pod.uid, container_id(container), version)
         pod_identity = ("default", pod.name, str(pod.uid))
-        given = self.given.get((pod, container), ())
+        claims = self.given.get((pod, container), ())
         bundles.containerd(
-            self.host_root, container_id(container), container, given, pod=pod_identity
+            self.host_root, container_id(container), container, claims, pod=pod_identity
         )
         self.children[child.pid] = child
         if stubborn:
@@ -166,9 +166,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
-    for child in made.children.values():
+    world = World(tmp_path)
+    yield world
+    for child in world.children.values():
         child.kill()
         child.communicate()
 
@@ -514,20 +514,20 @@ def test_metrics_say_what_each_claim_uses_of_its_share_until_it_is_gone(world):
     world.pod(WEB, main=[A])
     world.start(WEB, "main", 12)
     world.look()
-    mine = {"namespace": "default", "claim": "a", "uuid": str(GPU)}
-    theirs = mine | {"claim": "b"}
+    labels_a = {"namespace": "default", "claim": "a", "uuid": str(GPU)}
+    labels_b = labels_a | {"claim": "b"}
 
-    assert world.metric("claim_memory_used_bytes", **mine) == 12 * GIB
-    assert world.metric("claim_memory_share_bytes", **mine) == 10 * GIB
-    assert world.metric("claim_memory_used_bytes", **theirs) == 0
-    assert world.metric("claim_memory_share_bytes", **theirs) == 4 * GIB
+    assert world.metric("claim_memory_used_bytes", **labels_a) == 12 * GIB
+    assert world.metric("claim_memory_share_bytes", **labels_a) == 10 * GIB
+    assert world.metric("claim_memory_used_bytes", **labels_b) == 0
+    assert world.metric("claim_memory_share_bytes", **labels_b) == 4 * GIB
 
     del world.records[1]
     world.look()
-    assert world.metric("claim_memory_used_bytes", **mine) == 12 * GIB
-    assert world.metric("claim_memory_used_bytes", **theirs) is None
+    assert world.metric("claim_memory_used_bytes", **labels_a) == 12 * GIB
+    assert world.metric("claim_memory_used_bytes", **labels_b) is None
 
     world.records.clear()
     world.look()
-    assert world.metric("claim_memory_used_bytes", **mine) is None
-    assert world.metric("claim_memory_share_bytes", **mine) is None
+    assert world.metric("claim_memory_used_bytes", **labels_a) is None
+    assert world.metric("claim_memory_share_bytes", **labels_a) is None

@@ -247,14 +247,17 @@ def test_the_limits_of_the_node_wake_who_settles():
     assert world.woken == ["settle"]
 
 
-def given(name, *claims, namespace="default"):
+def container_with(name, *claims, namespace="default"):
     """A container of a pod that was given something of these claims."""
     return Container(f"of {name}", "main", namespace, pod(name), frozenset(r.uid for r in claims))
 
 
 def test_a_pod_whose_container_was_given_a_claim_is_limited_whoever_it_is_reserved_for():
     world = World(record("p-gpu-x7k2", "p", pod_claim_name="gpu"), record("of-a-pod-group"))
-    world.containers = (given("second", ref("p-gpu-x7k2")), given("member", ref("of-a-pod-group")))
+    world.containers = (
+        container_with("second", ref("p-gpu-x7k2")),
+        container_with("member", ref("of-a-pod-group")),
+    )
 
     world.look()
 
@@ -273,7 +276,7 @@ def test_claims_are_joinable_for_the_limits_only_where_one_limits():
 
 def test_a_container_of_another_namespace_joins_nothing():
     world = World(record("a", "p"))
-    world.containers = (given("stranger", ref("a"), namespace="other"),)
+    world.containers = (container_with("stranger", ref("a"), namespace="other"),)
 
     world.look()
 

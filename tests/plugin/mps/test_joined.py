@@ -169,7 +169,9 @@ def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first
 def keeps_out(world, claim, tenants):
     """The profile said so when the claim was prepared."""
     world.listed = tuple(
-        replace(record, holdings=tuple(replace(held, tenants=tenants) for held in record.holdings))
+        replace(
+            record, holdings=tuple(replace(holding, tenants=tenants) for holding in record.holdings)
+        )
         if record.claim == claim
         else record
         for record in world.listed

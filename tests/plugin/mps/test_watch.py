@@ -236,7 +236,7 @@ def test_claims_are_counted_while_they_are_there(world):
 # The loop
 
 
-def ours():
+def watch_threads():
     return [thread for thread in threading.enumerate() if thread.name == "mps-watch"]
 
 
@@ -256,6 +256,6 @@ def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_proces
         world.give_back(A)
         changed(None)
         eventually(lambda: made.name in world.put_right)
-        (thread,) = ours()
+        (thread,) = watch_threads()
     thread.join(SECONDS)
     assert not thread.is_alive()

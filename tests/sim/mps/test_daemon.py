@@ -290,14 +290,14 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("what", HIDING)
-def test_a_client_whose_user_may_not_go_there_runs_without_mps(three, capsys, what):
+@pytest.mark.parametrize("hidden", HIDING)
+def test_a_client_whose_user_may_not_go_there_runs_without_mps(three, capsys, hidden):
     leaf = three.pipe / "gpu/c_1"
     own, other = three.client(leaf), three.client(leaf, user=NOBODY)
     assert attach(other) == 0
     assert mps_client(["detach", str(other)]) == 0
 
-    place, mode = HIDING[what]
+    place, mode = HIDING[hidden]
     (three.pipe / place).chmod(mode)
     capsys.readouterr()
     assert attach(other) == WITHOUT_MPS
@@ -482,10 +482,10 @@ def test_a_process_that_has_ended_is_no_client(host, capsys):
 
 def test_a_process_that_ends_meanwhile_cannot_be_entered(host):
     host.start3()
-    seen = read_program(host.client(host.pipe / "gpu/default"))
-    host.end_client(seen.pid)
+    program = read_program(host.client(host.pipe / "gpu/default"))
+    host.end_client(program.pid)
     with pytest.raises(OSError, match="it cannot be entered: No such file or directory"):
-        seen.connect(seen.pipe, 1.0)
+        program.connect(program.pipe, 1.0)
 
 
 def test_without_a_daemon_a_process_runs_without_mps_and_without_a_word(host, capsys):

@@ -24,7 +24,7 @@ def node(tmp_path_factory):
 
 @pytest.fixture
 def instance(node):
-    """UUID of a 3g.40gb of the second GPU, cut on a host that this one knows nothing of."""
+    """UUID of a 3g.40gb of the second GPU, created on a host that this one knows nothing of."""
     return uuid_of(read_host(node.root).gpus[1].uuid)
 
 
@@ -72,8 +72,8 @@ def test_a_server_of_protocol_2_serves_it(tmp_path, node, instance):
     daemon.pipe_in("set_default_device_pinned_mem_limit 0 20G")
     server = daemon.pipe_in("get_server_list")
     daemon.pipe_in(f"set_device_pinned_mem_limit {server} 0 20G")
-    seen = daemon.attach(None, CUDA_VISIBLE_DEVICES=instance)
-    assert seen["memory_bytes_by_gpu"] == {instance: 20 * GIB}
+    let_in = daemon.attach(None, CUDA_VISIBLE_DEVICES=instance)
+    assert let_in["memory_bytes_by_gpu"] == {instance: 20 * GIB}
     with pytest.raises(CommandRefused, match="OUT_OF_MEMORY"):
         daemon.attach(None, memory=21 * GIB, CUDA_VISIBLE_DEVICES=instance)
     with pytest.raises(CommandRefused, match="NO_DEVICE"):
