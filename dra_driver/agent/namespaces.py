@@ -73,7 +73,7 @@ class ServerNamespaces:
         self._last, self._failed = namespace, False
 
     def remove_unusable(self) -> None:
-        """Take out what is written and nobody can use."""
+        """Remove the namespaces that no claim can use."""
         unusable = self._state.unusable
         with self._health.counting_timeouts():
             for name in unusable:
@@ -227,7 +227,7 @@ class ServerNamespaces:
         return True
 
     def _spoil(self, spare: SpareNamespace) -> None:
-        """From here on nobody gets it."""
+        """Record that no claim gets it."""
         self._ready = None
         self._file.write_or_retry(replace(self._state, spare=replace(spare, directory="")))
 
@@ -254,5 +254,5 @@ def _can_become(ready: MpsNamespace | None, namespace: MpsNamespace) -> bool:
     return ready is not None and ready.limits.memory_bytes is None
 
 
-def _same_limits(spare: MpsNamespace, other: MpsNamespace) -> bool:
-    return (spare.limits, spare.priority) == (other.limits, other.priority)
+def _same_limits(spare: MpsNamespace, namespace: MpsNamespace) -> bool:
+    return (spare.limits, spare.priority) == (namespace.limits, namespace.priority)

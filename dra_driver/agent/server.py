@@ -33,7 +33,7 @@ _TRIM_SECONDS: Final = 60.0  # between two looks at its logs
 
 
 class ManagedServer:
-    """Whoever calls holds the lock of this server; ``status`` and ``serves`` need none."""
+    """Callers hold the lock of this server; ``status`` and ``serves`` need none."""
 
     def __init__(self, state: ServerState, dependencies: AgentDependencies) -> None:
         self._file = ServerStateFile(state, dependencies.files)
@@ -138,7 +138,7 @@ class ManagedServer:
         return True
 
     def make_spare(self) -> None:
-        """Have something ready for the next namespace, if nothing is."""
+        """Create a spare namespace for the next claim, unless there is one."""
         if not self.lacks_spare or not self._is_up():
             return
         try:

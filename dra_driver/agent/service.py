@@ -86,7 +86,9 @@ _LOCK: Final = "agent.lock"
 _LOCK_SECONDS: Final = 3.0  # an agent that is being ended needs a moment
 _READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
 _MOST_AT_ONCE: Final = 32  # more wait in the queue of the socket
-_STOP_SECONDS: Final = 2.0  # for what is under way; what is cut short, the next agent finds
+_STOP_SECONDS: Final = (
+    2.0  # for requests under way; the next agent finishes those that are interrupted
+)
 
 
 def lock_directory(directory: Path, seconds: float = _LOCK_SECONDS) -> int:

@@ -53,9 +53,7 @@ class NamespaceState:
     @property
     def in_daemon(self) -> MpsNamespace:
         """As its daemon knows it."""
-        return (
-            replace(self.namespace, name=self.daemon_name) if self.daemon_name else self.namespace
-        )
+        return replace(self.namespace, name=self.daemon_name or self.namespace.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class SpareNamespace:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """One server, as wanted. One without a served namespace is wanted by nobody."""
+    """One server, as it should be. One without a served namespace is to be stopped."""
 
     daemon: ControlDaemon
     namespaces: tuple[NamespaceState, ...] = ()
@@ -84,51 +82,41 @@ class ServerState:
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:
         return next((entry for entry in self.namespaces if entry.namespace.name == name), None)
 
-    def with_namespace(self, kept: NamespaceState) -> "ServerState":
-        """With this namespace, in place of what it was."""
-        others = (entry for entry in self.namespaces if entry.namespace.name != kept.namespace.name)
-        by_name = sorted((*others, kept), key=lambda entry: entry.namespace.name)
-        return replace(self, namespaces=tuple(by_name))
+    def with_namespace(self, entry: NamespaceState) -> "ServerState":
+        """With this entry in place of the one of the same name."""
+        by_name = {each.namespace.name: each for each in (*self.namespaces, entry)}
+        return replace(self, namespaces=tuple(by_name[name] for name in sorted(by_name)))
 
     @property
     def unusable(self) -> tuple[MpsNamespaceName, ...]:
-        """The namespaces that nobody can use."""
-        spare = self.spare
-        unready = () if spare is None or spare.directory else (spare.name,)
-        return (
-            *(entry.in_daemon.name for entry in self.namespaces if entry.served is None),
-            *unready,
-        )
+        """The namespaces that no claim can use, as the daemon calls them."""
+        names = [entry.in_daemon.name for entry in self.namespaces if entry.served is None]
+        if self.spare is not None and not self.spare.directory:
+            names.append(self.spare.name)
+        return tuple(names)
 
     def without_unusable(self) -> "ServerState":
-        """Without them."""
         namespaces = tuple(entry for entry in self.namespaces if entry.served is not None)
         spare = self.spare if self.spare and self.spare.directory else None
         return replace(self, namespaces=namespaces, spare=spare)
 
     @property
     def tenant(self) -> str:
-        """Whose they all are; empty: several tenants have one."""
+        """The tenant of all namespaces; empty: they are of several."""
         tenants = {entry.namespace.tenant for entry in self.namespaces}
         return tenants.pop() if len(tenants) == 1 else ""
 
     def without_tenants(self) -> "ServerState":
-        """Without the namespaces of those who share no server of protocol 2."""
-        return replace(
-            self,
-            namespaces=tuple(entry for entry in self.namespaces if not entry.namespace.tenant),
-        )
+        """Without the namespaces of tenants, who share no server of protocol 2."""
+        namespaces = tuple(entry for entry in self.namespaces if not entry.namespace.tenant)
+        return replace(self, namespaces=namespaces)
 
     def with_claim_names(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
         """*clients* with the claim's name of their namespace, in place of the daemon's."""
-        names = {
-            entry.daemon_name: entry.namespace.name
-            for entry in self.namespaces
-            if entry.daemon_name
-        }
+        names = {entry.in_daemon.name: entry.namespace.name for entry in self.namespaces}
         return tuple(
-            replace(client, namespace=names[client.namespace])
-            if client.namespace in names
+            replace(client, namespace=names.get(client.namespace, client.namespace))
+            if client.namespace is not None
             else client
             for client in clients
         )
@@ -140,26 +128,19 @@ def new_namespace_name() -> MpsNamespaceName:
 
 
 def new_daemon_token() -> str:
-    """What the processes of one daemon carry; nobody else can know it."""
+    """Marks the processes of one daemon; a tenant cannot guess it."""
     return secrets.token_hex(16)
 
 
 def new_server_state(
     name: MpsServerName, namespace: MpsNamespace, protocol: int, mps_dir: str
 ) -> ServerState:
-    """A server over the GPUs of *namespace*, in which nothing is.
-
-    It has them in the order of the namespace: by that its clients count them, in limits too.
-    """
-    daemon = ControlDaemon(
-        name,
-        namespace.gpus,
-        protocol,
-        f"{mps_dir}/{name}",
-        new_daemon_token(),
-        default_limits([namespace]),
+    """An empty server over the GPUs of *namespace*, in their order: limits count GPUs by that."""
+    limits = default_limits([namespace])
+    directory = f"{mps_dir}/{name}"
+    return ServerState(
+        ControlDaemon(name, namespace.gpus, protocol, directory, new_daemon_token(), limits)
     )
-    return ServerState(daemon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +232,7 @@ class ServerStateFiles:
 
 
 class ServerStateFile:
-    """What is wanted of one server, as it is written."""
+    """The state of one server, and whether the disk has it."""
 
     def __init__(self, state: ServerState, files: ServerStateFiles) -> None:
         self.state = state
@@ -259,22 +240,20 @@ class ServerStateFile:
         self._is_written = True
 
     def write(self, state: ServerState) -> None:
-        """Before something is done that the next agent has to know. NodeError: it cannot be."""
+        """Before an effect that the next agent has to know. NodeError: it cannot be written."""
         self._files.write(state)
         self.state, self._is_written = state, True
 
     def write_or_retry(self, state: ServerState) -> None:
-        """Before something is taken back: if it cannot be written now, it is later."""
+        """Before a removal: if it cannot be written now, it is written later."""
         self.state, self._is_written = state, False
         self.retry_write()
 
     def retry_write(self) -> None:
-        """Write what could not be written yet."""
         if not self._is_written:
             self._is_written = _unless_full(lambda: self._files.write(self.state))
 
     def close(self) -> None:
-        """Nothing is wanted of it any more."""
         self._files.remove(self.state.daemon.name)
 
 

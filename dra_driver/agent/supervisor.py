@@ -77,10 +77,10 @@ class MpsSupervisor:
         self._orphans: frozenset[MpsServerName] = frozenset()
         self._unmanaged: tuple[str, ...] = ()
         self._unmanaged_checked_at = float("-inf")
-        self._maintained: set[MpsServerName] = set()  # by somebody, now
+        self._maintained: set[MpsServerName] = set()  # at this moment
         self._checked_at: float | None = None
         self._began_at = dependencies.clock.passed()
-        self.on_problem: Callable[[], None] = lambda: None  # have ``maintain`` called soon
+        self.on_problem: Callable[[], None] = lambda: None  # called to have ``maintain`` soon
 
     def recover(self) -> None:
         """Take over the servers of an earlier agent; ``maintain`` repairs them.
@@ -139,8 +139,8 @@ class MpsSupervisor:
         return server.start(namespace)
 
     def _server_of(self, namespace: MpsNamespace) -> MpsServerName:
-        """The one that serves it already, else the one in which it belongs: of protocol 2, that is
-        its tenant's own."""
+        """The server that serves it already, else the one in which it belongs: with protocol 2, its
+        tenant's own."""
         holder = self._holder(namespace.name)
         if holder is not None and holder.serves(namespace.name):
             return holder.name
@@ -278,7 +278,7 @@ class MpsSupervisor:
             with self._changing(server.name, 0):
                 if not server.gone:
                     server.make_spare()
-        except TimedOut as e:  # somebody is at it, after whom it is tried again
+        except TimedOut as e:  # the next request tries it again
             log.debug("an MPS server is busy", extra={"server": server.name, "error": str(e)})
         except DriverError as e:
             extra = {"server": server.name, "error": str(e)}
@@ -321,7 +321,6 @@ class MpsSupervisor:
             self.on_problem()
 
     def _finish_interrupted(self, server: ManagedServer) -> None:
-        """Before something is put into it."""
         try:
             server.finish_interrupted()
         except NodeError as e:
@@ -331,7 +330,7 @@ class MpsSupervisor:
 
     @contextmanager
     def _changing(self, name: MpsServerName, seconds: float) -> Iterator[None]:
-        """As ``_locked``; what is wrong afterwards is looked after soon."""
+        """As ``_locked``; a server that is not well afterwards is maintained soon."""
         try:
             with self._locked(name, seconds):
                 yield
@@ -342,7 +341,7 @@ class MpsSupervisor:
 
     @contextmanager
     def _locked(self, name: MpsServerName, seconds: float) -> Iterator[None]:
-        """Nobody else touches this server. One that is gone in the end is forgotten."""
+        """Hold the lock of this server. One that is gone in the end is forgotten."""
         with self._server_locks.hold([name], seconds_within_request(seconds)):
             try:
                 yield
@@ -352,7 +351,7 @@ class MpsSupervisor:
                         del self._servers[name]
 
     def _holder(self, name: MpsNamespaceName) -> ManagedServer | None:
-        """Whose namespace it is. Where nobody serves it, one that still has to take it out."""
+        """The server that serves it; else one that still has to remove it."""
         holders = [server for server in self._all() if server.state.find(name)]
         return min(holders, key=lambda server: not server.serves(name), default=None)
 

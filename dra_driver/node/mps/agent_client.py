@@ -1,7 +1,7 @@
 """The door to the MPS agent of this node: asks it over its socket.
 
 The agent is another process, which may be replaced at any time. So each call is a connection of
-its own, every wait is bounded, and nobody at the other end is an error that says whom to start.
+its own, every wait is bounded, and without an agent the error says what to start.
 """
 
 import socket

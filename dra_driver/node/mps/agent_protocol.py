@@ -77,29 +77,29 @@ REQUESTS: Final = Codec[AgentRequest](ServeRequest, ReleaseRequest, TerminateReq
 ANSWERS: Final = Codec[AgentAnswer](ServedNamespace, MpsStatus, RequestDone, AgentError)
 
 
-def decode(codec: Codec[T], line: bytes, what: str) -> T:
-    """NodeError: *what* ("the answer of the MPS agent") is none of the documents of *codec*."""
+def decode(codec: Codec[T], line: bytes, name: str) -> T:
+    """NodeError: *name* ("the answer of the MPS agent") is none of the documents of *codec*."""
     try:
         return codec.decode(line)
     except Undecodable as e:
         raise NodeError(
-            f"{what} cannot be read: {e}; let the plugin and the MPS agent be of one release"
+            f"{name} cannot be read: {e}; let the plugin and the MPS agent be of one release"
         ) from e
 
 
-def read_line(connection: socket.socket, deadline: Deadline, max_bytes: int, what: str) -> bytes:
+def read_line(connection: socket.socket, deadline: Deadline, max_bytes: int, name: str) -> bytes:
     """One line; empty: the other side ended before it. The deadline is that of the whole line.
 
-    TimeoutError: it did not come in time. NodeError: *what* is longer than *max_bytes*.
+    TimeoutError: it did not come in time. NodeError: *name* is longer than *max_bytes*.
     """
     received = bytearray()
     while not received.endswith(b"\n"):
         if (seconds := deadline.remaining) <= 0:
-            raise TimeoutError(f"{what} did not come in {deadline.seconds:g} s")
+            raise TimeoutError(f"{name} did not come in {deadline.seconds:g} s")
         connection.settimeout(seconds)
         if not (chunk := connection.recv(65536)):
             return b""
         received += chunk
         if len(received) > max_bytes:
-            raise NodeError(f"{what} is longer than {max_bytes} bytes")
+            raise NodeError(f"{name} is longer than {max_bytes} bytes")
     return bytes(received)

@@ -92,11 +92,11 @@ class ControlProgram:
             return  # there is no driver any more
         if root == "/":
             return
-        inside = os.path.realpath(root.rstrip("/") + daemon.directory)
-        for mounted in mounts.mounted_at_or_below(inside):
+        in_root = os.path.realpath(root.rstrip("/") + daemon.directory)
+        for mounted in mounts.mounted_at_or_below(in_root):
             mounts.unmount(mounted)
         with suppress(OSError):  # it was never there, or is the directory itself
-            os.rmdir(inside)
+            os.rmdir(in_root)
 
 
 @contextmanager
@@ -120,14 +120,14 @@ def _mount_into(root: str, directory: str) -> None:
     """
     if root == "/":
         return
-    inside = root.rstrip("/") + directory
+    in_root = root.rstrip("/") + directory
     try:
-        if os.path.exists(inside) and os.path.samefile(inside, directory):
+        if os.path.exists(in_root) and os.path.samefile(in_root, directory):
             return
-        os.makedirs(inside, mode=0o755, exist_ok=True)
+        os.makedirs(in_root, mode=0o755, exist_ok=True)
     except OSError as e:
         raise NodeError(
             f"the driver in {root} cannot use {directory}: {e.strerror}; "
             "the driver root must be writable for this process"
         ) from e
-    mounts.bind(directory, inside)
+    mounts.bind(directory, in_root)

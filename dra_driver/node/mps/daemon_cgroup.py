@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 CGROUP_NAME: Final = "dra-driver-gpu-mps"
 # A new cgroup of this controller of cgroup v1 takes no process until it has these.
 _NEEDED: Final = ("cpuset.cpus", "cpuset.mems")
-_ABOVE: Final = "/.."  # out of the cgroup namespace of who reads it
+_ABOVE: Final = "/.."  # outside of the reader's cgroup namespace
 
 
 class DaemonCgroup:
@@ -56,11 +56,11 @@ class DaemonCgroup:
                 except OSError as e:
                     problems.append(f"{e.filename or hierarchy}: {e.strerror}")
         outside = all(self._is_outside(pid) for pid in pids)
-        self._tell(outside, problems)
+        self._log_change(outside, problems)
         return outside
 
     def close(self) -> None:
-        """Take the place away, unless somebody is in it."""
+        """Remove the cgroup, unless a process is in it."""
         if not self.in_container:
             return
         with self._changing:
@@ -68,8 +68,7 @@ class DaemonCgroup:
                 with suppress(OSError):  # it is not empty, or was never made
                     (hierarchy / CGROUP_NAME).rmdir()
 
-    def _tell(self, outside: bool, problems: list[str]) -> None:
-        """Whenever it changes."""
+    def _log_change(self, outside: bool, problems: list[str]) -> None:
         if not outside and not self._warned:
             log.warning(
                 "MPS daemons end with this container, and all their clients with them: they cannot "
@@ -112,17 +111,17 @@ def _paths(text: str) -> list[str]:
 
 
 def _move(hierarchy: Path, pids: Collection[int]) -> None:
-    place = hierarchy / CGROUP_NAME
-    place.mkdir(exist_ok=True)
+    cgroup = hierarchy / CGROUP_NAME
+    cgroup.mkdir(exist_ok=True)
     for file in _NEEDED:
-        if (place / file).exists() and not (place / file).read_text().strip():
+        if (cgroup / file).exists() and not (cgroup / file).read_text().strip():
             if (hierarchy / "cgroup.controllers").exists():  # cgroup v2 takes the parent's
                 continue
-            (place / file).write_text((hierarchy / file).read_text())
+            (cgroup / file).write_text((hierarchy / file).read_text())
     for pid in pids:
         try:
-            # Appending: a file of this kind is written, never made or cut.
-            with open(place / "cgroup.procs", "a") as procs:
+            # Appending: a file of this kind is written, never created or truncated.
+            with open(cgroup / "cgroup.procs", "a") as procs:
                 procs.write(str(pid))
         except ProcessLookupError:
-            log.debug("a process has ended", extra={"pid": pid, "place": os.fspath(place)})
+            log.debug("a process has ended", extra={"pid": pid, "cgroup": os.fspath(cgroup)})

@@ -91,7 +91,7 @@ def parse_percent(text: str) -> int:
 
 _BARE: Final = re.compile("[a-z0-9_]+")
 DEFAULT_NAMESPACE: Final = "default"  # the namespace that a server has by itself
-# Nobody is meant to be in there. It cannot be taken away, so it gets as little as there is.
+# No client is meant to be in it. It cannot be removed, so it gets as little as there is.
 _DEFAULT_ALLOWANCE: Final = MpsLimits(percent=1)
 
 

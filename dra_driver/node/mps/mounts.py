@@ -38,8 +38,8 @@ def bind(source: str, target: str) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take away what was mounted last at *target*; where somebody still uses it, it goes with the
-    last of them. Nothing there: fine."""
+    """Unmount what was mounted last at *target*; while it is in use, only its path goes. Nothing
+    there: fine."""
     for flags in (0, _DETACH):
         if _libc.umount2(os.fsencode(target), flags) == 0:
             return
@@ -68,10 +68,10 @@ def is_shared(path: str, mountinfo: Path = _OWN) -> bool:
 
 
 def with_own_mounts(binds: Mapping[str, str], act: Callable[[], T]) -> T:
-    """Do *act* where the targets (keys) of *binds* are their sources (values).
+    """Call *act* with the sources (values) of *binds* mounted at their targets (keys).
 
-    That is seen by *act* and by the processes that it starts, and by nobody else; what the host
-    unmounts later goes for them, too.
+    Only *act* and the processes that it starts see that; what the host unmounts later is unmounted
+    for them, too.
     """
 
     done: Future[T] = Future()
@@ -91,32 +91,32 @@ def with_own_mounts(binds: Mapping[str, str], act: Callable[[], T]) -> T:
             bind(source, target)
         return act()
 
-    # Nobody who ends this process waits for it, as for the threads of a pool.
+    # The end of this process does not wait for it, as it would for the threads of a pool.
     threading.Thread(target=work, name="own-mounts", daemon=True).start()
     return done.result()
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    words = [os.fsencode(word) for word in (source, target, kind)]
-    if _libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None):
+    arguments = [os.fsencode(text) for text in (source, target, kind)]
+    if _libc.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(options) or None):
         raise _failed(f"{source} cannot be mounted at {target}", ctypes.get_errno())
 
 
-def _failed(what: str, error: int) -> NodeError:
-    mend = (
-        "; mounting takes root and a privileged container (securityContext.privileged: true)"
-        if error in (errno.EPERM, errno.EACCES)
-        else ""
-    )
-    return NodeError(f"{what}: {os.strerror(error)}{mend}")
+def _failed(problem: str, error: int) -> NodeError:
+    message = f"{problem}: {os.strerror(error)}"
+    if error in (errno.EPERM, errno.EACCES):
+        message += (
+            "; mounting takes root and a privileged container (securityContext.privileged: true)"
+        )
+    return NodeError(message)
 
 
 def _points(mountinfo: Path) -> list[tuple[str, bool]]:
     """Mount points in the order in which they came, and whether their mounts are shared."""
-    found = []
+    points = []
     for line in mountinfo.read_text(errors="surrogateescape").split("\n"):
         fields = line.partition(" - ")[0].split(" ")  # proc_pid_mountinfo(5)
         if len(fields) > 5:
             point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
-            found.append((point, any(field.startswith("shared:") for field in fields[6:])))
-    return found
+            points.append((point, any(field.startswith("shared:") for field in fields[6:])))
+    return points

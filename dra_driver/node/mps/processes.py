@@ -22,13 +22,13 @@ from dra_driver.node.cgroups.tree import container_of_process
 from dra_driver.node.mps.control import PROGRAM
 from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN_VARIABLE
 
-MAX_UNMANAGED_LINES: Final = 16  # lines
-_SUMS: Final = 2  # lines that give a number of others
+MAX_UNMANAGED_LINES: Final = 16
+_SUM_LINES: Final = 2  # that give a number of others
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnmanagedDaemon:
-    """A control daemon, by the number of its process. A tenant can call anything so."""
+    """A control daemon by its PID. A tenant can give any process that name."""
 
     pid: int
     pipe_directory: str
@@ -36,17 +36,18 @@ class UnmanagedDaemon:
 
 
 def describe_unmanaged(daemons: Iterable[UnmanagedDaemon]) -> tuple[str, ...]:
-    """A line for each on the host itself, as far as there are few, and the number of others."""
-    everybody = sorted(daemons)
-    here = [container for container in everybody if not container.in_pod]
+    """A line for each on the host itself, as far as they are few, and the number of others."""
+    by_pid = sorted(daemons)
+    on_host = [daemon for daemon in by_pid if not daemon.in_pod]
     lines = [
-        f"{PROGRAM} (process {one.pid}, pipe directory {printable(one.pipe_directory)})"
-        for one in here[: MAX_UNMANAGED_LINES - _SUMS]
+        f"{PROGRAM} (process {daemon.pid}, pipe directory {printable(daemon.pipe_directory)})"
+        for daemon in on_host[: MAX_UNMANAGED_LINES - _SUM_LINES]
     ]
-    if more := len(here) - len(lines):
+    if more := len(on_host) - len(lines):
         lines.append(f"{PROGRAM} ({more} more on this host)")
-    if inside := len(everybody) - len(here):
-        lines.append(f"{PROGRAM} ({_counted(inside)} in pods)")
+    if in_pods := len(by_pid) - len(on_host):
+        number = "1 process" if in_pods == 1 else f"{in_pods} processes"
+        lines.append(f"{PROGRAM} ({number} in pods)")
     return tuple(lines)
 
 
@@ -57,16 +58,12 @@ def is_in_pod(proc_cgroup: bytes) -> bool:
     return "kubepods" in text or container_of_process(text) is not None
 
 
-def _counted(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
-
-
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
 _STATE, _PARENT, _STARTED = 0, 1, 19  # proc_pid_stat(5), from behind the name
 _ENDED: Final = ("Z", "X")
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
 _AS_DAEMON: Final = re.compile(r"-[a-z]*[df][a-z]*|--(daemon|foreground)", re.IGNORECASE)
-_LACKING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it is this process that cannot look
+_LACKING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # this process cannot look
 # As root, where nothing is said; protocol 3 has another place for it.
 _USUAL_PIPES: Final = {2: "/tmp/nvidia-mps", 3: "/run/nvidia-mps"}
 
@@ -92,12 +89,12 @@ class DaemonProcesses:
 
     def living_in(self, directory: str) -> tuple[DaemonProcess, ...]:
         """All with any token and a pipe directory in *directory*, and what they have started."""
-        marks = f"{PIPE_DIRECTORY}={directory}".encode(), f"{PIPE_DIRECTORY}={directory}/".encode()
+        pipe = f"{PIPE_DIRECTORY}={directory}/".encode()
         token = f"{TOKEN_VARIABLE}=".encode()
 
         def lives(environ: list[bytes]) -> bool:
-            inside = any(one == marks[0] or one.startswith(marks[1]) for one in environ)
-            return inside and any(one.startswith(token) for one in environ)
+            in_directory = any((variable + b"/").startswith(pipe) for variable in environ)
+            return in_directory and any(variable.startswith(token) for variable in environ)
 
         return self._with(lives)
 
@@ -128,8 +125,8 @@ class DaemonProcesses:
         self, processes: Iterable[DaemonProcess], number: signal.Signals, seconds: float
     ) -> bool:
         """Send a signal to each and wait for their end. False: some are still there."""
-        left = [process for process in processes if self._signal(process, number)]
-        return self.wait(left, seconds)
+        signalled = [process for process in processes if self._signal(process, number)]
+        return self.wait(signalled, seconds)
 
     def end_all(
         self, find: Callable[[], tuple[DaemonProcess, ...]], number: signal.Signals, seconds: float
@@ -214,14 +211,14 @@ class DaemonProcesses:
         try:
             return read_proc_file(self._proc, pid, file)
         except OSError as e:
-            if e.errno in _LACKING:  # that nobody is there would be a guess
+            if e.errno in _LACKING:  # whether it is there cannot be said
                 raise MpsStateUnknown(f"process {pid} cannot be looked at: {e}") from e
             return b""
 
 
 def _look_twice(find: Callable[[], tuple[DaemonProcess, ...]]) -> tuple[DaemonProcess, ...]:
     """A process has no environment for the moment in which it becomes another program."""
-    if not (found := find()):
-        time.sleep(_BETWEEN_LOOKS_SECONDS)
-        found = find()
-    return found
+    if processes := find():
+        return processes
+    time.sleep(_BETWEEN_LOOKS_SECONDS)
+    return find()

@@ -25,20 +25,20 @@ _SERVERS: Final = "get_server_list"
 
 
 class Protocol2:
-    """Words for daemons of this protocol."""
+    """Commands to daemons of this protocol."""
 
     def __init__(self, control: ControlProgram) -> None:
         self._control = control
 
     def command(self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> Command:
-        """What starts it in the background, several users being served."""
+        """Starts it in the background, for several users."""
         command = self._control.command("-d", "-M")
         return replace(command, variables=((_GPUS, ",".join(daemon.gpus)),))
 
     def configure_when_ready(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
-        """The pipe directory of each namespace. NodeError: it does not take its limits."""
+        """Set its limits. The pipe directory of each namespace. NodeError: they are refused."""
         output = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
         percents = [_percent(line) for line in output.splitlines()]
         if not percents or percents[-1] != daemon.default_limits.percent:
@@ -62,7 +62,7 @@ class Protocol2:
     def add_namespace(
         self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
     ) -> str:
-        """There is nothing to be made: the limits are in the environment of its containers."""
+        """Nothing is created: the limits are in the environment of its containers."""
         if not _is_within(namespace.limits, daemon.default_limits):
             raise NodeError(
                 f"MPS server {daemon.name} has other limits already: it gives a client at most "
@@ -84,7 +84,7 @@ class Protocol2:
     def terminators(
         self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
     ) -> Mapping[int, TerminateClient]:
-        """What ends each of those of *pids* that are clients."""
+        """How to end each of *pids* that is a client."""
         return {
             pid: partial(self._terminate, daemon, server, pid)
             for server in self._numbers(daemon, _SERVERS, deadline)

@@ -68,15 +68,14 @@ class NamespaceRow:
 
 
 class Protocol3:
-    """Words for daemons of this protocol."""
+    """Commands to daemons of this protocol."""
 
     def __init__(self, control: ControlProgram) -> None:
         self._control = control
         self._default: dict[str, str] = {}  # its pipe directory, by the token of a daemon
 
     def command(self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> Command:
-        """What starts it in the background, several users being served; its configuration is
-        written."""
+        """Starts it in the background, for several users; its configuration is written."""
         config = Path(daemon.config)
         config.write_text(daemon_config(daemon, namespaces))
         config.chmod(0o600)
@@ -106,7 +105,7 @@ class Protocol3:
         return {namespace.name: rows[namespace.name].pipe_directory for namespace in namespaces}
 
     def forget(self, daemon: ControlDaemon) -> None:
-        """It is another one from now on."""
+        """It is stopped, or another one is started in its place."""
         self._default.pop(daemon.token, None)
 
     def namespace_rows(self, daemon: ControlDaemon, deadline: Deadline) -> list[NamespaceRow]:
@@ -139,23 +138,23 @@ class Protocol3:
         except TimedOut:
             raise
         except NodeError:
-            there = self._find(daemon, namespace.name, deadline)
-            if there is None:
+            row = self._find(daemon, namespace.name, deadline)
+            if row is None:
                 raise
-            if limits_match(there.limits, namespace.limits):
-                return there.pipe_directory
-            if there.limits != MpsLimits():
+            if limits_match(row.limits, namespace.limits):
+                return row.pipe_directory
+            if row.limits != MpsLimits():
                 raise NodeError(
                     f"namespace {namespace.name} of MPS server {daemon.name} has other limits "
-                    f"already ({there.limits}, not {namespace.limits}): delete the pods of "
+                    f"already ({row.limits}, not {namespace.limits}): delete the pods of "
                     "its claim"
                 ) from None
-            # What is left of a crash between making it and limiting it: nobody was let in.
+            # A crash came between its creation and its limits: no client was let in.
         try:
             self.limit_namespace(daemon, namespace, deadline)
             return self._directory(daemon, namespace.name, deadline)
         except NodeError:
-            # Without its limits nobody may have it.
+            # Without its limits no claim may have it.
             self.remove_namespace(
                 daemon, namespace.name, within_request(deadline.seconds, "namespace delete")
             )
@@ -192,9 +191,9 @@ class Protocol3:
     def terminators(
         self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
     ) -> Mapping[int, TerminateClient]:
-        """What ends each of those of *pids* that are clients."""
-        there = self._clients(daemon, deadline) & set(pids)
-        return {pid: partial(self._terminate, daemon, pid) for pid in there}
+        """How to end each of *pids* that is a client."""
+        clients = self._clients(daemon, deadline) & set(pids)
+        return {pid: partial(self._terminate, daemon, pid) for pid in clients}
 
     def quit(self, daemon: ControlDaemon, deadline: Deadline) -> None:
         self._control.ask(daemon, deadline, "-q")
@@ -214,7 +213,7 @@ class Protocol3:
     def _directory(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> str:
-        """Beside that of the default namespace, which was read; else it is read."""
+        """Beside that of the default namespace, if that is known; else the daemon is asked."""
         if default := self._default.get(daemon.token):
             sibling = os.path.join(os.path.dirname(default), namespace)
             if os.path.isdir(sibling):
@@ -228,10 +227,10 @@ class Protocol3:
             self._default[daemon.token] = rows[DEFAULT_NAMESPACE].pipe_directory
         return rows[namespace].pipe_directory
 
-    def _listed(self, daemon: ControlDaemon, deadline: Deadline, what: str) -> str:
-        """Nothing, where there is no server."""
+    def _listed(self, daemon: ControlDaemon, deadline: Deadline, kind: str) -> str:
+        """The list of clients or namespaces; empty: there is no server."""
         try:
-            return self._control.ask(daemon, deadline, what, "list", _ON_SERVER, _LIST)
+            return self._control.ask(daemon, deadline, kind, "list", _ON_SERVER, _LIST)
         except TimedOut:
             raise
         except NodeError as e:
@@ -259,7 +258,7 @@ def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
 
 
 def limits_match(reported: MpsLimits, expected: MpsLimits) -> bool:
-    """Whether a daemon that says the one was told the other."""
+    """Whether a daemon that reports the one was given the other."""
     if reported.percent != expected.percent:
         return False
     if reported.memory_bytes is None or expected.memory_bytes is None:
@@ -290,9 +289,8 @@ def parse_namespaces(text: str) -> list[NamespaceRow]:
 def parse_clients(text: str) -> tuple[MpsClient, ...]:
     """Each once, on however many GPUs it is. NodeError: it is no list of clients.
 
-    A line begins with what the daemon says and ends with what a process is called, which may have
-    line feeds. So a line behind a client's that is none is more of that name, and no fault of the
-    daemon's, who would be started again for it.
+    A line ends with the name of a process, which may contain line feeds. So a line after a client's
+    that is none is more of that name, and no fault of the daemon, which would be restarted for it.
     """
     clients: set[MpsClient] = set()
     for row in parse_table(text, _CLIENT):
@@ -305,7 +303,7 @@ def parse_clients(text: str) -> tuple[MpsClient, ...]:
 
 
 def _no_clients(text: str) -> NodeError:
-    """Tenants are told of it, and what it says of others is for the administrator."""
+    """Tenants read the error: what the daemon says of others is in the log alone."""
     extra = {"said": text[:_SHOWN]}
     log.warning("an MPS daemon was asked for its clients, and answers otherwise", extra=extra)
     return NodeError("no list of MPS clients: the log of the MPS agent has what it said")
@@ -330,8 +328,6 @@ def _percent_or_all(text: str) -> int:
 
 
 def says_unknown(error: NodeError) -> bool:
-    """Whether it does not know the server. Which words it has for that is not documented.
-
-    Only its own count: the command names the server, too.
-    """
+    """Whether the program does not know the server, by its own output: the command names the server
+    too. Its words for that are not documented."""
     return isinstance(error, CommandFailed) and bool(_UNKNOWN.search(error.output))

@@ -18,9 +18,9 @@ from dra_driver.base.errors import NodeError, TimedOut
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PASSABLE: Final = 0o755  # clients of any user go through
-_SECONDS: Final = 5.0  # in which even somebody who goes on making files is outrun, or never
-# Somebody was quicker than this. What there is now is seen with the next look.
-_QUICKER: Final = (FileNotFoundError, NotADirectoryError)
+_SECONDS: Final = 5.0  # in which even a tenant that goes on making files is outrun, or never
+# A tenant replaced it meanwhile. What there is now is listed the next time.
+_REPLACED: Final = (FileNotFoundError, NotADirectoryError)
 
 TreePath = tuple[str, ...]
 """Names of directories, each inside the one before."""
@@ -37,19 +37,17 @@ def make_directory(directory: str) -> None:
 
 
 def empty_directory(directory: str, keep: Collection[TreePath] = ()) -> None:
-    """Take away all that is in it besides the directories *keep* and those that they are in.
+    """Remove all that is in it besides the directories *keep* and those that they are in.
 
-    What is kept is empty then, is the same directory as before, and everybody may pass it.
-    OSError: something cannot be taken away. TimedOut: somebody makes files as fast as they go.
+    These are the same directories as before, empty, and everybody may pass them. OSError: something
+    cannot be removed. TimedOut: somebody makes files as fast as they are removed.
     """
     with open_directory(directory) as top:
         _Emptying(directory).work(top, frozenset(keep))
 
 
 def remove_directory(directory: str) -> None:
-    """Take it away with all that is in it. Not there: fine. OSError, TimedOut: as for
-    ``empty_directory``.
-    """
+    """Remove it with all that is in it; it may be gone. Errors as of ``empty_directory``."""
     with suppress(FileNotFoundError):
         empty_directory(directory)
         os.rmdir(directory)
@@ -74,23 +72,23 @@ class _Emptying:
 
     def work(self, at: int, keep: Collection[TreePath]) -> None:
         """It calls itself for a level of *keep*, which is ours, and for no other."""
-        kept = {path[0] for path in keep}
-        for name in sorted(kept):
-            inside = frozenset(path[1:] for path in keep if path[0] == name and path[1:])
+        keep_names = {path[0] for path in keep}
+        for name in sorted(keep_names):
+            below = frozenset(path[1:] for path in keep if path[0] == name and path[1:])
             try:
                 with open_directory(name, at) as inner:
                     os.fchmod(inner, os.fstat(inner).st_mode & 0o7777 | PASSABLE)
-                    self.work(inner, inside)
+                    self.work(inner, below)
             except FileNotFoundError:
                 continue
             except NotADirectoryError:
-                kept.discard(name)  # it goes with the rest
-        while left := [name for name in os.listdir(at) if name not in kept]:
-            for name in left:
-                self._take(at, name)
+                keep_names.discard(name)  # it is removed with everything else
+        while names := [name for name in os.listdir(at) if name not in keep_names]:
+            for name in names:
+                self._remove(at, name)
 
-    def _take(self, at: int, name: str) -> None:
-        """Take it away, but for the directories in it: these are in *at* then."""
+    def _remove(self, at: int, name: str) -> None:
+        """Remove it, but move the directories in it up into *at*."""
         if self._deadline.expired:
             raise TimedOut(
                 f"{self._named} cannot be emptied in {self._deadline.seconds:.3g} s: is somebody "
@@ -98,15 +96,15 @@ class _Emptying:
             )
         if not _is_directory(at, name):
             return
-        with suppress(*_QUICKER), open_directory(name, at) as inside:
+        with suppress(*_REPLACED), open_directory(name, at) as inside:
             self._refuse_mount(at, inside, name)
             for below in os.listdir(inside):
                 if _is_directory(inside, below):
-                    lifted = secrets.token_hex(16)
                     with suppress(FileNotFoundError):
-                        os.rename(below, lifted, src_dir_fd=inside, dst_dir_fd=at)
+                        new_name = secrets.token_hex(16)
+                        os.rename(below, new_name, src_dir_fd=inside, dst_dir_fd=at)
         try:
-            with suppress(*_QUICKER):
+            with suppress(*_REPLACED):
                 os.rmdir(name, dir_fd=at)
         except OSError as e:
             if e.errno != errno.ENOTEMPTY:  # somebody made more
@@ -118,11 +116,10 @@ class _Emptying:
 
 
 def _is_directory(at: int, name: str) -> bool:
-    """False: it was none, and is gone. Nothing is asked before, since the answer may be old."""
+    """False: it was none, and is removed. A check before that could be out of date."""
     try:
-        os.unlink(name, dir_fd=at)
-    except FileNotFoundError:
-        return False
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=at)
     except IsADirectoryError:
         return True
     return False
