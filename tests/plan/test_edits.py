@@ -220,22 +220,6 @@ def test_a_container_with_two_claims_learns_of_both(debian: CdiHost) -> None:
     assert len(destinations) == len(set(destinations))
 
 
-def test_nothing_runs_for_a_container_to_start(debian: CdiHost) -> None:
-    assert all(part.hooks == () for part in claim_spec(CLAIM, [granted(0)], debian).all_edits)
-
-
-def test_hooks_stand_beside_the_devices(debian: CdiHost) -> None:
-    """A kubelet may name a device twice, and would run a device's hooks twice."""
-    spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
-    assert [hook.args[1] for hook in spec.container_edits.hooks] == [
-        "create-symlinks",
-        "enable-cuda-compat",
-        "update-ldcache",
-        "disable-device-node-modification",
-    ]
-    assert all(device.container_edits.hooks == () for device in spec.devices)
-
-
 def test_everything_of_the_driver_is_read_only(debian: CdiHost) -> None:
     mounts = claim_spec(CLAIM, [granted(0)], debian).container_edits.mounts
     assert mounts
@@ -304,12 +288,6 @@ def test_the_loader_of_this_system_searches_one_of_the_directories_by_itself() -
         pytest.skip("a glibc before 2.33 does not tell what it searches")
     ours = {f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64"}
     assert searched & {os.path.realpath(directory) for directory in ours}
-
-
-def test_device_files_of_a_driver_container_stand_where_programs_look(container: CdiHost) -> None:
-    spec = claim_spec(CLAIM, [granted(2)], container)
-    (node,) = spec.devices[0].container_edits.device_nodes
-    assert (node.path, node.host_path) == ("/dev/nvidia2", "/run/nvidia/driver/dev/nvidia2")
 
 
 def test_what_a_share_may_use_is_told() -> None:

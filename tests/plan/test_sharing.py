@@ -14,7 +14,7 @@ from dra_driver.model.gpus import Inventory, Version
 from dra_driver.model.mps import ALL_CORES, MpsPriority
 from dra_driver.model.offer import EXCLUSIVE, ApiFeatures, Device, Fractional, Offer, Replica
 from dra_driver.model.profiles import DEFAULT_PROFILE, SharingStrategy
-from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
+from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.plan.offer.devices import build_offer as offer_of
 from dra_driver.plan.prepare.claim import plan_claim
 from dra_driver.plan.prepare.sharing import DeviceGrant, MpsShared, TimeSliced
@@ -286,12 +286,6 @@ def test_cores_that_a_claim_was_given_by_default_are_no_reason_to_refuse_it_late
         path="fromclaim.sharing"
     )
     assert "cores: 24 %" in refusal(fraction(cores="24"), at=taking_turns)
-
-
-def test_who_has_no_opinion_on_the_interval_sets_none():
-    plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
-
-    assert not any(isinstance(step, SetTimeSlice) for step in plan.steps)
 
 
 LONG_TURNS = {**TURNS, "timeSlicingConfig": {"interval": "Long"}}

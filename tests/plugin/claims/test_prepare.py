@@ -131,40 +131,33 @@ def test_every_id_in_the_answer_is_in_the_file(world):
     assert {cdi_id for device in answer for cdi_id in device.cdi_ids} == names
 
 
-@pytest.mark.point(22)
-def test_asking_again_gives_the_same_answer_and_does_nothing(world):
+@pytest.mark.point(22, 23)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_asking_again_gives_the_same_answer_and_does_nothing(world, restarted):
     first = world.prepare("gpu-0")
     world.api.down = True
+    if restarted:
+        world.restart()
 
     assert world.preparer.prepare(ref()) == first
     assert len(world.node.done) == 1
 
 
-@pytest.mark.point(23)
-def test_asking_again_after_a_restart_gives_the_same_answer(world):
-    first = world.prepare("gpu-0")
-    world.api.down = True
-
-    assert world.restart().prepare(ref()) == first
-    assert len(world.node.done) == 1
-
-
-def test_a_cdi_file_that_vanished_is_back_when_the_claim_is_asked_for_again(world):
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda world: world.preparer.prepare(ref()),
+        lambda world: world.restart(),
+        lambda world: world.preparer.restore_files(),
+    ],
+    ids=["it is asked for again", "a restart", "the repair"],
+)
+def test_a_cdi_file_that_somebody_removed_is_written_again(world, act):
     world.prepare("gpu-0")
     before = world.spec()
     world.specs.remove(ClaimUid("uid-claim"))
 
-    world.preparer.prepare(ref())
-
-    assert world.spec() == before
-
-
-def test_a_cdi_file_that_vanished_is_back_after_a_restart(world):
-    world.prepare("gpu-0")
-    before = world.spec()
-    world.specs.remove(ClaimUid("uid-claim"))
-
-    world.restart()
+    act(world)
 
     assert world.spec() == before
 
@@ -212,40 +205,18 @@ def test_an_annotation_that_names_no_claim_of_a_pod_is_refused_before_anything_i
     assert world.node.done == []
 
 
-@pytest.mark.point(48, 49, 57, 92)
-def test_unprepare_takes_everything_back_and_can_be_repeated(world):
+@pytest.mark.point(48, 49, 50, 52, 57, 92)
+@pytest.mark.parametrize("then", ["", "the API server is down", "a restart", "the GPU is gone"])
+def test_unprepare_takes_everything_back_and_can_be_repeated(world, then):
     world.prepare("gpu-0")
+    if then == "a restart":
+        world.restart()
+    elif then == "the GPU is gone":
+        world.node.now = Inventory()
+        world.node.refresh()
+    world.api.down = then == "the API server is down"
 
     world.preparer.unprepare(ref())
-    world.preparer.unprepare(ref())
-
-    assert world.nothing_left
-
-
-@pytest.mark.point(50)
-def test_unprepare_needs_no_api_server(world):
-    world.prepare("gpu-0")
-    world.api.down = True
-
-    world.preparer.unprepare(ref())
-
-    assert world.nothing_left
-
-
-@pytest.mark.point(52)
-def test_unprepare_works_after_a_restart(world):
-    world.prepare("gpu-0")
-
-    world.restart().unprepare(ref())
-
-    assert world.nothing_left
-
-
-def test_unprepare_works_for_a_gpu_that_is_gone(world):
-    world.prepare("gpu-0")
-    world.node.now = Inventory()
-    world.node.refresh()
-
     world.preparer.unprepare(ref())
 
     assert world.nothing_left
@@ -693,16 +664,6 @@ def test_a_cdi_directory_that_cannot_be_read_does_not_keep_the_process_from_star
     cdi.unlink()
     (world.directory / "away").rename(cdi)
     assert world.preparer.prepare(ref())
-
-
-def test_cdi_files_that_somebody_removed_are_put_back(world):
-    world.prepare("gpu-0")
-    before = world.spec()
-    world.specs.remove(ClaimUid("uid-claim"))
-
-    world.preparer.restore_files()
-
-    assert world.spec() == before
 
 
 def test_waiting_for_everything_together_ends_in_time(world):
