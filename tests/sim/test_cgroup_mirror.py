@@ -1,15 +1,13 @@
 """A simulated node has the cgroups of the pods that a real kubelet makes."""
 
 import shutil
-import time
 
 import pytest
 
 from dra_driver.node.cgroups.tree import Cgroups
 from dra_driver.sim.cgroup_mirror import CgroupMirror
 from dra_driver.sim.memory_limits import CgroupTree
-
-SECONDS = 60.0
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -25,13 +23,6 @@ def mirror(tmp_path):
     yield start
     for running in started:
         running.stop()
-
-
-def eventually(condition):
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("controller", ["", "pids/"], ids=["cgroup v2", "cgroup v1"])

@@ -18,6 +18,7 @@ class Raw(LimitedNode):
     def __init__(self, directory, backend, **fields):
         super().__init__(directory, backend, **fields)
         self.functions.nvmlInit()
+        self.a = self.tree.make("a")  # a cgroup
 
     def set(self, cgroup, hard, soft=0, gpu=0):
         handle = self.functions.nvmlDeviceGetHandleByIndex(gpu)
@@ -61,47 +62,42 @@ def test_the_codes_are_those_of_nvml():
 
 
 def test_a_limit_is_kept_for_each_gpu(either):
-    a = either.tree.make("a")
-    either.set(a, 4 * GIB, soft=GIB)
-    either.set(a, 8 * GIB, gpu=1)
-    assert either.get(a) == (GIB, 4 * GIB, 0)
-    assert either.get(a, gpu=1) == (0, 8 * GIB, 0)
+    either.set(either.a, 4 * GIB, soft=GIB)
+    either.set(either.a, 8 * GIB, gpu=1)
+    assert either.get(either.a) == (GIB, 4 * GIB, 0)
+    assert either.get(either.a, gpu=1) == (0, 8 * GIB, 0)
 
 
 def test_a_limit_is_the_sum_of_all_processes_and_goes_by_what_was_given_back(either):
-    a = either.tree.make("a")
-    either.set(a, 4 * GIB)
-    first = either.allocate(a, 3 * GIB)
+    either.set(either.a, 4 * GIB)
+    first = either.allocate(either.a, 3 * GIB)
     assert first is not None
-    assert either.allocate(a, 2 * GIB) is None
-    assert either.allocate(a, 2 * GIB, gpu=1) is not None
+    assert either.allocate(either.a, 2 * GIB) is None
+    assert either.allocate(either.a, 2 * GIB, gpu=1) is not None
     either.driver.free(first)
-    assert either.allocate(a, 4 * GIB) is not None
-    assert either.get(a)[2] == 4 * GIB
+    assert either.allocate(either.a, 4 * GIB) is not None
+    assert either.get(either.a)[2] == 4 * GIB
 
 
 def test_a_cleared_limit_limits_nothing(either):
-    a = either.tree.make("a")
-    either.set(a, GIB)
-    either.set(a, MAX)
-    assert either.get(a) == (0, MAX, 0)
-    assert either.allocate(a, 40 * GIB) is not None
+    either.set(either.a, GIB)
+    either.set(either.a, MAX)
+    assert either.get(either.a) == (0, MAX, 0)
+    assert either.allocate(either.a, 40 * GIB) is not None
 
 
 def test_only_root_sets_and_anybody_reads(either):
-    a = either.tree.make("a")
-    either.set(a, GIB)
+    either.set(either.a, GIB)
     either.is_root = False
-    assert refused(either.set, a, 2 * GIB) == NO_PERMISSION
-    assert either.get(a)[1] == GIB
+    assert refused(either.set, either.a, 2 * GIB) == NO_PERMISSION
+    assert either.get(either.a)[1] == GIB
 
 
 def test_a_gpu_in_mig_mode_has_no_limits(either):
-    a = either.tree.make("a")
     either.node.change(gpu=0, mig=True)
-    assert refused(either.set, a, GIB) == NOT_SUPPORTED
-    assert refused(either.get, a) == NOT_SUPPORTED
-    either.set(a, GIB, gpu=1)
+    assert refused(either.set, either.a, GIB) == NOT_SUPPORTED
+    assert refused(either.get, either.a) == NOT_SUPPORTED
+    either.set(either.a, GIB, gpu=1)
 
 
 def test_what_is_no_cgroup_is_refused(either, tmp_path):
@@ -125,15 +121,13 @@ def test_a_promise_beyond_the_limit_is_refused(either):
 )
 def test_without_accounting_or_before_615_there_are_no_limits(tmp_path, fields, code):
     node = Raw(tmp_path, **fields)
-    a = node.tree.make("a")
-    assert refused(node.set, a, GIB) == code
-    assert refused(node.get, a) == code
+    assert refused(node.set, node.a, GIB) == code
+    assert refused(node.get, node.a) == code
 
 
 def test_without_cgroup_v2_there_are_no_limits(either):
-    a = either.tree.make("a")
     (either.tree.root / "cgroup.controllers").unlink()
-    assert refused(either.set, a, GIB) == NOT_SUPPORTED
+    assert refused(either.set, either.a, GIB) == NOT_SUPPORTED
 
 
 def test_dmem_needs_its_files(dmem):
@@ -156,10 +150,9 @@ def test_with_dmem_every_parents_limit_counts_and_shows_nowhere_else(dmem):
 
 
 def test_dmem_counts_from_the_start_and_leaves_a_limit_that_is_in_use_silently(dmem):
-    a = dmem.tree.make("a")
-    assert dmem.allocate(a, 3 * GIB) is not None
-    dmem.set(a, 2 * GIB)
-    assert dmem.get(a) == (0, MAX, 3 * GIB)
+    assert dmem.allocate(dmem.a, 3 * GIB) is not None
+    dmem.set(dmem.a, 2 * GIB)
+    assert dmem.get(dmem.a) == (0, MAX, 3 * GIB)
 
 
 def test_what_a_leaf_was_promised_stays_with_its_parents(dmem):
@@ -183,21 +176,19 @@ def test_misc_says_of_a_group_without_a_limit_what_it_says_where_there_is_none(m
 
 
 def test_misc_counts_nothing_that_was_there_before_the_limit(misc):
-    a = misc.tree.make("a")
-    before = misc.allocate(a, 3 * GIB)
-    misc.set(a, 2 * GIB)
-    assert misc.get(a)[2] == 0
-    assert misc.allocate(a, 2 * GIB) is not None
+    before = misc.allocate(misc.a, 3 * GIB)
+    misc.set(misc.a, 2 * GIB)
+    assert misc.get(misc.a)[2] == 0
+    assert misc.allocate(misc.a, 2 * GIB) is not None
     misc.driver.free(before)
-    assert misc.get(a)[2] == 2 * GIB
+    assert misc.get(misc.a)[2] == 2 * GIB
 
 
 def test_misc_refuses_a_limit_below_what_is_in_use(misc):
-    a = misc.tree.make("a")
-    misc.set(a, 4 * GIB)
-    assert misc.allocate(a, 3 * GIB) is not None
-    assert refused(misc.set, a, 2 * GIB) == INVALID
-    assert misc.get(a)[1] == 4 * GIB
+    misc.set(misc.a, 4 * GIB)
+    assert misc.allocate(misc.a, 3 * GIB) is not None
+    assert refused(misc.set, misc.a, 2 * GIB) == INVALID
+    assert misc.get(misc.a)[1] == 4 * GIB
 
 
 def test_misc_knows_only_the_nearest_limit(misc):
@@ -235,8 +226,7 @@ def test_misc_forgets_a_cgroup_that_goes(misc):
     ],
 )
 def test_with_the_driver_every_limit_goes(either, event):
-    a = either.tree.make("a")
-    either.set(a, GIB)
+    either.set(either.a, GIB)
     before = {name: either.node.document[name] for name in event if name in either.node.document}
     either.node.change(**event)
     either.node.live.current()
@@ -244,26 +234,24 @@ def test_with_the_driver_every_limit_goes(either, event):
     either.functions.nvmlShutdown()
     either.functions.nvmlInit()
     if either.node.document["memory_limits"] == "misc":
-        assert refused(either.get, a) == NOT_SUPPORTED
+        assert refused(either.get, either.a) == NOT_SUPPORTED
     else:
-        assert either.get(a) == (0, MAX, 0)
+        assert either.get(either.a) == (0, MAX, 0)
 
 
 def test_with_its_gpu_a_limit_goes_and_the_others_stay(either):
-    a = either.tree.make("a")
-    either.set(a, GIB)
-    either.set(a, GIB, gpu=1)
+    either.set(either.a, GIB)
+    either.set(either.a, GIB, gpu=1)
     either.node.change(gpu=0, present=False)
     either.node.live.current()
     either.node.change(gpu=0, present=True)
-    assert either.get(a, gpu=1)[1] == GIB
-    assert either.allocate(a, 2 * GIB) is not None
+    assert either.get(either.a, gpu=1)[1] == GIB
+    assert either.allocate(either.a, 2 * GIB) is not None
 
 
 def test_limits_outlive_the_process_that_set_them(either):
-    a = either.tree.make("a")
-    either.set(a, GIB)
+    either.set(either.a, GIB)
     again = Raw.__new__(Raw)
     LimitedNode.__init__(again, either.node.file.parent, either.node.document["memory_limits"])
     again.functions.nvmlInit()
-    assert again.get(a)[1] == GIB
+    assert again.get(either.a)[1] == GIB

@@ -23,6 +23,11 @@ def nvml(node):
     return node.functions
 
 
+def refused(error, call, *arguments):
+    with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
+        call(*arguments)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_every_function_has_the_parameters_that_pynvml_gives_it(name):
     real = list(inspect.signature(getattr(pynvml, name)).parameters)
@@ -72,32 +77,27 @@ def test_without_a_driver_there_is_no_init(node, driver, error):
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_an_index_beyond_the_last_gpu_is_invalid(nvml, index):
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        nvml.nvmlDeviceGetHandleByIndex(index)
+    refused("InvalidArgument", nvml.nvmlDeviceGetHandleByIndex, index)
 
 
 @pytest.mark.parametrize("handle", [None, 0, "GPU-0"])
 def test_what_is_no_handle_is_invalid(nvml, handle):
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        nvml.nvmlDeviceGetUUID(handle)
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, handle)
 
 
 def test_a_handle_of_an_earlier_session_is_invalid(nvml):
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     nvml.nvmlShutdown()
     nvml.nvmlInit()
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        nvml.nvmlDeviceGetUUID(handle)
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, handle)
 
 
 def test_a_board_without_mig_does_not_support_the_question(tmp_path):
     nvml = Node(tmp_path, {"gpus": [{"product": "T4", "bus_id": "0000:00:1e.0"}]}).functions
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        nvml.nvmlDeviceGetMigMode(handle)
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        nvml.nvmlDeviceGetNvLinkState(handle, 0)
+    refused("NotSupported", nvml.nvmlDeviceGetMigMode, handle)
+    refused("NotSupported", nvml.nvmlDeviceGetNvLinkState, handle, 0)
 
 
 def test_mig_mode_is_told_as_current_and_pending(node, nvml):
@@ -110,22 +110,19 @@ def test_mig_mode_is_told_as_current_and_pending(node, nvml):
 def test_a_gpu_that_leaves_keeps_its_index_and_is_lost(node, nvml):
     node.change(gpu=0, present=False)
     assert nvml.nvmlDeviceGetCount() == 2
-    with pytest.raises(pynvml.NVMLError_GpuIsLost):
-        nvml.nvmlDeviceGetHandleByIndex(0)
+    refused("GpuIsLost", nvml.nvmlDeviceGetHandleByIndex, 0)
 
 
 def test_a_fault_can_concern_one_function(node, nvml):
     node.change(gpu=0, fails={"nvmlDeviceGetName": "NVML_ERROR_TIMEOUT"})
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetUUID(handle).startswith("GPU-")
-    with pytest.raises(pynvml.NVMLError_Timeout):
-        nvml.nvmlDeviceGetName(handle)
+    refused("Timeout", nvml.nvmlDeviceGetName, handle)
 
 
 def test_a_driver_that_was_replaced_does_not_match_its_library(node, nvml):
     node.change(driver_version="590.48.01")
-    with pytest.raises(pynvml.NVMLError_LibRmVersionMismatch):
-        nvml.nvmlSystemGetDriverVersion()
+    refused("LibRmVersionMismatch", nvml.nvmlSystemGetDriverVersion)
 
 
 def test_identity_is_told_in_the_forms_of_nvml(nvml):
@@ -136,8 +133,7 @@ def test_identity_is_told_in_the_forms_of_nvml(nvml):
     assert (place.pciDeviceId, place.pciSubSystemId) == (0x233010DE, 0x16C110DE)
     assert nvml.nvmlDeviceGetHandleByUUID(nvml.nvmlDeviceGetUUID(handle)) == handle
     assert len(nvml.nvmlDeviceGetSerial(handle)) == 13
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        nvml.nvmlDeviceGetHandleByUUID("GPU-0")
+    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, "GPU-0")
 
 
 def test_processes_hold_memory(node, nvml):
@@ -155,15 +151,12 @@ def test_links_lead_to_switches_up_to_the_last_link_of_the_board(nvml):
     assert nvml.nvmlDeviceGetNvLinkState(handle, 17) == 1
     switch = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
     assert nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, 17) == switch
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        nvml.nvmlDeviceGetNvLinkState(handle, 18)
+    refused("InvalidArgument", nvml.nvmlDeviceGetNvLinkState, handle, 18)
 
 
 def test_an_inactive_link_leads_nowhere(node, nvml):
     node.change(nvlink="none")
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetNvLinkState(handle, 0) == 0
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, 0)
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, 0)
+    refused("NotSupported", nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, 0)
+    refused("NotSupported", nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, 0)

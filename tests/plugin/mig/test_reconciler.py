@@ -433,7 +433,7 @@ def test_profiles_name_a_layout_for_each_gpu(tmp_path):
 
 
 def test_a_failed_change_is_not_tried_again_at_once(scene, board):
-    scene.boards.step = failing_once("mode True")
+    scene.boards.step = failing("mode True", forever=False)
     first = scene.apply("all-1g.5gb")
 
     again = scene.look()
@@ -446,21 +446,19 @@ def test_a_failed_change_is_not_tried_again_at_once(scene, board):
 
 def test_a_failed_restore_is_told_and_tried_again_by_the_next_process(scene, board):
     scene.apply("all-3g.20gb")
-    scene.boards.step = failing_from(f"CI {ONES[2]}")
+    scene.boards.step = failing(f"CI {ONES[2]}", forever=True)
 
     state = scene.apply("all-1g.5gb")
 
     reason = state.outcomes[board.uuid].reason
     assert "what was there before could not be restored" in reason
     assert state.before[board.uuid].keys == THREES
-    scene.boards.step = lambda call: None
-    scene.label = ""
-    assert scene.start().look().before == {}
+    assert scene.next_process("").before == {}
     assert board.instances == whole(*THREES)
 
 
 def test_a_change_that_is_no_longer_desired_waits_to_be_undone(scene, board):
-    scene.boards.step = failing_from(f"CI {ONES[2]}")
+    scene.boards.step = failing(f"CI {ONES[2]}", forever=True)
     scene.apply("all-1g.5gb")
     scene.label = ""
     scene.claims.holding = {board.uuid}
@@ -476,13 +474,11 @@ def test_a_change_that_is_no_longer_desired_waits_to_be_undone(scene, board):
 
 def test_before_a_layout_is_refused_a_half_done_change_is_undone(scene, board):
     scene.apply("all-3g.20gb")
-    scene.boards.step = failing_from(f"CI {ONES[2]}")
+    scene.boards.step = failing(f"CI {ONES[2]}", forever=True)
     scene.apply("all-1g.5gb")
-    scene.boards.step = lambda call: None
     scene.layout("never", g9_5gb=1)
-    scene.label = "never"
 
-    state = scene.start().look()
+    state = scene.next_process("never")
 
     assert state.state is LayoutState.FAILED
     assert "has no profile 9g.5gb" in state.outcomes[board.uuid].reason
@@ -529,10 +525,8 @@ def test_after_a_reboot_every_instance_is_somebody_elses(scene, board):
     scene.apply("all-1g.5gb")
     scene.boot = "next"
     board.instances = whole(ONES[0])
-    scene.label = "all-3g.20gb"
-    scene.boards.refresh()
 
-    state = scene.start().look()
+    state = scene.next_process("all-3g.20gb")
 
     assert board.instances == whole(ONES[0])
     assert "1g.5gb at 0" in state.outcomes[board.uuid].reason
@@ -602,25 +596,13 @@ def test_a_profile_that_cannot_be_used_is_a_failure_of_the_desired_layout(scene)
     assert (scene.states, scene.problems) == ([LayoutState.FAILED], ["no such profile"])
 
 
-def failing_once(where):
-    """NVML says no there, the first time."""
-    failing = [where]
+def failing(where, *, forever):
+    """NVML says no at that call, and to everything after it if *forever*."""
+    failed = []
 
     def step(call):
-        if failing and call == failing[0]:
-            failing.clear()
-            raise NodeError("GPU-0: NVML says no")
-
-    return step
-
-
-def failing_from(where):
-    """NVML says no there, and to everything after it."""
-    broken = []
-
-    def step(call):
-        if call == where or broken:
-            broken.append(call)
+        if (forever and failed) or (call == where and not failed):
+            failed.append(call)
             raise NodeError("GPU-0: NVML says no")
 
     return step
