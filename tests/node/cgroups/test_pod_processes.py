@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from dra_driver.node.cgroups.tree import Cgroups
 from tests.fakes import bundles
 from tests.fakes.open_files import no_more_files
 from tests.fakes.processes import Proc
+from tests.waiting import eventually
 
 POD = Pod("train", PodUid("11111111-2222-4333-8444-555555555555"))
 MAIN, SIDE, SANDBOX = "a" * 64, "b" * 64, "c" * 64
@@ -263,16 +263,10 @@ class TestWhoLives:
         started.kill()
         started.wait(30)
 
-    def eventually(self, pid, lives):
-        until = time.monotonic() + 30
-        while self.processes.lives(pid) != lives and time.monotonic() < until:
-            time.sleep(0.01)
-        return self.processes.lives(pid) == lives
-
     def test_a_process_lives_until_it_ended_and_a_zombie_has(self, child):
         assert self.processes.lives(child.pid)
         child.kill()
-        assert self.eventually(child.pid, lives=False)
+        eventually(lambda: not self.processes.lives(child.pid))
         child.wait(30)
         assert not self.processes.lives(child.pid)
 
@@ -297,10 +291,7 @@ class TestWhoLives:
         try:
             assert out.readline() == b"up\n"
             stat = Path(f"/proc/{started.pid}/stat")
-            until = time.monotonic() + 30
-            while ") Z " not in stat.read_text() and time.monotonic() < until:
-                time.sleep(0.01)
-            assert ") Z " in stat.read_text()
+            eventually(lambda: ") Z " in stat.read_text())
             assert self.processes.lives(started.pid)
         finally:
             started.kill()

@@ -10,6 +10,7 @@ import pytest
 from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
 from dra_driver.node.driver import commands
 from dra_driver.node.driver.commands import Command, in_chroot, run_command, run_daemon
+from tests.waiting import eventually
 
 
 def shell(script: str) -> Command:
@@ -33,30 +34,24 @@ def test_the_library_path_of_the_driver_is_set() -> None:
     assert run_command(command, 10) == "/opt/lib64\n"
 
 
-def test_a_failure_says_which_command_and_its_last_words() -> None:
-    with pytest.raises(NodeError, match=r"/bin/sh -c .*failed with code 9: No devices were found"):
-        run_command(shell("echo No devices were found >&2; exit 9"), 10)
-
-
-def test_what_failed_programs_write_to_standard_output_counts_when_they_say_nothing_else() -> None:
-    with pytest.raises(NodeError, match="Insufficient Permissions"):
-        run_command(shell("echo Insufficient Permissions; exit 4"), 10)
-
-
-def test_a_program_that_fails_in_silence_is_said_to() -> None:
-    with pytest.raises(NodeError, match="code 3: it said nothing"):
-        run_command(shell("exit 3"), 10)
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo No devices were found >&2; exit 9", r"/bin/sh -c .*failed with code 9: No devices"),
+        ("echo Insufficient Permissions; exit 4", "code 4: Insufficient Permissions"),
+        ("exit 3", "code 3: it said nothing"),
+        ("kill -9 $$", "ended by signal 9"),
+    ],
+)
+def test_a_failure_says_which_command_and_its_last_words(script: str, message: str) -> None:
+    with pytest.raises(NodeError, match=message):
+        run_command(shell(script), 10)
 
 
 def test_only_the_end_of_a_long_complaint_is_kept() -> None:
     with pytest.raises(NodeError) as e:
         run_command(shell("head -c 9000 /dev/zero | tr '\\0' x >&2; echo END >&2; exit 1"), 10)
     assert str(e.value).endswith("xEND") and len(str(e.value)) < 2300
-
-
-def test_a_program_that_is_killed_is_said_to() -> None:
-    with pytest.raises(NodeError, match="ended by signal 9"):
-        run_command(shell("kill -9 $$"), 10)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -70,7 +65,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> N
         run_command(shell(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), 0.3)
     assert time.monotonic() - started < 50
     child = int((tmp_path / "pid").read_text())
-    assert _ends(child)
+    _wait_for_end(child)
 
 
 def test_a_descendant_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> None:
@@ -82,35 +77,29 @@ def test_a_descendant_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> No
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
-def test_on_the_hosts_own_root_nothing_is_wrapped() -> None:
-    command = in_chroot("/", "/", "/usr/bin/nvidia-smi", "/usr/lib64", ("-L",))
-    assert command == Command("/usr/bin/nvidia-smi", ("-L",), "/", "/usr/lib64")
-    assert command.argv == ("/usr/bin/nvidia-smi", "-L")
-
-
-def test_the_host_is_entered_where_it_is_mounted() -> None:
-    command = in_chroot("/host", "/", "/opt/nvidia/bin/nvidia-smi", "/opt/nvidia/lib64", ())
-    assert command.argv == ("chroot", "/host", "/opt/nvidia/bin/nvidia-smi")
-    assert command.library_path == "/opt/nvidia/lib64"
-
-
-def test_a_driver_container_is_entered_as_its_own_root() -> None:
-    root = "/run/nvidia/driver"
-    command = in_chroot("/host", root, f"{root}/usr/bin/nvidia-smi", f"{root}/usr/lib64", ())
-    assert command.argv == ("chroot", "/host/run/nvidia/driver", "/usr/bin/nvidia-smi")
-    assert command.library_path == "/usr/lib64"
+@pytest.mark.parametrize(
+    ("host_root", "root", "argv", "libraries"),
+    [
+        ("/", "/", ("/run/driver/bin/x", "-L"), "/run/driver/lib64"),
+        ("/host", "/", ("chroot", "/host", "/run/driver/bin/x", "-L"), "/run/driver/lib64"),
+        ("/host", "/run/driver", ("chroot", "/host/run/driver", "/bin/x", "-L"), "/lib64"),
+    ],
+    ids=["on the host", "on a host that is mounted", "in a driver container"],
+)
+def test_a_program_runs_where_its_driver_is(
+    host_root: str, root: str, argv: tuple[str, ...], libraries: str
+) -> None:
+    command = in_chroot(host_root, root, "/run/driver/bin/x", "/run/driver/lib64", ("-L",))
+    assert (command.argv, command.library_path) == (argv, libraries)
 
 
 def test_the_examples_in_the_docs_hold() -> None:
     assert doctest.testmod(commands).failed == 0
 
 
-def _ends(pid: int) -> bool:
+def _wait_for_end(pid: int) -> None:
     """The kernel may take a moment for it."""
-    give_up = time.monotonic() + 30
-    while _runs(pid) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return not _runs(pid)
+    eventually(lambda: not _runs(pid))
 
 
 def _runs(pid: int) -> bool:
@@ -122,7 +111,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_what_goes_into_the_background_is_not_waited_for_and_writes_on(tmp_path: Path) -> None:
-    output = tmp_path / "said"
+    output = tmp_path / "output"
     started = time.monotonic()
     script = f"echo up; (echo $$ > {tmp_path}/pid; sleep 0.3; echo later; exec sleep 60) & "
     run_daemon(shell(script + "sleep 0.1"), output, 10)
@@ -134,20 +123,20 @@ def test_what_goes_into_the_background_is_not_waited_for_and_writes_on(tmp_path:
 
 def test_what_does_not_come_up_says_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="failed with code 3: no GPU"):
-        run_daemon(shell("echo no GPU >&2; exit 3"), tmp_path / "said", 10)
+        run_daemon(shell("echo no GPU >&2; exit 3"), tmp_path / "output", 10)
 
 
 def test_what_does_not_go_into_the_background_is_killed(tmp_path: Path) -> None:
     with pytest.raises(TimedOut, match=r"into the background after 0.3 s and was killed: waiting"):
         run_daemon(
-            shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "said", 0.3
+            shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "output", 0.3
         )
-    assert _ends(int((tmp_path / "pid").read_text()))
+    _wait_for_end(int((tmp_path / "pid").read_text()))
 
 
 def test_what_cannot_be_put_into_the_background_is_named(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"cannot run /no/daemon -d .*No such file"):
-        run_daemon(Command("/no/daemon", ("-d",)), tmp_path / "said", 10)
+        run_daemon(Command("/no/daemon", ("-d",)), tmp_path / "output", 10)
 
 
 def test_what_a_program_is_told_reaches_it() -> None:
@@ -166,7 +155,7 @@ def test_a_program_that_writes_more_than_a_mebibyte_is_killed(stream: str, tmp_p
     script = f"echo $$ > {tmp_path}/pid; exec head -c 1G /dev/zero >&{stream}"
     with pytest.raises(NodeError, match=r"/bin/sh -c .* wrote more than 1 MiB and was killed"):
         run_command(shell(script), 60)
-    assert _ends(int((tmp_path / "pid").read_text()))
+    _wait_for_end(int((tmp_path / "pid").read_text()))
 
 
 def test_a_mebibyte_is_read_whole_beside_a_long_input_and_complaints() -> None:
@@ -189,7 +178,7 @@ def test_a_program_that_does_not_read_what_it_is_told_is_not_waited_for() -> Non
 def test_of_a_long_output_of_what_stays_the_end_is_told(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"code 3: …x+END$") as e:
         run_daemon(
-            shell("head -c 3M /dev/zero | tr '\\0' x; echo END; exit 3"), tmp_path / "said", 60
+            shell("head -c 3M /dev/zero | tr '\\0' x; echo END; exit 3"), tmp_path / "output", 60
         )
     assert len(str(e.value)) < 2300
 
@@ -205,22 +194,20 @@ def test_what_never_ran_or_was_killed_gave_no_answer(ends: str) -> None:
 def test_what_stays_has_a_umask_that_lets_others_in_whatever_ours_is(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        run_daemon(shell("umask"), tmp_path / "said", 10)
+        run_daemon(shell("umask"), tmp_path / "output", 10)
     finally:
         os.umask(before)
-    assert (tmp_path / "said").read_text() == "0022\n"
+    assert (tmp_path / "output").read_text() == "0022\n"
 
 
 def test_what_stays_goes_on_at_the_end_of_an_output_that_is_cut(tmp_path: Path) -> None:
-    output, go = tmp_path / "said", tmp_path / "go"
+    output, go = tmp_path / "output", tmp_path / "go"
     script = f"(until [ -e {go} ]; do sleep 0.01; done; echo after) & echo before"
     run_daemon(shell(script), output, 10)
     os.truncate(output, 0)
     go.touch()
 
-    deadline = time.monotonic() + 5
-    while not output.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(output.read_text)
     assert output.read_text() == "after\n"
 
 

@@ -4,7 +4,6 @@ import contextlib
 import doctest
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dra_driver.node.driver.time_slices import TimeSlices, parse_time_slice
 from dra_driver.sim.host.directory import run_on_simulated_host
 from tests.fakes.driver import install
 from tests.fakes.simulated import Node, h100
+from tests.waiting import eventually
 
 P4 = {"product": "P4", "bus_id": "0000:88:00.0"}
 REFUSED = "Failed to set timeslice policy with value {} for GPU 0 : {}"
@@ -381,7 +381,7 @@ def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuc
 
     (tmp_path / "well").touch()
     os.kill(pid, signal.SIGKILL)
-    assert wait_for(stuck.retry_setting_restores)
+    eventually(stuck.retry_setting_restores)
     assert stuck.unrestored() == {}
 
 
@@ -393,14 +393,6 @@ def test_other_gpus_go_on_while_the_program_hangs_for_one(tmp_path, stuck):
     stuck.set(GpuUuid("GPU-b"), TimeSliceInterval.SHORT)
     with pytest.raises(TimedOut, match="until an earlier nvidia-smi has ended"):
         stuck.set(GPU, TimeSliceInterval.SHORT)
-
-
-def wait_for(condition):
-    give_up = time.monotonic() + 30
-    while not (value := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-    return value
 
 
 def test_the_documentation_is_true():

@@ -1,7 +1,6 @@
 """A GPU that is late once is as it was; one that is late again is unavailable."""
 
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +11,7 @@ from dra_driver.node.nvml.client import NvmlSession
 from dra_driver.node.nvml.threads import GpuBeingChanged
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
+from tests.waiting import eventually
 
 
 class Slow(SimulatedNvml):
@@ -67,9 +67,7 @@ def late(node, question):
     node.functions.question = question
     yield
     node.functions.may.set()
-    give_up = time.monotonic() + 60
-    while isinstance(node.nvml.dynamic_states([0])[0], NodeError) and time.monotonic() < give_up:
-        time.sleep(0.005)
+    eventually(lambda: not isinstance(node.nvml.dynamic_states([0])[0], NodeError))
     node.functions.question = ""
 
 
@@ -123,11 +121,7 @@ def in_time(node, gpus):
     """What a look finds at which all is in time."""
     node.functions.question = ""
     node.functions.may.set()
-    give_up = time.monotonic() + 30
-    while not (inventory := gpus.scan()).gpus or inventory.stale:
-        assert time.monotonic() < give_up, inventory
-        time.sleep(0.005)
-    return inventory
+    return eventually(lambda: (inventory := gpus.scan()).gpus and not inventory.stale and inventory)
 
 
 @pytest.mark.parametrize("question", ["count", "driver"])
@@ -154,7 +148,7 @@ def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
 def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
     gpus = node.gpus(lambda minors: None)
     before = in_time(node, gpus).gpus
-    restarted(node)
+    eventually(node.nvml.restart)
 
     system_late("start")
     assert gpus.scan().gpus == before
@@ -175,16 +169,9 @@ def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(tmp_path):
     gpus = node.gpus(lambda minors: None)
     in_time(node, gpus)
     node.change(driver="not-loaded")
-    restarted(node)
+    eventually(node.nvml.restart)
 
     assert gpus.scan().gpus == ()
-
-
-def restarted(node):
-    give_up = time.monotonic() + 30
-    while not node.nvml.restart():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 LATE = TimedOut("no answer within 5 s")

@@ -1,6 +1,5 @@
 """GPUs come, go, fail, hang and recover while we look."""
 
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, no_nvidia_modprobe, two_gpus
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -165,10 +165,7 @@ def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_pat
         assert missing.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
         assert "has not returned since" in missing.reason
     node.change(gpu=0, hangs=False)
-    give_up = time.monotonic() + 30
-    while (inventory := gpus.scan()) != before and time.monotonic() < give_up:
-        time.sleep(0.005)
-    assert inventory == before
+    eventually(lambda: gpus.scan() == before)
 
 
 def test_a_gpu_that_was_slow_once_and_is_slow_again_later_is_offered_all_the_time(tmp_path):
@@ -179,11 +176,7 @@ def test_a_gpu_that_was_slow_once_and_is_slow_again_later_is_offered_all_the_tim
         node.change(gpu=0, hangs=True)
         assert gpus.scan().gpus == before.gpus
         node.change(gpu=0, hangs=False)
-        give_up = time.monotonic() + 30
-        while (
-            isinstance(node.nvml.dynamic_states([0])[0], NodeError) and time.monotonic() < give_up
-        ):
-            time.sleep(0.005)
+        eventually(lambda: not isinstance(node.nvml.dynamic_states([0])[0], NodeError))
         assert gpus.scan() == before
 
 
@@ -197,10 +190,7 @@ def test_a_gpu_that_comes_while_another_hangs_is_offered_once_that_recovers(tmp_
     node.write()
     assert names(gpus.scan()) == ["gpu-1"]
     node.change(gpu=0, hangs=False)
-    give_up = time.monotonic() + 30
-    while len((inventory := gpus.scan()).gpus) < 3 and time.monotonic() < give_up:
-        time.sleep(0.005)
-    assert names(inventory) == ["gpu-0", "gpu-1", "gpu-2"]
+    eventually(lambda: names(gpus.scan()) == ["gpu-0", "gpu-1", "gpu-2"])
 
 
 class Counting:

@@ -1,5 +1,6 @@
 """NVML is started, started again when it has to be, and never waited for without end."""
 
+import contextlib
 import threading
 import time
 
@@ -12,6 +13,7 @@ from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.values import DynamicState, NvLinks, architecture, brand
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -27,12 +29,6 @@ def hung(tmp_path):
     node.change(gpu=0, hangs=True)
     yield node
     node.change(gpu=0, hangs=False)
-
-
-def wait_until_it_answers(nvml: Nvml, index: int) -> None:
-    give_up = time.monotonic() + 30
-    while isinstance(nvml.dynamic_states([index])[index], NodeError) and time.monotonic() < give_up:
-        time.sleep(0.005)
 
 
 def test_the_system_tells_versions_and_the_number_of_gpus(node):
@@ -84,8 +80,7 @@ def test_a_gpu_that_hangs_is_not_waited_for_again_and_recovers_by_itself(hung):
         hung.nvml.dynamic_states([0])[0]
     )  # else: no answer within
     hung.change(gpu=0, hangs=False)
-    wait_until_it_answers(hung.nvml, 0)
-    assert isinstance(hung.nvml.dynamic_states([0])[0], DynamicState)
+    eventually(lambda: isinstance(hung.nvml.dynamic_states([0])[0], DynamicState))
 
 
 def test_a_driver_that_is_not_ready_is_asked_again_later(tmp_path):
@@ -176,13 +171,13 @@ def test_a_start_that_hangs_is_bounded_and_its_late_end_does_no_harm(node):
     with pytest.raises(TimedOut, match=r"an earlier call \(starting NVML\) has not returned"):
         nvml.system()
     functions.gate.set()
-    give_up = time.monotonic() + 30
-    while time.monotonic() < give_up:
-        try:
-            assert nvml.system().gpus == 2
-            break
-        except TimedOut:
-            time.sleep(0.005)
+
+    def gpus() -> int:
+        with contextlib.suppress(TimedOut):
+            return nvml.system().gpus
+        return 0
+
+    assert eventually(gpus) == 2
     nvml.stop()
     with pytest.raises(Exception, match="Uninitialized"):
         functions.nvmlDeviceGetCount()  # every nvmlInit was undone

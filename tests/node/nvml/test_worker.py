@@ -7,6 +7,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.node.nvml.threads import CallThread
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -25,13 +26,6 @@ def stuck(worker):
         pending.result()
     yield returns
     returns.set()
-
-
-def becomes_idle(worker: CallThread) -> bool:
-    give_up = time.monotonic() + 60
-    while not worker.idle and time.monotonic() < give_up:
-        time.sleep(0.001)
-    return worker.idle
 
 
 def test_the_answer_of_a_call_comes_back(worker):
@@ -72,7 +66,7 @@ def test_while_a_call_is_overdue_the_next_is_refused_at_once(worker, stuck):
 def test_a_worker_recovers_by_itself_when_the_overdue_call_returns(worker, stuck):
     assert not worker.idle
     stuck.set()
-    assert becomes_idle(worker)
+    eventually(lambda: worker.idle)
     assert worker.submit("next", lambda: 1, 1.0).result() == 1
 
 
@@ -83,7 +77,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_made_late(worker):
         worker.submit("impatient", lambda: made.append(1), 0.01).result()
     returns.set()
     first.result()
-    assert becomes_idle(worker)
+    eventually(lambda: worker.idle)
     assert made == []
 
 
