@@ -27,6 +27,11 @@ def proc(tmp_path):
 
 
 @pytest.fixture
+def processes(proc):
+    return ContainerProcesses(proc.path)
+
+
+@pytest.fixture
 def public() -> Iterator[Path]:
     """A directory that everybody can read."""
     with tempfile.TemporaryDirectory() as made:
@@ -50,25 +55,24 @@ def find(processes, pid):
     return process
 
 
-def test_a_process_is_known_by_its_number_its_start_and_its_container(proc, child):
+def test_a_process_is_known_by_its_number_its_start_and_its_container(proc, processes, child):
     proc.put(child.pid, POD)
-    process = find(ContainerProcesses(proc.path), child.pid)
+    process = find(processes, child.pid)
 
     assert (process.pid, process.pod, process.container) == (child.pid, POD, CONTAINER)
 
 
-def test_when_it_started_is_told_in_ticks_since_boot(proc, child):
+def test_when_it_started_is_told_in_ticks_since_boot(proc, processes, child):
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
 
     assert find(processes, child.pid).started <= processes.now()
     assert processes.now() - find(processes, child.pid).started < 100 * 60
 
 
-def test_the_name_of_a_program_can_hold_anything(proc):
+def test_the_name_of_a_program_can_hold_anything(proc, processes):
     proc.write(4242, POD, name="a) R 1 (b", started=77)
 
-    assert find(ContainerProcesses(proc.path), 4242).started == 77
+    assert find(processes, 4242).started == 77
 
 
 @pytest.mark.parametrize(
@@ -79,20 +83,15 @@ def test_the_name_of_a_program_can_hold_anything(proc):
         pytest.param(f"0::/kubepods.slice/kubepods-pod{POD}.slice\n", id="in no container"),
     ],
 )
-def test_what_is_in_no_container_of_a_pod_is_nobody(proc, cgroup):
+def test_what_is_in_no_container_of_a_pod_is_nobody(proc, processes, cgroup):
+    assert processes.find(4242) is None, "it is not there yet"
     proc.write(4242, POD, cgroup=cgroup)
-
-    assert ContainerProcesses(proc.path).find(4242) is None
-
-
-def test_a_process_that_is_gone_is_nobody(proc):
-    assert ContainerProcesses(proc.path).find(4242) is None
+    assert processes.find(4242) is None
 
 
-def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, child):
+def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, processes, child):
     """So the guard knows that it saw nothing of a GPU, and its clocks go on."""
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
     process = find(processes, child.pid)
     (proc.path / str(child.pid) / "cgroup").unlink()
     (proc.path / str(child.pid) / "cgroup").mkdir()  # reading it is an error
@@ -106,27 +105,23 @@ def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, c
     assert child.poll() is None
 
 
-def test_neither_the_first_process_nor_this_one_is_ever_found(proc):
+def test_neither_the_first_process_nor_this_one_is_ever_found(proc, processes):
     for pid in (1, os.getpid()):
         proc.write(pid, POD)
 
-    assert ContainerProcesses(proc.path).find(1) is None
-    assert ContainerProcesses(proc.path).find(os.getpid()) is None
-    assert ContainerProcesses(proc.path).find(0) is None
+    assert [processes.find(pid) for pid in (1, os.getpid(), 0)] == [None] * 3
 
 
-def test_a_signal_reaches_the_process(proc, child):
+def test_a_signal_reaches_the_process(proc, processes, child):
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
 
     assert processes.signal(find(processes, child.pid), signal.SIGTERM)
     assert child.wait(10) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("changed", [{"started": 1}, {"container": "0" * 64}, {"pod": "other"}])
-def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, changed):
+def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, processes, child, changed):
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
     looked_at = replace(find(processes, child.pid), **changed)
 
     assert not processes.signal(looked_at, signal.SIGKILL)
@@ -134,9 +129,8 @@ def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, chan
     assert child.poll() is None
 
 
-def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
+def test_a_process_that_ended_meanwhile_is_not_signalled(proc, processes, child):
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
     process = find(processes, child.pid)
     child.kill()
     child.wait(10)
@@ -144,10 +138,9 @@ def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
     assert not processes.signal(process, signal.SIGKILL)
 
 
-def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, child):
+def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, processes, child):
     """A real one: the kernel is asked to give the number of a process that ended once more."""
     proc.put(child.pid, POD)
-    processes = ContainerProcesses(proc.path)
     ended = find(processes, child.pid)
     child.kill()
     child.wait(10)
@@ -210,24 +203,21 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
         foreign.wait(10)
 
 
-def test_a_number_that_is_no_process_is_an_error_not_a_signal(proc):
+def test_a_number_that_is_no_process_is_an_error_not_a_signal(proc, processes):
     """The thread of a process has a number too."""
     with pytest.raises(NodeError, match="cannot be signalled"):
-        ContainerProcesses(proc.path).signal(proc.process(-5, POD), signal.SIGKILL)
+        processes.signal(proc.process(-5, POD), signal.SIGKILL)
 
 
-def test_in_the_process_namespace_of_a_pod_other_pods_are_not_seen(proc):
-    proc.write(1, POD, name="pause")
-    assert not ContainerProcesses(proc.path).sees_pods()
-
-
-def test_in_the_process_namespace_of_the_host_all_pods_are_seen(proc):
-    proc.write(1, POD, name="systemd")
-    assert ContainerProcesses(proc.path).sees_pods()
-
-
-def test_the_first_process_of_a_container_does_not_see_other_pods(proc):
-    """It is alone in its namespace, or the host's first process, which this never is."""
-    proc.write(1, POD, name="dra-driver")
-    assert not ContainerProcesses(proc.path, own_pid=lambda: 1).sees_pods()
-    assert ContainerProcesses(proc.path, own_pid=lambda: 2).sees_pods()
+@pytest.mark.parametrize(
+    ("name", "own_pid", "sees"),
+    [
+        pytest.param("pause", 2, False, id="in the process namespace of a pod"),
+        pytest.param("systemd", 2, True, id="in that of the host"),
+        pytest.param("dra-driver", 1, False, id="as the first process of a container"),
+        pytest.param("dra-driver", 2, True, id="beside a first process of that name"),
+    ],
+)
+def test_other_pods_are_seen_from_the_namespace_of_the_host_alone(proc, name, own_pid, sees):
+    proc.write(1, POD, name=name)
+    assert ContainerProcesses(proc.path, own_pid=lambda: own_pid).sees_pods() is sees

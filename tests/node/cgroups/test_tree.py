@@ -86,6 +86,13 @@ def test_whatever_a_process_says_is_read(text):
     assert container_of_process(text) is None
 
 
+@pytest.fixture
+def unified(tmp_path):
+    """An empty file system of cgroup v2."""
+    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
+    return tmp_path
+
+
 def directories(root: Path, *paths: str) -> None:
     for path in paths:
         (root / path).mkdir(parents=True)
@@ -96,14 +103,13 @@ V2 += [PATHS[name].split("/c")[0].lstrip("/") for name in PATHS if name.startswi
 
 
 @pytest.mark.parametrize("path", V2)
-def test_the_directory_of_a_pod_is_found_in_every_spelling(tmp_path, path):
-    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
-    directories(tmp_path, path, "system.slice/a.service", "kubepods-of-somebody.slice")
-    cgroups = Cgroups(tmp_path)
+def test_the_directory_of_a_pod_is_found_in_every_spelling(unified, path):
+    directories(unified, path, "system.slice/a.service", "kubepods-of-somebody.slice")
+    cgroups = Cgroups(unified)
 
-    assert cgroups.pod(POD) == tmp_path / path
+    assert cgroups.pod(POD) == unified / path
     assert cgroups.pod(OTHER) is None
-    assert (tmp_path / path).parent in cgroups.levels()
+    assert (unified / path).parent in cgroups.levels()
 
 
 def test_on_cgroup_v1_it_is_the_one_of_some_controller(tmp_path):
@@ -115,24 +121,22 @@ def test_on_cgroup_v1_it_is_the_one_of_some_controller(tmp_path):
     assert cgroups.controllers() == frozenset()
 
 
-def test_a_kubelet_that_comes_later_or_moves_is_found(tmp_path):
-    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
-    cgroups = Cgroups(tmp_path)
+def test_a_kubelet_that_comes_later_or_moves_is_found(unified):
+    cgroups = Cgroups(unified)
     assert cgroups.pod(POD) is None
 
-    directories(tmp_path, f"kubepods/pod{POD}")
-    assert cgroups.pod(POD) == tmp_path / f"kubepods/pod{POD}"
+    directories(unified, f"kubepods/pod{POD}")
+    assert cgroups.pod(POD) == unified / f"kubepods/pod{POD}"
 
-    (tmp_path / "kubepods").rename(tmp_path / "old")
-    directories(tmp_path, f"a.slice/a-kubepods.slice/a-kubepods-pod{SLICE}.slice")
-    assert cgroups.pod(POD) == tmp_path / f"a.slice/a-kubepods.slice/a-kubepods-pod{SLICE}.slice"
+    (unified / "kubepods").rename(unified / "old")
+    directories(unified, f"a.slice/a-kubepods.slice/a-kubepods-pod{SLICE}.slice")
+    assert cgroups.pod(POD) == unified / f"a.slice/a-kubepods.slice/a-kubepods-pod{SLICE}.slice"
 
 
 @pytest.mark.parametrize("uid", ["../x", "", "a/b", ".", "a b"])
-def test_what_is_no_uid_leads_nowhere(tmp_path, uid):
-    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
-    directories(tmp_path, "kubepods/podx/x", f"kubepods/pod{uid}" if uid != "../x" else "a")
-    assert Cgroups(tmp_path).pod(PodUid(uid)) is None
+def test_what_is_no_uid_leads_nowhere(unified, uid):
+    directories(unified, "kubepods/podx/x", f"kubepods/pod{uid}" if uid != "../x" else "a")
+    assert Cgroups(unified).pod(PodUid(uid)) is None
 
 
 def test_containers_are_told_from_what_else_is_in_a_pod(tmp_path):
@@ -142,22 +146,20 @@ def test_containers_are_told_from_what_else_is_in_a_pod(tmp_path):
     assert list(container_cgroups(tmp_path / "gone")) == []
 
 
-def test_what_cannot_be_listed_now_is_an_error_and_not_nobody(tmp_path):
-    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
-    directories(tmp_path, f"kubepods/pod{POD}/{ID}")
+def test_what_cannot_be_listed_now_is_an_error_and_not_nobody(unified):
+    directories(unified, f"kubepods/pod{POD}/{ID}")
     with no_more_files():
         with pytest.raises(NodeError, match=f"pod{POD} cannot be looked at now: Too many open"):
-            list(container_cgroups(tmp_path / f"kubepods/pod{POD}"))
+            list(container_cgroups(unified / f"kubepods/pod{POD}"))
         with pytest.raises(NodeError, match="Too many open"):
-            Cgroups(tmp_path).pod(POD)
+            Cgroups(unified).pod(POD)
 
 
-def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_one_that_is_gone(tmp_path):
-    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
-    directories(tmp_path, "kubepods")
-    cgroups = Cgroups(tmp_path)
+def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_one_that_is_gone(unified):
+    directories(unified, "kubepods")
+    cgroups = Cgroups(unified)
     cgroups.levels()
-    link = tmp_path / f"kubepods/pod{POD}"
+    link = unified / f"kubepods/pod{POD}"
     link.symlink_to(link)  # ELOOP, whoever looks
     with pytest.raises(NodeError, match="cannot be looked at now"):
         cgroups.pod(POD)

@@ -64,13 +64,21 @@ class Kernel:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Path:
+def empty(tmp_path: Path) -> Path:
+    """A host without a driver of its own."""
     return tmp_path
 
 
 @pytest.fixture
-def kernel(host: Path) -> Kernel:
-    return Kernel(host)
+def host(empty: Path) -> Path:
+    """A host with a driver."""
+    install(empty)
+    return empty
+
+
+@pytest.fixture
+def kernel(empty: Path) -> Kernel:
+    return Kernel(empty)
 
 
 def nodes(host: Path, kernel: Kernel) -> DeviceNodes:
@@ -80,7 +88,6 @@ def nodes(host: Path, kernel: Kernel) -> DeviceNodes:
 def test_device_files_that_are_there_are_described_and_nothing_runs(
     host: Path, kernel: Kernel
 ) -> None:
-    install(host)
     kernel.have_all(str(host))
     files = nodes(host, kernel).files([1])
     assert files.gpus == {1: DeviceFile("/dev/nvidia1", "/dev/nvidia1", 195, 1)}
@@ -94,7 +101,6 @@ def test_device_files_that_are_there_are_described_and_nothing_runs(
 
 
 def test_the_order_and_number_of_the_asked_minors_do_not_matter(host: Path, kernel: Kernel) -> None:
-    install(host)
     kernel.have_all(str(host))
     files = nodes(host, kernel)
     assert list(files.files([1, 0, 1]).gpus) == [0, 1]
@@ -102,7 +108,6 @@ def test_the_order_and_number_of_the_asked_minors_do_not_matter(host: Path, kern
 
 
 def test_missing_files_are_made_on_the_host(host: Path, kernel: Kernel) -> None:
-    install(host)
     files = nodes(host, kernel).files([0, 1])
     assert sorted(files.gpus) == [0, 1]
     assert [command.argv for command in kernel.runs] == [
@@ -112,7 +117,6 @@ def test_missing_files_are_made_on_the_host(host: Path, kernel: Kernel) -> None:
 
 
 def test_only_what_is_missing_is_made(host: Path, kernel: Kernel) -> None:
-    install(host)
     kernel.have_all(str(host))
     del kernel.files[f"{host}/dev/nvidia1"]
     nodes(host, kernel).files([0, 1])
@@ -120,7 +124,6 @@ def test_only_what_is_missing_is_made(host: Path, kernel: Kernel) -> None:
 
 
 def test_a_server_without_modeset_is_served_without_it(host: Path) -> None:
-    install(host)
     kernel = Kernel(host, modeset=False)
     files = nodes(host, kernel).files([0])
     assert "/dev/nvidia-modeset" not in {file.host_path for file in files.common}
@@ -130,48 +133,49 @@ def test_a_server_without_modeset_is_served_without_it(host: Path) -> None:
 
 
 def test_a_driver_container_with_its_own_dev_is_taken_at_its_word(
-    host: Path, kernel: Kernel
+    empty: Path, kernel: Kernel
 ) -> None:
-    root = install(host / CONTAINER)
-    kernel.have_all(str(host))
+    root = install(empty / CONTAINER)
+    kernel.have_all(str(empty))
     kernel.have_all(str(root))
-    files = nodes(host, kernel).files([0])
+    files = nodes(empty, kernel).files([0])
     assert files.gpus == {0: DeviceFile(f"/{CONTAINER}/dev/nvidia0", "/dev/nvidia0", 195, 0)}
 
 
-def test_a_driver_container_makes_its_missing_files_itself(host: Path, kernel: Kernel) -> None:
-    root = install(host / CONTAINER)
+def test_a_driver_container_makes_its_missing_files_itself(empty: Path, kernel: Kernel) -> None:
+    root = install(empty / CONTAINER)
     kernel.have_all(str(root))
     del kernel.files[f"{root}/dev/nvidia0"]
-    nodes(host, kernel).files([0])
+    nodes(empty, kernel).files([0])
     assert kernel.runs == [
         Command("/usr/bin/nvidia-modprobe", ("-c", "0"), str(root), "/usr/lib/x86_64-linux-gnu")
     ]
 
 
-def test_a_driver_container_that_shares_the_hosts_dev_uses_that(host: Path, kernel: Kernel) -> None:
-    install(host / CONTAINER)
-    kernel.have_all(str(host))
-    assert nodes(host, kernel).files([0]).gpus[0].host_path == "/dev/nvidia0"
+def test_a_driver_container_that_shares_the_dev_of_the_host_uses_that(
+    empty: Path, kernel: Kernel
+) -> None:
+    install(empty / CONTAINER)
+    kernel.have_all(str(empty))
+    assert nodes(empty, kernel).files([0]).gpus[0].host_path == "/dev/nvidia0"
 
 
-def test_where_no_file_exists_yet_a_driver_container_gets_them(host: Path, kernel: Kernel) -> None:
-    root = install(host / CONTAINER)
+def test_where_no_file_exists_yet_a_driver_container_gets_them(empty: Path, kernel: Kernel) -> None:
+    root = install(empty / CONTAINER)
     (root / "dev").mkdir()
-    assert nodes(host, kernel).files([0]).gpus[0].host_path == f"/{CONTAINER}/dev/nvidia0"
+    assert nodes(empty, kernel).files([0]).gpus[0].host_path == f"/{CONTAINER}/dev/nvidia0"
 
 
-def test_a_bare_prefix_uses_the_hosts_dev(host: Path, kernel: Kernel) -> None:
+def test_a_bare_prefix_uses_the_hosts_dev(empty: Path, kernel: Kernel) -> None:
     prefix = "usr/local/nvidia"
-    install(host / prefix, directory="lib64", tools="bin")
-    assert nodes(host, kernel).files([0]).gpus[0].host_path == "/dev/nvidia0"
+    install(empty / prefix, directory="lib64", tools="bin")
+    assert nodes(empty, kernel).files([0]).gpus[0].host_path == "/dev/nvidia0"
     assert kernel.runs[0] == Command(
-        f"/{prefix}/bin/nvidia-modprobe", ("-c", "0", "-c", "255"), str(host), f"/{prefix}/lib64"
+        f"/{prefix}/bin/nvidia-modprobe", ("-c", "0", "-c", "255"), str(empty), f"/{prefix}/lib64"
     )
 
 
 def test_a_gpu_that_is_not_there_is_named(host: Path, kernel: Kernel) -> None:
-    install(host)
     with pytest.raises(NodeError) as e:
         nodes(host, kernel).files([0, 7])
     assert str(e.value) == (
@@ -185,7 +189,6 @@ def test_why_nvidia_modprobe_failed_is_said(host: Path, kernel: Kernel) -> None:
     def refuse(command: Command, timeout_seconds: float) -> str:
         raise NodeError("nvidia-modprobe failed with code 1: no module")
 
-    install(host)
     with pytest.raises(NodeError, match=r"/dev/nvidia0, /dev/nvidiactl, .*code 1: no module"):
         DeviceNodes(DriverRoot(None, host), refuse, kernel.number).files([0])
 
@@ -193,7 +196,6 @@ def test_why_nvidia_modprobe_failed_is_said(host: Path, kernel: Kernel) -> None:
 def test_a_driver_without_nvidia_modprobe_serves_as_long_as_all_files_are_there(
     host: Path, kernel: Kernel
 ) -> None:
-    install(host)
     (host / "usr/bin/nvidia-modprobe").unlink()
     kernel.have_all(str(host))
     assert nodes(host, kernel).files([0]).gpus
@@ -202,7 +204,6 @@ def test_a_driver_without_nvidia_modprobe_serves_as_long_as_all_files_are_there(
 
 
 def test_nvidia_modprobe_does_not_take_for_ever(host: Path, kernel: Kernel) -> None:
-    install(host)
     program(host / "usr/bin/nvidia-modprobe", "sleep 60")
 
     def on_the_host(command: Command, timeout_seconds: float) -> str:

@@ -206,13 +206,6 @@ def test_a_driver_that_lacks_a_part_is_refused(host: Path, name: str) -> None:
         DriverRoot("/", host).files()
 
 
-def test_a_library_that_is_still_being_copied_is_refused(host: Path) -> None:
-    install(host)
-    os.truncate(host / f"usr/lib/x86_64-linux-gnu/libnvidia-nvvm.so.{VERSION}", 70)
-    with pytest.raises(NodeError, match=r"libnvidia-nvvm.so.* not a whole ELF library"):
-        DriverRoot("/", host).files()
-
-
 def test_of_two_drivers_the_loaded_one_counts(host: Path) -> None:
     install(host, "570.172.08")
     install(host)
@@ -222,25 +215,40 @@ def test_of_two_drivers_the_loaded_one_counts(host: Path) -> None:
     assert all("570" not in library.host_path for library in files.libraries)
 
 
-def test_of_two_drivers_none_is_guessed(host: Path) -> None:
+def _half_copied(host: Path) -> None:
+    os.truncate(host / f"usr/lib/x86_64-linux-gnu/libnvidia-nvvm.so.{VERSION}", 70)
+
+
+def _second_driver(host: Path) -> None:
     install(host, "570.172.08")
-    install(host)
-    with pytest.raises(NodeError, match=rf"/ has drivers 570\.172\.08, {VERSION} side by side"):
-        DriverRoot("/", host).files()
 
 
-def test_a_driver_that_is_not_the_loaded_one_is_refused(host: Path) -> None:
-    install(host)
+def _other_module(host: Path) -> None:
     load_module(host, "570.172.08", "x86_64 Kernel Module")
-    with pytest.raises(NodeError, match=rf"{VERSION}, but the loaded kernel module is 570.*finish"):
-        DriverRoot("/", host).files()
 
 
-def test_what_cannot_be_looked_at_is_named(host: Path) -> None:
-    install(host)
+def _unreadable_version(host: Path) -> None:
     (host / "proc/driver/nvidia/version").mkdir(parents=True)
-    with pytest.raises(NodeError, match=r"proc/driver/nvidia/version: Is a directory"):
-        DriverRoot("/", host).files()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_half_copied, r"libnvidia-nvvm.so.* not a whole ELF library"),
+        (_second_driver, rf"/ has drivers 570\.172\.08, {VERSION} side by side"),
+        (_other_module, rf"{VERSION}, but the loaded kernel module is 570.*finish"),
+        (_unreadable_version, r"proc/driver/nvidia/version: Is a directory"),
+    ],
+)
+def test_a_driver_that_is_not_whole_or_not_the_loaded_one_is_refused_with_the_reason(
+    host: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    install(host)
+    driver = DriverRoot("/", host)
+    driver.files()
+    spoil(host)
+    with pytest.raises(NodeError, match=message):
+        driver.files()
 
 
 def test_nvml_is_named_as_this_process_sees_it(host: Path) -> None:
@@ -318,15 +326,6 @@ def test_a_change_on_disk_is_seen_at_the_next_look(
     after = driver.files()
     assert after != before
     assert after == DriverRoot(None, host).files()
-
-
-def test_another_loaded_module_is_seen_at_the_next_look(host: Path) -> None:
-    install(host)
-    driver = DriverRoot("/", host)
-    driver.files()
-    load_module(host, "570.172.08")
-    with pytest.raises(NodeError, match="the loaded kernel module is"):
-        driver.files()
 
 
 def test_a_driver_that_vanishes_is_an_error_and_no_memory(host: Path) -> None:
