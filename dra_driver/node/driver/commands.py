@@ -5,11 +5,11 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
@@ -104,17 +104,16 @@ def run_command(command: Command, timeout_seconds: float) -> str:
     earlier one with its lock does not end.
     """
     with _locked(command) as files:
-        child = _started(command, files)
-    try:
+        child = _start(
+            command,
+            pass_fds=files,
+            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    late = f"{command} was still running after {timeout_seconds:.3g} s and was killed"
+    with _ended_on_error(child, lambda: late):
         out, err = _communicate(child, command, Deadline(timeout_seconds))
-    except subprocess.TimeoutExpired as e:
-        _end(child)
-        raise TimedOut(
-            f"{command} was still running after {timeout_seconds:.3g} s and was killed"
-        ) from e
-    except BaseException:
-        _end(child)
-        raise
     if child.returncode != 0:
         raise _failed(command, child.returncode, err or out)
     return out
@@ -136,20 +135,25 @@ def _locked(command: Command) -> Iterator[tuple[int, ...]]:
         yield (file,)
 
 
-def _started(command: Command, files: Collection[int]) -> subprocess.Popen[bytes]:
+def _start(command: Command, **options: Any) -> subprocess.Popen[bytes]:
     try:
         # A session of its own: killing the group reaches what the program itself has started.
-        return subprocess.Popen(
-            command.argv,
-            env=command.env,
-            pass_fds=files,
-            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        return subprocess.Popen(command.argv, env=command.env, start_new_session=True, **options)
     except OSError as e:
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
+
+
+@contextmanager
+def _ended_on_error(child: subprocess.Popen[bytes], late: Callable[[], str]) -> Iterator[None]:
+    """*child* is killed after any error. TimedOut, with what *late* says: it took too long."""
+    try:
+        yield
+    except subprocess.TimeoutExpired as e:
+        _end(child)
+        raise TimedOut(late()) from e
+    except BaseException:
+        _end(child)
+        raise
 
 
 def _communicate(
@@ -194,30 +198,18 @@ def run_daemon(command: Command, output: Path, timeout_seconds: float) -> None:
     """
     try:
         output.unlink(missing_ok=True)
-        with open(output, "ab") as written:  # which somebody may cut meanwhile
-            child = subprocess.Popen(
-                command.argv,
-                env=command.env,
-                cwd="/",  # what stays would hold any other
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
-                start_new_session=True,
-                umask=_UMASK,
+        with open(output, "ab") as file:  # which somebody may truncate meanwhile
+            # What stays would hold any other working directory.
+            child = _start(
+                command, cwd="/", stdin=subprocess.DEVNULL, stdout=file, stderr=file, umask=_UMASK
             )
     except OSError as e:
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
-    try:
+    late = (
+        f"{command} had not gone into the background after {timeout_seconds:.3g} s and was killed"
+    )
+    with _ended_on_error(child, lambda: f"{late}: {_error_output(_read(output))}"):
         child.wait(timeout_seconds)
-    except subprocess.TimeoutExpired as e:
-        _end(child)
-        raise TimedOut(
-            f"{command} had not gone into the background after {timeout_seconds:.3g} s and was "
-            f"killed: {_error_output(_read(output))}"
-        ) from e
-    except BaseException:
-        _end(child)
-        raise
     if child.returncode != 0:
         raise _failed(command, child.returncode, _read(output))
 

@@ -7,10 +7,8 @@ from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.steps import ComputeMode
 from dra_driver.node.nvml.api import (
-    DRIVER_NOT_LOADED,
+    DRIVER_STATE_LOST,
     FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
-    LIBRARY_NOT_FOUND,
     NOT_FOUND,
     NOT_SUPPORTED,
     NvmlFunctions,
@@ -22,14 +20,7 @@ from dra_driver.node.nvml.client import Nvml
 log = logging.getLogger(__name__)
 
 _MODE_UNKNOWN: Final = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
-_NOTHING_TO_RESTORE: Final = (
-    DRIVER_NOT_LOADED,
-    FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
-    LIBRARY_NOT_FOUND,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-)
+_NOTHING_TO_RESTORE: Final = (*DRIVER_STATE_LOST, *_MODE_UNKNOWN, NOT_FOUND)
 
 
 class ComputeModes:

@@ -103,6 +103,7 @@ def read_static_info(mig: MigReader, nvml: NvmlFunctions, handle: Any) -> Static
     """What stays."""
     place = nvml.nvmlDeviceGetPciInfo(handle)
     mode = read_mig_mode(nvml, handle)
+    profiles, problem = _mig_profiles(nvml, handle, mig, mode)
     return StaticInfo(
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
         pci_bus_id=canonical_bus_id(place.busId),
@@ -113,10 +114,10 @@ def read_static_info(mig: MigReader, nvml: NvmlFunctions, handle: Any) -> Static
         compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_bytes=_memory_bytes(nvml, handle),
         addressing_mode=_addressing_mode(nvml, handle),
-        mig_profiles=_mig_profiles(nvml, handle, mig, mode),
+        mig_profiles=profiles,
         mig_on=None if mode is None else mode[0],
         mig_fixed=GuestRestriction.NOTHING if mode is None else guest_restriction(nvml, handle),
-        mig_problem=_mig_problem(nvml, handle, mig, mode),
+        mig_problem=problem,
     )
 
 
@@ -152,26 +153,19 @@ def read_mig_mode(nvml: NvmlFunctions, handle: Any) -> tuple[bool, bool] | None:
 
 def _mig_profiles(
     nvml: NvmlFunctions, handle: Any, mig: MigReader, mode: tuple[bool, bool] | None
-) -> tuple[MigProfile, ...]:
-    if mode is None:
-        return ()
-    return mig.profiles(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
-
-
-def _mig_problem(
-    nvml: NvmlFunctions, handle: Any, mig: MigReader, mode: tuple[bool, bool] | None
-) -> str:
-    """Why the profiles are not known; empty: they are, or the board has no MIG."""
+) -> tuple[tuple[MigProfile, ...], str]:
+    """The profiles, and why they are not known; empty: they are, or the board has no MIG."""
     if mode is not None:
-        return mig.profiles_problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
+        gpu = GpuUuid(nvml.nvmlDeviceGetUUID(handle))
+        return mig.profiles(nvml, handle, gpu, mode[0]), mig.profiles_problem(gpu)
     try:
         nvml.nvmlDeviceGetMigMode(handle)
     except Exception as error:
         if nvml_error_code(error) == FUNCTION_NOT_FOUND:
-            return MIG_FUNCTIONS_MISSING
+            return (), MIG_FUNCTIONS_MISSING
         if nvml_error_code(error) != NOT_SUPPORTED:
             raise
-    return ""
+    return (), ""
 
 
 def _memory_bytes(nvml: NvmlFunctions, handle: Any) -> int | None:
