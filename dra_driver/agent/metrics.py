@@ -21,9 +21,6 @@ class _StatusCollector(Collector):
         self._status = status
         self._in_container = in_container
 
-    def describe(self) -> Iterable[Metric]:
-        return _metrics(MpsStatus(), 0)
-
     def collect(self) -> Iterable[Metric]:
         return _metrics(self._status(), self._in_container())
 

@@ -262,7 +262,7 @@ class ManagedServer:
     def _make_room(self, namespace: MpsNamespace) -> None:
         """Protocol 2: the environment cannot give a client more than the server's defaults."""
         most, needed = self.daemon.default_limits, servers.least_limits(namespace)
-        if self.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
+        if self.daemon.protocol > 2 or not needed.exceed(most):
             return
         self.check(0)
         if self._health.clients or self._health.problem:

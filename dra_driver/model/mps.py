@@ -50,6 +50,14 @@ class MpsLimits:
     percent: int = ALL_CORES  # of the multiprocessors: "active thread percentage", 1 … 100
     memory_bytes: int | None = None  # "pinned device memory limit", whole MiB; None: no limit
 
+    def exceed(self, allowed: "MpsLimits") -> bool:
+        """Whether they have more of anything than *allowed*."""
+        if self.percent > allowed.percent:
+            return True
+        if self.memory_bytes is None or allowed.memory_bytes is None:
+            return self.memory_bytes is None and allowed.memory_bytes is not None
+        return self.memory_bytes > allowed.memory_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class MpsNamespace:

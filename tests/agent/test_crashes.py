@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dra_driver.base.errors import NodeError
 from dra_driver.model.mps import mps_server_name
-from dra_driver.plan.mps.servers import exceeds_limits
 from tests.agent.conftest import INSTANCE, ONE, TWO, Host, limits_of, namespace
 from tests.fakes.mps_daemons import KINDS, Killed
 
@@ -193,10 +192,8 @@ class Node(RuleBasedStateMachine):
                 assert granted == asked
                 assert len(daemon.namespaces) == len(asked) + (spare is not None)
             else:
-                assert not any(
-                    exceeds_limits(limits, daemon.daemon.default_limits)
-                    for limits in asked.values()
-                )
+                most = daemon.daemon.default_limits
+                assert not any(limits.exceed(most) for limits in asked.values())
         assert status.unmanaged == ()
         for unused in NAMESPACES:
             self.agent.release(unused.name)

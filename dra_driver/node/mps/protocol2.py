@@ -12,7 +12,7 @@ from typing import Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.model.mps import MpsClient, MpsNamespace, MpsNamespaceName
 from dra_driver.node.driver.commands import Command
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
@@ -63,7 +63,7 @@ class Protocol2:
         self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline
     ) -> str:
         """Nothing is created: the limits are in the environment of its containers."""
-        if not _is_within(namespace.limits, daemon.default_limits):
+        if namespace.limits.exceed(daemon.default_limits):
             raise NodeError(
                 f"MPS server {daemon.name} has other limits already: it gives a client at most "
                 f"{daemon.default_limits}, and {namespace.name} is to have {namespace.limits}; "
@@ -134,14 +134,6 @@ def parse_pids(output: str) -> list[int]:
     [4711, 4712]
     """
     return [int(line) for line in output.split("\n") if line.strip().isdecimal()]
-
-
-def _is_within(limits: MpsLimits, most: MpsLimits) -> bool:
-    if limits.percent > most.percent:
-        return False
-    if most.memory_bytes is None:
-        return True
-    return limits.memory_bytes is not None and limits.memory_bytes <= most.memory_bytes
 
 
 def _percent(line: str) -> int | None:

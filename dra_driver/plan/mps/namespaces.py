@@ -168,14 +168,14 @@ def _namespace(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
     digest = hashlib.sha256(",".join((claim.ref.uid, *requests, *gpus)).encode()).hexdigest()
     percents = [min(ALL_CORES, sum(part.percent for part in shared)) for shared in by_gpu.values()]
     return MpsNamespace(
-        MpsNamespaceName(f"c_{digest[:24]}"),
-        claim.ref.uid,
-        gpus,
-        min(percents),
-        tuple(_sum(shared) for shared in by_gpu.values()),
-        max(part.sharing.priority for part in parts),
-        _most([part.grant.device for part in parts]),
-        claim.ref.namespace if _has_servers_of_its_own(parts) else "",
+        name=MpsNamespaceName(f"c_{digest[:24]}"),
+        claim=claim.ref.uid,
+        gpus=gpus,
+        percent=min(percents),
+        memory_bytes=tuple(_sum(shared) for shared in by_gpu.values()),
+        priority=max(part.sharing.priority for part in parts),
+        default_limits=_most([part.grant.device for part in parts]),
+        tenant=claim.ref.namespace if _has_servers_of_its_own(parts) else "",
     )
 
 

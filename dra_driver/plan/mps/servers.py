@@ -22,14 +22,14 @@ def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:
     """What a server of protocol 2 grants a client by default: the most that one of its namespaces
     has, or can have by the rules of the node."""
     needed = [
-        least_limit
+        limits
         for namespace in namespaces
-        for least_limit in (least_limits(namespace), namespace.default_limits)
+        for limits in (least_limits(namespace), namespace.default_limits)
     ]
-    sizes = [namespace.memory_bytes for namespace in needed if namespace.memory_bytes is not None]
+    sizes = [limits.memory_bytes for limits in needed if limits.memory_bytes is not None]
     unlimited = len(sizes) < len(needed)
     return MpsLimits(
-        max((namespace.percent for namespace in needed), default=ALL_CORES),
+        max((limits.percent for limits in needed), default=ALL_CORES),
         None if unlimited else max(sizes),
     )
 
@@ -40,15 +40,6 @@ def least_limits(namespace: MpsNamespace) -> MpsLimits:
     sizes = [size for size in namespace.memory_bytes if size is not None]
     unlimited = len(sizes) < len(namespace.gpus)
     return MpsLimits(namespace.percent, None if unlimited else max(sizes))
-
-
-def exceeds_limits(limits: MpsLimits, allowed: MpsLimits) -> bool:
-    """Whether *limits* has more of anything than *allowed*."""
-    if limits.percent > allowed.percent:
-        return True
-    if limits.memory_bytes is None or allowed.memory_bytes is None:
-        return limits.memory_bytes is None and allowed.memory_bytes is not None
-    return limits.memory_bytes > allowed.memory_bytes
 
 
 def _rounded(limits: MpsLimits) -> MpsLimits:
@@ -86,6 +77,6 @@ def compare_namespaces(
         tuple(
             (by_name[name], actual[name])
             for name in sorted(by_name.keys() & actual.keys())
-            if exceeds_limits(actual[name], _rounded(by_name[name].limits))
+            if actual[name].exceed(_rounded(by_name[name].limits))
         ),
     )

@@ -148,7 +148,7 @@ def claim_spec(
             CdiDevice(
                 name,
                 container_edits=_of_device(claim, same[-1], host.nodes)
-                + _served(same)
+                + _edits_of_mps(same)
                 + _shown(same),
             )
             for name, same in by_name.items()
@@ -207,7 +207,7 @@ def _called(device: ContainerDevice) -> str:
     return _variable(device.device.removeprefix("gpu-"))
 
 
-def _served(same: Iterable[ContainerDevice]) -> ContainerEdits:
+def _edits_of_mps(same: Iterable[ContainerDevice]) -> ContainerEdits:
     served = next((device.served for device in same if device.served), None)
     return mps_edits(served) if served else ContainerEdits()
 

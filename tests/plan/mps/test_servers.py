@@ -12,7 +12,6 @@ from dra_driver.plan.mps.servers import (
     compare_namespaces,
     default_limits,
     describe_limits,
-    exceeds_limits,
     least_limits,
     protocol_over,
 )
@@ -61,7 +60,7 @@ def test_one_namespace_without_a_limit_of_memory_leaves_the_server_without():
     ],
 )
 def test_an_allowance_exceeds_another_in_anything(limits, other, more):
-    assert exceeds_limits(limits, other) is more
+    assert limits.exceed(other) is more
 
 
 def test_what_is_there_is_compared_with_what_should_be():
