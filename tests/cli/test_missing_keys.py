@@ -3,48 +3,21 @@
 import pytest
 
 from dra_driver.cli.doctor.scheduling.pending_claims import judge, of_verdict
-from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
-from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures
-from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.slice_documents import published_devices
+from tests.cli.scheduling import DRIVER, MIG_CLASS, A, claim, published, request, slices
 from tests.plan.mig.boards import dynamic, instance, mig, mig_gpu
 
-DRIVER = "gpu.nvidia.com"
-CLASS = {
-    "metadata": {"name": f"mig.{DRIVER}"},
-    "spec": {
-        "selectors": [
-            {
-                "cel": {
-                    "expression": f"device.driver == '{DRIVER}' && "
-                    f"device.attributes['{DRIVER}'].type == 'mig'"
-                }
-            }
-        ]
-    },
-}
-A = f"device.attributes['{DRIVER}']"
 STATIC = instance(mig(), "3g.20gb", 4)
 
 
-def slices(*instances, node="n1", profiles=("3g.20gb",)):
+def node(*instances, name="n1", profiles=("3g.20gb",)):
     gpu = mig_gpu(on=True, pending=True, instances=instances)
-    offered = build_offer(Inventory((gpu,)), dynamic(*profiles), ApiFeatures(), {})
-    return {
-        "spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}
-    }
+    return slices(gpu, rules=dynamic(*profiles), node=name)
 
 
 def verdict(*expressions, on=None, **fields):
-    selectors = [{"cel": {"expression": text}} for text in expressions]
-    asked = {"deviceClassName": f"mig.{DRIVER}", "selectors": selectors, **fields}
-    claim = {
-        "metadata": {"namespace": "team-a", "name": "a"},
-        "spec": {"devices": {"requests": [{"name": "r", "exactly": asked}]}},
-    }
-    return judge([claim], devices_of_slices(DRIVER, on or [slices(STATIC)], [CLASS]))
+    requested = request(f"mig.{DRIVER}", *expressions, **fields)
+    return judge([claim(requested)], published(on or node(STATIC), classes=[MIG_CLASS]))
 
 
 def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_write_it():
@@ -64,7 +37,7 @@ def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_writ
 
 
 def test_where_no_device_has_it_the_claim_can_never_be_served_and_says_why():
-    outcome = verdict(f"{A}.uuid == 'MIG-1'", on=[slices(profiles=("1g.5gb",))])
+    outcome = verdict(f"{A}.uuid == 'MIG-1'", on=node(profiles=("1g.5gb",)))
 
     ((_, why),) = outcome.problems
     assert "none of the 7 devices of its class match them; their MIG profiles are 1g.5gb" in why
@@ -95,4 +68,4 @@ def test_selectors_of_which_no_error_is_known_are_no_risk(expressions):
 def test_where_every_device_has_it_there_is_no_risk():
     both = [instance(mig(), "3g.20gb", start, gi=start + 1) for start in (0, 4)]
 
-    assert verdict(f"{A}.uuid == '{STATIC.uuid}'", on=[slices(*both)]).risks == ()
+    assert verdict(f"{A}.uuid == '{STATIC.uuid}'", on=node(*both)).risks == ()

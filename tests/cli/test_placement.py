@@ -1,49 +1,43 @@
 """Which claims can never be placed: what is told, and above all what is not."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.cli.doctor.scheduling.pending_claims import Verdict, judge, of_nothing, of_verdict
-from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices, fits
+from dra_driver.cli.doctor.scheduling.published_devices import fits
 from dra_driver.cli.findings import Level
-from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures
-from dra_driver.model.profiles import (
-    DEFAULT_PROFILE,
-    GpuSelector,
-    Profile,
-    ProfileEntry,
-    Rules,
-    SharingStrategy,
-)
-from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.slice_documents import published_devices
+from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules, SharingStrategy
 from tests.builders import gpu
+from tests.cli import scheduling
+from tests.cli.findings import levels
+from tests.cli.scheduling import (
+    DRIVER,
+    GPU_CLASS,
+    OURS,
+    A,
+    capacity,
+    claim,
+    device_class,
+    request,
+    slices,
+)
 
-DRIVER = "gpu.nvidia.com"
 WHOLE = "81559Mi"
-A = f"device.attributes['{DRIVER}']"
 PATH = "spec.devices.requests[0].exactly"
-
-
-def device_class(name, *expressions):
-    return {
-        "metadata": {"name": name},
-        "spec": {"selectors": [{"cel": {"expression": text}} for text in expressions]},
-    }
-
-
 CLASSES = (
-    device_class(DRIVER, f"device.driver == '{DRIVER}' && {A}.type == 'gpu'"),
-    device_class(f"shared.{DRIVER}", f"device.driver == '{DRIVER}' && {A}.type == 'gpu-shared'"),
+    GPU_CLASS,
+    device_class(f"shared.{DRIVER}", f"{OURS} && {A}.type == 'gpu-shared'"),
     device_class(
         f"monitor.{DRIVER}",
-        f"device.driver == '{DRIVER}' && ({A}.type == 'gpu-monitor' || "
+        f"{OURS} && ({A}.type == 'gpu-monitor' || "
         f"{A}.type in ['gpu', 'gpu-shared'] && !('shares' in device.capacity['{DRIVER}']))",
     ),
     device_class("any"),
-    device_class("big", f"device.driver == '{DRIVER}'", f"{A}.productName.matches('H100')"),
+    device_class("big", OURS, f"{A}.productName.matches('H100')"),
 )
 
 
@@ -51,46 +45,12 @@ def profile(**rules):
     return Profile("test", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
 
 
-def slices(*gpus, rules=DEFAULT_PROFILE, features=None, node="n1"):
-    """As the plugin publishes them."""
-    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, features or ApiFeatures(), {})
-    return [
-        {"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}}
-    ]
-
-
-def fair(*slices_, classes=CLASSES):
-    return devices_of_slices(DRIVER, [each for part in slices_ for each in part], classes)
-
-
-def request(device_class=DRIVER, *selectors, **fields):
-    asked = {"deviceClassName": device_class, **fields}
-    if selectors:
-        asked["selectors"] = [{"cel": {"expression": text}} for text in selectors]
-    return asked
-
-
-def capacity(**amounts):
-    return {"capacity": {"requests": amounts}}
-
-
-def claim(*requests, name="a", **fields):
-    listed = [
-        {"name": f"r{i}", "firstAvailable": each}
-        if isinstance(each, list)
-        else {"name": f"r{i}", "exactly": each}
-        for i, each in enumerate(requests)
-    ]
-    return {
-        "metadata": {"namespace": "team-a", "name": name},
-        "spec": {"devices": {"requests": listed}},
-        **fields,
-    }
+published = partial(scheduling.published, classes=CLASSES)
 
 
 def why(*requests, on=None):
     """Why a claim for *requests* can never be placed; empty: it may be."""
-    verdict = judge([claim(*requests)], on or fair(slices()))
+    verdict = judge([claim(*requests)], on or published(slices()))
     return verdict.problems[0][1] if verdict.problems else ""
 
 
@@ -223,7 +183,7 @@ def test_amounts_that_no_one_device_has_together_are_told():
     small = slices(gpu(0, memory_bytes=16 << 30), node="small")
     no_cores = slices(gpu(0), rules=profile(strategies=()), node="big")
 
-    reason = why(request(**capacity(memory="40Gi", cores="10")), on=fair(small, no_cores))
+    reason = why(request(**capacity(memory="40Gi", cores="10")), on=published(small, no_cores))
 
     assert (
         reason == f"{PATH}.capacity.requests: no one device has all of it (cores: 10, memory: 40Gi)"
@@ -233,12 +193,12 @@ def test_amounts_that_no_one_device_has_together_are_told():
 def test_the_largest_gpu_of_any_node_counts():
     small = slices(gpu(0, memory_bytes=16 << 30), node="small")
 
-    assert why(request(**capacity(memory="40Gi")), on=fair(small, slices())) == ""
-    assert "(gpu-0 on small)" in why(request(**capacity(memory="40Gi")), on=fair(small))
+    assert why(request(**capacity(memory="40Gi")), on=published(small, slices())) == ""
+    assert "(gpu-0 on small)" in why(request(**capacity(memory="40Gi")), on=published(small))
 
 
 def test_a_fraction_of_gpus_that_are_all_exclusive_is_served_with_a_whole_one():
-    exclusive = fair(slices(rules=profile(fractions=False)))
+    exclusive = published(slices(rules=profile(fractions=False)))
 
     assert why(request(**capacity(memory="10Gi")), on=exclusive) == ""
     assert "they have memory" in why(request(**capacity(cores="10")), on=exclusive)
@@ -246,13 +206,13 @@ def test_a_fraction_of_gpus_that_are_all_exclusive_is_served_with_a_whole_one():
 
 
 def test_admin_access_reaches_gpus_that_have_no_monitor_devices():
-    exclusive = fair(slices(rules=profile(fractions=False)))
+    exclusive = published(slices(rules=profile(fractions=False)))
 
     assert why(request(f"monitor.{DRIVER}", adminAccess=True), on=exclusive) == ""
 
 
 def test_replicas_are_found_by_their_class_and_a_share_is_the_most():
-    replicas = fair(slices(rules=profile(replicas=4, rename=True)))
+    replicas = published(slices(rules=profile(replicas=4, rename=True)))
 
     assert why(request(f"shared.{DRIVER}"), on=replicas) == ""
     assert why(request(f"shared.{DRIVER}", count=2), on=replicas) == ""
@@ -260,15 +220,9 @@ def test_replicas_are_found_by_their_class_and_a_share_is_the_most():
     assert why(request(), on=replicas)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param(claim(request(count=9), status={"allocation": {}}), id="no allocation yet"),
-        pytest.param(claim(request(count=9)), id="no status"),
-    ],
-)
-def test_a_claim_that_waits_is_judged(given):
-    assert judge([given], fair(slices())).judged == 1
+@pytest.mark.parametrize("status", [{}, {"status": {"allocation": {}}}], ids=str)
+def test_a_claim_that_waits_is_judged(status):
+    assert judge([claim(request(count=9), **status)], published(slices())).judged == 1
 
 
 @pytest.mark.parametrize(
@@ -288,21 +242,21 @@ def test_a_claim_that_waits_is_judged(given):
     ],
 )
 def test_a_claim_that_is_not_ours_or_does_not_wait_is_not_judged(given):
-    assert judge([given], fair(slices())) == Verdict(0, ())
+    assert judge([given], published(slices())) == Verdict(0, ())
 
 
 def test_a_selector_of_the_claim_can_make_a_class_of_all_drivers_ours():
     asked = request("any", f"device.driver == '{DRIVER}'", count=9)
 
     assert "no node has more than 2" in why(
-        asked, on=fair(slices(features=ApiFeatures(device_taints=False)))
+        asked, on=published(slices(features=ApiFeatures(device_taints=False)))
     )
 
 
 def test_slices_of_other_drivers_are_no_help():
     theirs = [{**part, "spec": {**part["spec"], "driver": "other"}} for part in slices()]
 
-    assert fair(theirs).devices == ()
+    assert published(theirs).devices == ()
 
 
 def config(strategy, *requests, driver=DRIVER, kind="GpuConfig"):
@@ -314,38 +268,33 @@ def config(strategy, *requests, driver=DRIVER, kind="GpuConfig"):
 
 def configured(*configs, request_=None, on=None):
     """Why a claim with these configurations can never be served."""
-    asked = claim(request_ or request())
-    asked["spec"]["devices"]["config"] = list(configs)
-    verdict = judge([asked], on or fair(slices()))
+    verdict = judge([claim(request_ or request(), config=configs)], on or published(slices()))
     return verdict.problems[0][1] if verdict.problems else ""
 
 
 TURNS = profile(strategies=(SharingStrategy.TIME_SLICING,))
 BY_MPS = profile(strategies=(SharingStrategy.MPS,), default_strategy=SharingStrategy.MPS)
-MPS_CLASS = {
-    **device_class(
-        f"mps.{DRIVER}",
-        f"device.driver == '{DRIVER}' && {A}.type in ['gpu', 'gpu-shared'] && 'mps' in {A} && "
-        f"{A}.mps",
-    )
-}
-MPS_CLASS["spec"]["config"] = [config("MPS")]
+MPS_CLASS = device_class(
+    f"mps.{DRIVER}",
+    f"{OURS} && {A}.type in ['gpu', 'gpu-shared'] && 'mps' in {A} && {A}.mps",
+    config=[config("MPS")],
+)
 WHERE = "spec.devices.config[{}].opaque.parameters.sharing.strategy"
 
 
 def test_a_claim_that_names_mps_where_no_gpu_offers_it_is_told_with_the_field():
-    reason = configured(config("MPS"), on=fair(slices(rules=TURNS)))
+    reason = configured(config("MPS"), on=published(slices(rules=TURNS)))
 
     assert reason == (
         f"{WHERE.format(0)}: none of the 2 devices that it could have is shared by MPS, for which "
         "a node has an MPS agent, a GPU compute capability 7.0 or above, and a profile does not "
         "forbid it"
     )
-    assert configured(config("MPS"), on=fair(slices(rules=TURNS), slices(node="n2"))) == ""
+    assert configured(config("MPS"), on=published(slices(rules=TURNS), slices(node="n2"))) == ""
 
 
 def test_so_is_one_that_names_time_slicing_where_a_profile_allows_mps_alone():
-    reason = configured(config("TimeSlicing"), on=fair(slices(rules=BY_MPS)))
+    reason = configured(config("TimeSlicing"), on=published(slices(rules=BY_MPS)))
 
     assert reason.endswith("is shared by TimeSlicing, as the profiles of their nodes have it")
     assert configured(config("TimeSlicing")) == ""
@@ -356,8 +305,8 @@ def test_a_device_that_an_older_plugin_published_is_shared_by_taking_turns():
     for device in older[0]["spec"]["devices"]:
         del device["attributes"]["mps"], device["attributes"]["timeSlicing"]
 
-    assert configured(config("TimeSlicing"), on=fair(older)) == ""
-    assert "is shared by MPS" in configured(config("MPS"), on=fair(older))
+    assert configured(config("TimeSlicing"), on=published(older)) == ""
+    assert "is shared by MPS" in configured(config("MPS"), on=published(older))
 
 
 @pytest.mark.parametrize(
@@ -372,11 +321,11 @@ def test_a_device_that_an_older_plugin_published_is_shared_by_taking_turns():
     ],
 )
 def test_what_does_not_count_asks_for_nothing(configs):
-    assert configured(*configs, on=fair(slices(rules=TURNS))) == ""
+    assert configured(*configs, on=published(slices(rules=TURNS))) == ""
 
 
 def test_a_configuration_for_the_request_counts_for_its_alternatives_too():
-    turns = fair(slices(rules=TURNS))
+    turns = published(slices(rules=TURNS))
     either = [{"name": "a", **request(count=9)}, {"name": "b", **request()}]
 
     both = configured(config("MPS", "r0"), request_=either, on=turns)
@@ -390,8 +339,8 @@ def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is
     classes = (*CLASSES, MPS_CLASS)
     asked = request(f"mps.{DRIVER}", **capacity(memory="10Gi", cores="30"))
 
-    assert why(asked, on=fair(slices(), classes=classes)) == ""
-    reason = why(asked, on=fair(slices(rules=TURNS), classes=classes))
+    assert why(asked, on=published(slices(), classes=classes)) == ""
+    reason = why(asked, on=published(slices(rules=TURNS), classes=classes))
     assert reason.startswith(
         f"{PATH}.deviceClassName: no node publishes a device that DeviceClass mps.{DRIVER} "
         f"selects; there are devices of type gpu, gpu-monitor; DeviceClass mps.{DRIVER}, "
@@ -399,11 +348,11 @@ def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is
     )
 
 
-def test_who_looks_on_shares_nothing():
+def test_admin_access_shares_nothing():
     exclusive = profile(fractions=False, strategies=(SharingStrategy.TIME_SLICING,))
     asked = request(f"monitor.{DRIVER}", adminAccess=True)
 
-    assert configured(config("MPS"), request_=asked, on=fair(slices(rules=exclusive))) == ""
+    assert configured(config("MPS"), request_=asked, on=published(slices(rules=exclusive))) == ""
 
 
 QUANTITIES = st.one_of(
@@ -414,7 +363,7 @@ QUANTITIES = st.one_of(
 @given(QUANTITIES, st.integers(-5, 150), st.integers(-1, 60), st.integers(1, 4))
 def test_what_fits_on_an_empty_node_is_never_told(memory, cores, shares, count):
     """Whatever an allocator that does the scheduler's sums would place on empty GPUs."""
-    on = fair(slices())
+    on = published(slices())
     amounts = {"memory": memory, "cores": str(cores), "shares": str(shares)}
 
     mib = int(memory[:-2]) * (1024 if memory.endswith("Gi") else 1)
@@ -445,7 +394,7 @@ def test_findings_name_the_claim_and_are_no_fault_of_the_node():
 
     findings = list(of_verdict(verdict))
 
-    assert [finding.level for finding in findings] == [Level.WARN] * 21 + [Level.OK]
+    assert levels(findings) == [Level.WARN] * 21 + [Level.OK]
     assert findings[0].message == "ns/00 can never be served as it is: spec.x: too much"
     assert findings[20].message == "2 more can never be served"
     assert findings[21].message.startswith("3 wait")

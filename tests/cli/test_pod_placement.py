@@ -11,54 +11,36 @@ from dra_driver.cli.doctor.scheduling.pending_pods import (
     of_pods,
     to_be_had,
 )
-from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
-from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures
-from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.slice_documents import published_counters, published_devices
-from tests.builders import gpu
+from tests.cli.scheduling import DRIVER, OURS, A, device_class, published, slices
 from tests.plan.mig.boards import dynamic, mig_gpu
 
-DRIVER = "gpu.nvidia.com"
-A = f"device.attributes['{DRIVER}']"
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 
 
-def device_class(name, expression, resource=None):
-    spec = {"selectors": [{"cel": {"expression": expression}}]}
-    if resource:
-        spec["extendedResourceName"] = resource
-    return {"metadata": {"name": name}, "spec": spec}
-
-
 def partitions(profile):
+    expression = f"{OURS} && {A}.type == 'mig' && {A}.profile == '{profile}'"
     name = f"mig-{profile.replace('.', '-')}.{DRIVER}"
-    of_mig = f"device.driver == '{DRIVER}' && {A}.type == 'mig' && {A}.profile == '{profile}'"
-    return device_class(name, of_mig, f"nvidia.com/mig-{profile}")
+    return device_class(name, expression, resource=f"nvidia.com/mig-{profile}")
 
 
 CLASSES = (
-    device_class(DRIVER, f"device.driver == '{DRIVER}' && {A}.type == 'gpu'", "nvidia.com/gpu"),
-    device_class(f"any.{DRIVER}", f"device.driver == '{DRIVER}'"),
-    device_class("nic", "device.driver == 'nic.example'", "nvidia.com/nic"),
+    device_class(DRIVER, f"{OURS} && {A}.type == 'gpu'", resource="nvidia.com/gpu"),
+    device_class(f"any.{DRIVER}", OURS),
+    device_class("nic", "device.driver == 'nic.example'", resource="nvidia.com/nic"),
     partitions("1g.5gb"),
     partitions("3g.20gb"),
 )
 
 
-def fair(*gpus, rules=DEFAULT_PROFILE, classes=CLASSES):
+def published_node(*gpus, classes=CLASSES, **rules):
     """Two GPUs on a node, unless *gpus* are there."""
-    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, ApiFeatures(), {})
-    spec = {"driver": DRIVER, "nodeName": "n1", "devices": list(published_devices(offered))}
-    counters = {"driver": DRIVER, "nodeName": "n1", "sharedCounters": published_counters(offered)}
-    return devices_of_slices(DRIVER, [{"spec": spec}, {"spec": counters}], classes)
+    return published(slices(*gpus, **rules), classes=classes)
 
 
 def a100():
     """In partitions."""
-    return fair(mig_gpu(on=True, pending=True), rules=dynamic())
+    return published_node(mig_gpu(on=True, pending=True), rules=dynamic())
 
 
 def container(name="main", **amounts):
@@ -78,7 +60,7 @@ def asking(resource, count=1):
 
 def why(*pods, on=None, plugins=()):
     """Why the pods can never be scheduled; empty: they may be."""
-    return "; ".join(judge_pods(pods, on or fair(), plugins).problems)
+    return "; ".join(judge_pods(pods, on or published_node(), plugins).problems)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +119,7 @@ def test_what_a_device_plugin_offers_somewhere_is_its_business():
     asked = [asking("nvidia.com/gpu", 99), asking("nvidia.com/mig-1g.99gb")]
     plugins = {"nvidia.com/gpu", "nvidia.com/mig-1g.99gb"}
 
-    assert judge_pods(asked, fair(), plugins) == PodVerdict(0, {})
+    assert judge_pods(asked, published_node(), plugins) == PodVerdict(0, {})
 
 
 def test_partitions_that_do_not_fit_on_one_board_together_are_told():
@@ -154,7 +136,7 @@ def test_partitions_that_do_not_fit_on_one_board_together_are_told():
 def test_pods_that_wait_for_the_same_reason_are_told_together():
     same = [pod(container(**{"nvidia.com/gpu": 3}), name=name) for name in "ba"]
 
-    verdict = judge_pods([*same, asking("nvidia.com/gpu")], fair(), ())
+    verdict = judge_pods([*same, asking("nvidia.com/gpu")], published_node(), ())
 
     assert verdict.judged == 3
     assert list(verdict.problems.values()) == [("team-a/a", "team-a/b")]
@@ -172,12 +154,12 @@ class Counted(tuple):
 
 def test_pods_that_ask_for_the_same_are_judged_once():
     def looks(number):
-        devices = Counted(fair().devices)
+        devices = Counted(published_node().devices)
         many = [
             pod(container(**{"nvidia.com/gpu": 3, "example.com/fpga": 1}), name=f"web-{n}")
             for n in range(number)
         ]
-        verdict = judge_pods(many, replace(fair(), devices=devices), ())
+        verdict = judge_pods(many, replace(published_node(), devices=devices), ())
         assert verdict.judged == number
         assert [len(pods) for pods in verdict.problems.values()] == [number]
         return devices.looks
@@ -201,7 +183,7 @@ def test_pods_that_wait_for_a_node_and_ask_for_something_are_looked_at(given, as
 
 
 def test_what_there_is_to_be_had_are_the_names_that_lead_to_devices():
-    assert list(to_be_had(fair())) == ["nvidia.com/gpu"]
+    assert list(to_be_had(published_node())) == ["nvidia.com/gpu"]
     assert list(to_be_had(a100())) == ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"]
 
 
@@ -225,14 +207,14 @@ def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
         for device_class in CLASSES
     ]
 
-    (finding,) = pod_findings(asking("nvidia.com/gpu"), fair(classes=plain))
+    (finding,) = pod_findings(asking("nvidia.com/gpu"), published_node(classes=plain))
 
     assert "no DeviceClass has it" in finding.message
     assert "DRAExtendedResource" in finding.remedy and "spec.resourceClaims" in finding.remedy
 
 
 def test_where_nothing_is_published_pods_are_counted():
-    empty = devices_of_slices(DRIVER, [], CLASSES)
+    empty = published(classes=CLASSES)
 
     (finding,) = pod_findings(asking("nvidia.com/gpu"), empty)
 
@@ -245,13 +227,13 @@ def test_where_nothing_is_published_pods_are_counted():
 def test_reasons_are_told_as_far_as_people_read():
     problems = {f"reason {number:02}": (f"team-a/{number}",) for number in range(25)}
 
-    *_, last = of_pods(PodVerdict(25, problems), fair())
+    *_, last = of_pods(PodVerdict(25, problems), published_node())
 
     assert last.message == "5 more reasons"
 
 
 def test_pods_of_which_nothing_is_known_are_counted():
-    (finding,) = pod_findings(asking("nvidia.com/gpu"), fair())
+    (finding,) = pod_findings(asking("nvidia.com/gpu"), published_node())
 
     assert (finding.level, finding.message) == (
         Level.OK,

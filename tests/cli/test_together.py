@@ -8,9 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.cli.doctor.scheduling.pending_claims import Candidate, fit_together, judge
-from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
-from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import (
     GpuSelector,
     MigRules,
@@ -19,12 +16,19 @@ from dra_driver.model.profiles import (
     Rules,
     SharingStrategy,
 )
-from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.slice_documents import published_counters, published_devices
+from tests.cli.scheduling import (
+    DRIVER,
+    GPU_CLASS,
+    MIG_CLASS,
+    A,
+    capacity,
+    claim,
+    published,
+    request,
+    slices,
+)
 from tests.fakes.mig import mig_gpu
 
-DRIVER = "gpu.nvidia.com"
-A = f"device.attributes['{DRIVER}']"
 SIZES = {"1g.5gb": (1, range(7)), "2g.10gb": (2, (0, 2, 4)), "3g.20gb": (4, (0, 4))}
 
 
@@ -74,34 +78,21 @@ def node(*boards, name="n1"):
     ]
 
 
-def device_class(name, kind):
-    text = f"device.driver == '{DRIVER}' && {A}.type == '{kind}'"
-    return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": text}}]}}
-
-
-CLASSES = (device_class(DRIVER, "gpu"), device_class(f"mig.{DRIVER}", "mig"))
+CLASSES = (GPU_CLASS, MIG_CLASS)
 
 
 def asks(profile="", count=1, **fields):
     """A partition of *profile*, or any."""
-    asked = {"deviceClassName": f"mig.{DRIVER}", "count": count, **fields}
-    if profile:
-        asked["selectors"] = [{"cel": {"expression": f"{A}.profile == '{profile}'"}}]
-    return asked
+    selectors = [f"{A}.profile == '{profile}'"] if profile else []
+    return request(f"mig.{DRIVER}", *selectors, count=count, **fields)
 
 
 def why(*requests, on=None, constraints=()):
     """Why a claim for *requests* can never be placed; empty: it may be."""
-    listed = [
-        {"name": f"r{i}", **({"firstAvailable": r} if isinstance(r, list) else {"exactly": r})}
-        for i, r in enumerate(requests)
-    ]
-    claim = {
-        "metadata": {"namespace": "team-a", "name": "a"},
-        "spec": {"devices": {"requests": listed, "constraints": list(constraints)}},
-    }
-    slices = node(board()) if on is None else on
-    verdict = judge([claim], devices_of_slices(DRIVER, slices, CLASSES))
+    node_slices = node(board()) if on is None else on
+    verdict = judge(
+        [claim(*requests, constraints=constraints)], published(node_slices, classes=CLASSES)
+    )
     assert verdict.judged == 1
     return verdict.problems[0][1] if verdict.problems else ""
 
@@ -151,7 +142,7 @@ def test_a_second_gpu_makes_room_and_a_second_node_does_not():
 
 
 def test_a_gpu_as_a_whole_leaves_nothing_for_partitions():
-    whole = {"deviceClassName": DRIVER}
+    whole = request()
     boards = [board(0, whole=True), board(1, whole=True)]
 
     assert why(whole, asks("1g.5gb"), on=node(boards[0])) != ""
@@ -179,11 +170,11 @@ def test_a_constraint_on_a_request_is_one_on_its_alternatives():
 
 
 def test_attributes_that_are_lists_are_not_compared():
-    slices = node(board(0), board(1))
-    for each in slices[1]["spec"]["devices"]:
+    two = node(board(0), board(1))
+    for each in two[1]["spec"]["devices"]:
         each["attributes"]["parentUUID"] = {"strings": [each["name"]]}
 
-    assert why(asks("3g.20gb", 2), on=slices, constraints=[same_gpu()]) == ""
+    assert why(asks("3g.20gb", 2), on=two, constraints=[same_gpu()]) == ""
 
 
 def test_a_partition_that_can_be_shared_serves_two_requests_but_not_one_twice():
@@ -194,7 +185,7 @@ def test_a_partition_that_can_be_shared_serves_two_requests_but_not_one_twice():
     assert why(asks("3g.20gb", 2), asks("1g.5gb"), on=shared) != ""
 
 
-def test_who_looks_on_takes_nothing():
+def test_admin_access_takes_nothing():
     watcher = asks("1g.5gb", adminAccess=True)
 
     assert why(asks("3g.20gb", 2), watcher) == ""
@@ -236,7 +227,7 @@ def test_the_answer_is_that_of_every_choice_there_is(profiles):
 
 
 def test_a_counter_that_no_slice_has_serves_nobody():
-    devices = devices_of_slices(DRIVER, node(board()), CLASSES).devices
+    devices = published(node(board()), classes=CLASSES).devices
 
     assert not fit_together([[Candidate("r0", 1, devices)]], {})
     assert fit_together([[Candidate("r0", 1, devices)]], {"n1": {("set-0", "unit-0"): Fraction(1)}})
@@ -246,25 +237,22 @@ def published_node(**rules):
     """An H100 as the plugin publishes it under ``mig: Dynamic``."""
     gpu_rules = Rules(**{"mig": MigRules(dynamic=True), **rules})
     profile = Profile("test", (ProfileEntry(GpuSelector(), gpu_rules, "spec.gpus[0]"),))
-    made = build_offer(Inventory((mig_gpu(),)), profile, ApiFeatures(), {})
-    devices, counters = list(published_devices(made)), list(published_counters(made))
-    spec = {"driver": DRIVER, "nodeName": "n1"}
-    return [
-        {"spec": {**spec, "sharedCounters": counters}},
-        {"spec": {**spec, "devices": devices}},
-    ]
+    return slices(mig_gpu(), rules=profile)
 
 
 def test_what_the_plugin_publishes_is_counted_as_the_scheduler_does():
     on = published_node()
-    quarter = {"capacity": {"requests": {"memory": "20Gi"}}}
+    quarter = request(**capacity(memory="20Gi"))
 
     assert why(asks("1g.10gb", 7), on=on) == ""
     assert why(asks("3g.40gb", 2), on=on) == ""
     assert why(asks("4g.40gb"), asks("3g.40gb"), on=on) == ""
-    assert why({"deviceClassName": DRIVER, **quarter}, on=on) == ""
+    assert why(quarter, on=on) == ""
     assert why(asks("4g.40gb"), asks("3g.40gb"), asks("1g.10gb"), on=on) != ""
-    assert why({"deviceClassName": DRIVER, **quarter}, asks("1g.10gb"), on=on) != ""
+    assert why(quarter, asks("1g.10gb"), on=on) != ""
+
+
+MPS = {"sharing": {"strategy": "MPS"}}
 
 
 @pytest.mark.parametrize(
@@ -280,18 +268,11 @@ def test_a_strategy_counts_for_the_kind_of_device_that_its_configuration_is_for(
     device_class, kind, counts
 ):
     turns = published_node(strategies=(SharingStrategy.TIME_SLICING,))
-    parameters = {"kind": kind, "sharing": {"strategy": "MPS"}}
-    claim = {
-        "metadata": {"name": "a"},
-        "spec": {
-            "devices": {
-                "requests": [{"name": "r", "exactly": {"deviceClassName": device_class}}],
-                "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-            }
-        },
-    }
+    config = {"opaque": {"driver": DRIVER, "parameters": {"kind": kind, **MPS}}}
 
-    problems = judge([claim], devices_of_slices(DRIVER, turns, CLASSES)).problems
+    problems = judge(
+        [claim(request(device_class), config=[config])], published(turns, classes=CLASSES)
+    ).problems
 
     assert bool(problems) is counts
     assert not counts or "is shared by MPS" in problems[0][1]
