@@ -1,6 +1,12 @@
 """Short ways to write claims under MPS, and what an agent tells of them."""
 
+from pathlib import Path
+
+from dra_driver.cli.claims.run import ClaimsReport, report_text
+from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
+from dra_driver.cli.terminal import Terminal
 from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.gpus import Inventory
 from dra_driver.model.mps import (
     MpsClient,
     MpsNamespace,
@@ -64,3 +70,15 @@ def server(*records, clients=(), protocol=3, ready=True, **fields):
         clients=mps_clients,
         **fields,
     )
+
+
+def report(*records, answer=None, gpus=(GPU,)):
+    """What ``claims`` reports of *records* on *gpus*; *answer*: what the MPS agent tells."""
+    uses = ClaimsMpsUsage(records, answer or MpsReport())
+    return ClaimsReport(records, {}, Inventory(gpus), uses)
+
+
+def report_lines(*records, output="bars", width=150, **fields):
+    """Of it, what people read."""
+    text = report_text(report(*records, **fields), Path("/ledger"), output, Terminal(width=width))
+    return text.splitlines()

@@ -27,24 +27,20 @@ from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import socket_paths
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
-from dra_driver.model.offer import ApiFeatures
-from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.mig_state import MigStateFile
-from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.settings import DoctorSettings
-from tests.builders import inventory
 from tests.cli.findings import levels
 from tests.cli.mps import server as server_of
 from tests.cli.profiles import profiles
+from tests.cli.scheduling import DRIVER, GPU_CLASS, capacity, claim, request, slices
 from tests.fakes import api_server
 from tests.fakes.poison import own_host
 from tests.fakes.registrar import Registrar
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
 
-DRIVER, NODE = "gpu.nvidia.com", "n1"
+NODE = "n1"
 # What the test's node lacks, and what is told to who runs tests as somebody else than root.
 UNMOUNTED = {"[warn] cgroups", "[warn] pod-resources socket", "[warn] user"}
 
@@ -485,56 +481,39 @@ def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):
     assert "validatingadmissionpolicies" in of(examine(client), "API features")[0].remedy
 
 
-SELECTOR = "device.driver == '{0}' && device.attributes['{0}'].type == '{1}'"
-
-
-def put_class(server, name, kind):
-    server.put(
-        {
-            "kind": "DeviceClass",
-            "metadata": {"name": name},
-            "spec": {"selectors": [{"cel": {"expression": SELECTOR.format(DRIVER, kind)}}]},
-        }
-    )
-
-
 def put_slice(server):
     """As a node with two GPUs publishes it."""
-    offered = build_offer(inventory(2), DEFAULT_PROFILE, ApiFeatures(), {})
+    devices, _ = slices(node=NODE)
+    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     server.put(
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
             "metadata": {"name": "n1-slice"},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": NODE,
-                "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
-                "devices": list(published_devices(offered)),
-            },
+            "spec": {**devices["spec"], "pool": pool},
         }
     )
 
 
-def put_claim(server, name, device_class=DRIVER, **asked):
-    request = {"name": "gpu", "exactly": {"deviceClassName": device_class, **asked}}
+def put_claim(server, name, device_class=DRIVER, **fields):
+    document = claim(request(device_class, **fields))
     server.put(
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
             "metadata": {"namespace": "team-a", "name": name},
-            "spec": {"devices": {"requests": [request]}},
+            "spec": document["spec"],
         }
     )
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 def test_claims_that_can_never_be_placed_are_named_with_the_field(server, client, version):
-    put_class(server, DRIVER, "gpu")
+    server.put({"kind": "DeviceClass", **GPU_CLASS})
     put_slice(server)
-    put_claim(server, "fine", capacity={"requests": {"memory": "10Gi"}})
-    put_claim(server, "large", capacity={"requests": {"memory": "200Gi"}})
-    put_claim(server, "theirs", "other.example", capacity={"requests": {"memory": "200Gi"}})
+    put_claim(server, "fine", **capacity(memory="10Gi"))
+    put_claim(server, "large", **capacity(memory="200Gi"))
+    put_claim(server, "theirs", "other.example", **capacity(memory="200Gi"))
     server.served = [version]
 
     warned, summary = of(examine(client), "pending claims")
@@ -548,7 +527,7 @@ def test_claims_that_can_never_be_placed_are_named_with_the_field(server, client
 
 
 def test_claims_that_wait_where_nothing_is_published_are_counted(server, client):
-    put_class(server, DRIVER, "gpu")
+    server.put({"kind": "DeviceClass", **GPU_CLASS})
     put_claim(server, "fine")
 
     (finding,) = of(examine(client), "pending claims")
@@ -572,7 +551,7 @@ def put_pod(server, name, resource, **spec):
 
 
 def test_pods_that_can_never_be_scheduled_are_named_with_the_resource(server, client):
-    put_class(server, DRIVER, "gpu")
+    server.put({"kind": "DeviceClass", **GPU_CLASS})
     put_slice(server)
     put_pod(server, "old", "nvidia.com/mig-1g.10gb")
     put_pod(server, "runs", "nvidia.com/mig-1g.10gb", nodeName=NODE)
@@ -613,9 +592,9 @@ def test_a_device_plugin_on_some_node_serves_its_own_resource(
 
 
 def test_slices_and_classes_are_listed_once_for_claims_and_pods(server, client):
-    put_class(server, DRIVER, "gpu")
+    server.put({"kind": "DeviceClass", **GPU_CLASS})
     put_slice(server)
-    put_claim(server, "large", capacity={"requests": {"memory": "200Gi"}})
+    put_claim(server, "large", **capacity(memory="200Gi"))
     put_pod(server, "old", "nvidia.com/mig-1g.10gb")
 
     examine(client)
@@ -807,7 +786,11 @@ def test_who_may_not_look_is_told_to_ask_as_root_and_of_no_fault_of_ours(world):
     refused = lines(answer, "[FAIL]")
     for subject in ("CDI files", "kubelet directory", "state directory", "ledger"):
         (entry,) = (entry for entry in refused if entry.startswith(f"[FAIL] {subject}: "))
-        assert "Permission denied; ask as root" in entry and str(world.kubelet) in entry
+        assert (
+            "Permission denied" in entry
+            and "; ask as root" in entry
+            and str(world.kubelet) in entry
+        )
     cause = line(answer, "[warn] user")
     assert "the plugin is root" in cause
     assert answer.out.startswith(cause), "it comes before what it explains"

@@ -1,22 +1,20 @@
 """A claim whose containers use one GPU by requests of their own: each has its own limits there."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from cdi.encoding import to_json
 from cdi.spec import CdiDevice, ContainerEdits, Spec
-from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
-from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
-from dra_driver.cli.terminal import Terminal
+from dra_driver.cli.claims.run import report_document
+from dra_driver.cli.mps_usage import MpsReport
 from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice, ShareId
-from dra_driver.model.gpus import Inventory
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsServer, MpsStatus, ServedNamespace
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.prepare.cdi_spec import mps_edits
 from tests.builders import holding, ref
+from tests.cli import mps
 from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, namespace
 
 KIND = "k8s.gpu.nvidia.com/claim"
@@ -85,14 +83,11 @@ def status(*clients, namespaces=(BIG, SMALL), protocol=3):
 
 
 def report(record, now=None, **fields):
-    return ClaimsReport(
-        (record,), {}, Inventory((GPU,)), ClaimsMpsUsage((record,), MpsReport(now, **fields))
-    )
+    return mps.report(record, answer=MpsReport(now, **fields))
 
 
-def lines(*args, output="bars", **fields):
-    shown = report_text(report(*args, **fields), Path("/l"), output, Terminal(width=150))
-    return shown.splitlines()
+def lines(record, now=None, output="bars", **fields):
+    return mps.report_lines(record, answer=MpsReport(now, **fields), output=output)
 
 
 def mps_of_devices(*args, **fields):

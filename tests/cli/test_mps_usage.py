@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from dra_driver.__main__ import node_opener
 from dra_driver.base.errors import MpsAgentUnreachable
-from dra_driver.cli.claims.run import ClaimsReport, claims, report_document, report_text
+from dra_driver.cli.claims.run import claims, report_document
 from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport, server_message
 from dra_driver.cli.terminal import Terminal
 from dra_driver.k8s.claims import PodUid
-from dra_driver.model.gpus import DeviceName, GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.offer import AdminAccess
 from dra_driver.model.records import Holding
@@ -22,25 +22,28 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mps.usage import clients_without_namespace
 from dra_driver.settings import ClaimsSettings
-from tests.builders import ref
-from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, namespace, server
+from tests.builders import holding, ref
+from tests.cli.mps import (
+    GIB,
+    GPU,
+    OTHER,
+    SERVER,
+    SLICEABLE,
+    claim,
+    namespace,
+    report,
+    report_lines,
+    server,
+)
 
 DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such file or directory)"
-
-
-def report(*records, answer=None, gpus=(GPU,)):
-    return ClaimsReport(
-        records, {}, Inventory(gpus), ClaimsMpsUsage(records, answer or MpsReport())
-    )
 
 
 def mps_report(*servers, **fields):
     return MpsReport(MpsStatus(servers), **fields)
 
 
-def lines(*records, output="bars", width=130, **fields):
-    shown = report_text(report(*records, **fields), Path("/l"), output, Terminal(width=width))
-    return shown.splitlines()
+NO_SERVER = mps_report()
 
 
 def mps_of(record, *others, **fields):
@@ -53,7 +56,7 @@ def mps_of(record, *others, **fields):
 def test_a_share_under_mps_is_told_from_one_that_takes_turns_by_a_word():
     turns = replace(claim("turns", cores=0), steps=())
 
-    _, mps, other = lines(claim("a"), turns)
+    _, mps, other = report_lines(claim("a"), turns)
 
     assert mps == "  # default/a      10.0 GiB  MPS 30 %, limit 10.0 GiB"
     assert "MPS" not in other and other.endswith("no limit")
@@ -66,29 +69,33 @@ def test_clients_and_what_they_use_are_told_beside_the_limits():
         used={GPU.uuid: {7: GIB, 9: 2 * GIB, 11: GIB, 12: GIB}},
     )
 
-    _, first, second, last = lines(a, b, answer=known)
+    _, first, second, last = report_lines(a, b, answer=known)
 
     assert first.endswith("MPS 30 %, limit 10.0 GiB, 2 clients use 3.0 GiB")
     assert second.endswith("MPS 70 %, limit 10.0 GiB, 1 client uses 1.0 GiB")
     assert last == f"    MPS server {SERVER}: protocol 3, ready, 3 clients"
 
 
-def test_cores_that_are_reserved_beyond_what_a_client_can_use_are_told_as_well():
-    assert "MPS 30 %, limit 10.0 GiB, 50 % of the cores" in lines(claim("a", cores=50))[1]
-
-
-def test_a_claim_without_a_limit_by_mps_says_so():
-    line = lines(claim("a", memory=None))[1]
-
-    assert line.endswith("MPS 30 %, no limit")
-
-
-def test_a_prepared_claim_that_the_agent_does_not_serve_is_told():
-    assert lines(claim("a"), answer=mps_report())[1].endswith(
-        "limit 10.0 GiB, not served by the agent"
-    )
-    begun = lines(claim("a", completed=False), answer=mps_report())[1]
-    assert begun.endswith("limit 10.0 GiB, not yet prepared")
+@pytest.mark.parametrize(
+    ("record", "answer", "end"),
+    [
+        pytest.param(
+            claim("a", cores=50),
+            None,
+            "MPS 30 %, limit 10.0 GiB, 50 % of the cores",
+            id="more cores are reserved than a client can use",
+        ),
+        pytest.param(claim("a", memory=None), None, "MPS 30 %, no limit", id="no limit"),
+        pytest.param(
+            claim("a"), NO_SERVER, "limit 10.0 GiB, not served by the agent", id="not served"
+        ),
+        pytest.param(
+            claim("a", completed=False), NO_SERVER, "limit 10.0 GiB, not yet prepared", id="begun"
+        ),
+    ],
+)
+def test_what_is_special_of_a_claim_is_told_behind_its_limits(record, answer, end):
+    assert report_lines(record, answer=answer)[1].endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +128,13 @@ def test_a_server_is_told_in_one_line(fields, expected):
 def test_a_server_over_several_gpus_is_told_below_each_of_them():
     both = claim("a", gpus=(GPU, OTHER))
 
-    shown = lines(both, answer=mps_report(server(both)), gpus=(GPU, OTHER))
+    shown = report_lines(both, answer=mps_report(server(both)), gpus=(GPU, OTHER))
 
     assert [line for line in shown if "over 2 GPUs" in line] == [shown[2], shown[5]]
 
 
 def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are_not_known():
-    _, line, last = lines(claim("a"), answer=MpsReport(problem=DOWN))
+    _, line, last = report_lines(claim("a"), answer=MpsReport(problem=DOWN))
 
     assert line.endswith("MPS 30 %, limit 10.0 GiB")
     assert last == f"the clients of MPS are not known: {DOWN}"
@@ -136,7 +143,7 @@ def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are
 def test_an_agent_that_nobody_needs_is_not_missed():
     turns = replace(claim("turns"), steps=())
 
-    assert len(lines(turns, answer=MpsReport(problem=DOWN))) == 2
+    assert len(report_lines(turns, answer=MpsReport(problem=DOWN))) == 2
 
 
 def test_the_table_gets_a_column_where_a_claim_is_under_mps():
@@ -144,13 +151,13 @@ def test_the_table_gets_a_column_where_a_claim_is_under_mps():
     turns = replace(claim("b"), steps=())
     known = mps_report(server(a, clients=[(7, "a")], restarts=2))
 
-    head, first, second, last = lines(a, turns, answer=known, output="table")
+    head, first, second, last = report_lines(a, turns, answer=known, output="table")
 
     assert head.split()[-2:] == ["UID", "MPS"]
     assert first.endswith("uid-a   30 %, limit 10.0 GiB, 1 client")
     assert second.endswith("uid-b")
     assert last.endswith("over 2 GPUs, 1 client, restarted 2 times")
-    assert "MPS" not in lines(turns, output="table")[0]
+    assert "MPS" not in report_lines(turns, output="table")[0]
 
 
 def test_json_has_limits_clients_and_directory_of_each_gpu_of_a_claim():
@@ -216,18 +223,15 @@ def test_each_gpu_has_the_limit_that_is_its_own():
     assert limits == {GPU.uuid: GIB, OTHER.uuid: 2 * GIB}
 
 
-def test_who_looks_on_is_not_under_mps():
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(holding("a", "gpu-0-mon", admin=True, shape=AdminAccess()), id="a monitor"),
+        pytest.param(holding("a", "gpu-1", shape=SLICEABLE), id="a GPU without a namespace"),
+    ],
+)
+def test_what_a_claim_has_beside_its_namespace_is_not_under_mps(beside):
     record = claim("a")
-    watcher = Holding(
-        ref("a"), DeviceName("gpu-0-mon"), gpu=GPU.uuid, admin=True, shape=AdminAccess()
-    )
-
-    assert ClaimsMpsUsage((record,)).of(record, watcher) == ()
-
-
-def test_a_gpu_that_the_claim_has_beside_its_namespace_is_not_under_mps():
-    record = claim("a")
-    beside = Holding(ref("a"), DeviceName("gpu-1"), gpu=OTHER.uuid, shape=SLICEABLE)
 
     assert ClaimsMpsUsage((record,)).of(record, beside) == ()
 
@@ -266,8 +270,8 @@ class TestProtocolTwo:
         known = mps_report(server(a, b, clients=[7, 8], protocol=2), pods=pods)
 
         assert mps_of(a, b, answer=known)["clients"] is None
-        assert lines(a, b, answer=known)[1].endswith("limit 10.0 GiB, pods pod-a, both")
-        assert lines(a, b, answer=known)[3].endswith("2 clients")
+        assert report_lines(a, b, answer=known)[1].endswith("limit 10.0 GiB, pods pod-a, both")
+        assert report_lines(a, b, answer=known)[3].endswith("2 clients")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_what_clients_use_is_the_sum_where_all_of_it_is_known(used, clients, exp
 
 CLIENTS = st.lists(
     st.tuples(st.integers(2, 30), st.sampled_from(["a", "b", None])),
-    unique_by=lambda one: one[0],
+    unique_by=lambda client: client[0],
     max_size=6,
 )
 

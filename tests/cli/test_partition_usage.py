@@ -1,17 +1,15 @@
 """Who has how much of which partition, as people and as programs read it."""
 
-from pathlib import Path
-
 from dra_driver.cli.claims.bars import usage_bars
-from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
-from dra_driver.cli.mps_usage import ClaimsMpsUsage
+from dra_driver.cli.claims.run import report_document
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import gpu_usages
-from dra_driver.model.gpus import Inventory, MigInfo
+from dra_driver.model.gpus import MigInfo
 from dra_driver.model.offer import AdminAccess, Fractional
 from tests import builders
 from tests.builders import MIB, gpu
 from tests.cli.mig import a100, holding, instance, unusable
+from tests.cli.mps import report, report_lines
 
 GIB = 1024 * MIB
 OF_3G = Fractional(19968 * MIB, GIB, MIB, shares=48)
@@ -59,13 +57,13 @@ def test_bars_of_gpus_and_partitions_stand_below_each_other():
     assert unit_line.index("]") <= bars[0].index("]")
 
 
-def test_a_gpu_that_is_not_cut_looks_as_ever():
+def test_a_gpu_that_without_partitions_looks_as_ever():
     off = a100(0, on=False)
 
     assert shown(gpus=(off,))[0].endswith("]  all 40.0 GiB free")
 
 
-def test_a_partition_that_is_not_cut_yet_is_shown_where_it_will_be():
+def test_a_partition_that_is_not_created_yet_is_shown_where_it_will_be():
     (head, line, below) = shown(record("new", "2g.10gb", 4), gpus=(a100(),))
 
     assert head.endswith("1 partition with 9.6 of 40.0 GiB")
@@ -119,7 +117,7 @@ def test_a_profile_that_the_board_lacks_leaves_the_name_of_the_device():
 
 
 def document(*records, gpus=(BOARD,)):
-    return report_document(ClaimsReport(records, {}, Inventory(gpus), ClaimsMpsUsage(records)))
+    return report_document(report(*records, gpus=gpus))
 
 
 def test_as_json_a_gpu_lists_its_partitions_and_counts_what_is_held_of_them():
@@ -179,9 +177,8 @@ def test_what_nobody_knows_of_a_gpu_that_was_not_looked_at_is_null():
 
 def test_a_monitor_is_told_of_on_the_gpu_and_takes_none_of_it():
     watcher = record("watcher", admin=True, shape=AdminAccess())
-    report = ClaimsReport((watcher, part("a", 5)), {}, Inventory((BOARD,)))
 
-    lines = report_text(report, Path("/ledger"), "bars", Terminal()).splitlines()
+    lines = report_lines(watcher, part("a", 5), gpus=(BOARD,))
 
     assert lines[0].endswith("2 partitions with 24.2 of 40.0 GiB")
     assert lines[1].split() == ["o", "team-a/watcher", "admin", "access"]
