@@ -1,4 +1,4 @@
-"""What a claim does to a GPU that can be cut: partitions come with it, and go with the last."""
+"""What a claim does to a GPU with MIG: partitions are created for it, and removed with the last."""
 
 from dataclasses import replace
 
@@ -46,12 +46,32 @@ from tests.fakes.mig import (
 GPU = mig_gpu().uuid
 FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"
 WHOLE_SIDE, OTHER_SIDE = "gpu-0-mig-3g40gb-9-0", "gpu-0-mig-3g40gb-9-4"
-FOUR_AT_0 = "gpu-0-mig-4g40gb-5-0"
+FOUR_AT_0, ALL_OF_IT = "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-7g80gb-0-0"
 MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
+SLICING = config("MigDeviceConfig", sharing={"strategy": "TimeSlicing"})
+NODES, MODE_ON = CreateDeviceNodes((0,)), SetMigMode(GPU, on=True)
+CREATE_FIRST = CreatePartition(GPU, partition(ONE, 0).key)
+REMOVE_FIRST = RemovePartition(GPU, CREATE_FIRST.key, instance(ONE, 0).uuid)
+
+
+def existing(of=ONE, start=0, **fields):
+    """A partition whose instance was not created for claims."""
+    return partition_device(of, start, instance=instance(of, start), **fields)
+
+
+PLAIN = Offer((Device(mig_gpu(), SLICEABLE),))
+AMPERE = mig_offer(mig_gpu(on=True, switches=False))
+AS_GPU = Offer((existing(THREE, as_gpu=True),))
 
 
 def planned(*devices, name="claim", at=None, others=(), **fields):
     return plan_claim(claim(*devices, name=name, **fields), at or mig_offer(), others, POOL)
+
+
+def share(name, device=WHOLE_SIDE, memory="10Gi", others=(), at=None, **capacity):
+    """The plan of a claim for a part of a device."""
+    shared = Claim(ref(name), (fraction(memory, device, **capacity),), pods=(pod(name),))
+    return plan_claim(shared, at or mig_offer(), others, POOL)
 
 
 def prepared(*devices, name="other", others=(), at=None, **fields):
@@ -72,156 +92,198 @@ def instances_of(plan):
     }
 
 
-def test_a_partition_is_cut_after_mig_mode_is_on():
-    steps = planned(FIRST).steps
-
-    assert steps == (
-        CreateDeviceNodes((0,)),
-        SetMigMode(GPU, on=True),
-        CreatePartition(GPU, partition(ONE, 0).key),
-    )
+def removals(record, *others):
+    return [step for step in undo_steps(record, others) if isinstance(step, RemovePartition)]
 
 
-def test_two_partitions_of_one_gpu_need_one_mode_and_two_cuts():
-    steps = planned(FIRST, OTHER_SIDE).steps
-
-    assert steps.count(SetMigMode(GPU, on=True)) == 1
-    assert [step.key for step in steps if isinstance(step, CreatePartition)] == [
-        partition(THREE, 4).key,
-        partition(ONE, 0).key,
-    ]
+# The steps of a claim.
 
 
-def test_on_a_board_that_needs_a_reset_the_mode_is_left_alone():
-    ampere = mig_offer(mig_gpu(on=True, switches=False))
-
-    steps = planned(FIRST, at=ampere).steps
-
-    assert not any(isinstance(step, SetMigMode) for step in steps)
-    assert any(isinstance(step, CreatePartition) for step in steps)
+@pytest.mark.parametrize(
+    ("devices", "fields", "steps"),
+    [
+        pytest.param([FIRST], {}, [NODES, MODE_ON, CREATE_FIRST], id="MIG mode, then a partition"),
+        pytest.param(
+            [FIRST, OTHER_SIDE],
+            {},
+            [NODES, MODE_ON, CreatePartition(GPU, partition(THREE, 4).key), CREATE_FIRST],
+            id="two partitions of one GPU, and one mode",
+        ),
+        pytest.param(
+            [FIRST], {"at": AMPERE}, [NODES, CREATE_FIRST], id="no mode that needs a reset"
+        ),
+        pytest.param(["gpu-0"], {"at": PLAIN}, [NODES], id="a GPU that offers no partitions"),
+        pytest.param([FIRST], {"at": Offer((existing(),))}, [NODES], id="an instance that exists"),
+        pytest.param(
+            [FIRST],
+            {"configs": (SLICING,)},
+            [NODES, MODE_ON, CREATE_FIRST],
+            id="time slicing in a partition changes nothing",
+        ),
+        pytest.param(
+            [WHOLE_SIDE],
+            {
+                "at": AS_GPU,
+                "configs": (
+                    config(
+                        "GpuConfig",
+                        "gpu",
+                        sharing={
+                            "strategy": "TimeSlicing",
+                            "timeSlicingConfig": {"interval": "Long"},
+                        },
+                    ),
+                ),
+            },
+            [NODES],
+            id="nor does the interval of a GPU",
+        ),
+    ],
+)
+def test_what_is_done_for_a_claim(devices, fields, steps):
+    assert list(planned(*devices, **fields).steps) == steps
 
 
 @pytest.mark.parametrize("allocated", [allocation("gpu-0"), fraction("20Gi", "gpu-0")])
-def test_the_gpu_as_a_whole_and_a_share_of_it_find_the_mode_off(allocated):
+def test_mig_mode_is_turned_off_for_the_gpu_as_a_whole_and_for_a_share_of_it(allocated):
     plan = plan_claim(Claim(ref(), (allocated,)), mig_offer(), (), POOL)
 
     assert SetMigMode(GPU, on=False) in plan.steps
 
 
-def test_a_gpu_that_offers_no_partitions_keeps_its_mode():
-    plain = Offer((Device(mig_gpu(), SLICEABLE),))
+def test_admin_access_does_nothing_beside_partitions():
+    admin = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
+    node = Offer((Device(mig_gpu(), AdminAccess()),))
 
-    assert planned("gpu-0", at=plain).steps == (CreateDeviceNodes((0,)),)
-
-
-def test_an_instance_that_exists_is_neither_cut_nor_removed():
-    there = partition_device(ONE, 0, instance=instance(ONE, 0))
-
-    plan = planned(FIRST, at=Offer((there,)))
-
-    assert plan.steps == (CreateDeviceNodes((0,)),)
-    assert not plan.record.holdings[0].created_for_claims
-    assert undo_steps(plan.record, ()) == ()
+    assert plan_claim(admin, node, (prepared(FIRST),), POOL).steps == (NODES,)
 
 
-def test_the_record_says_which_partition_and_then_what_it_is():
+def test_the_record_says_which_partition_and_then_which_instance():
     plan = planned(FIRST)
 
     (before,) = plan.record.holdings
-    (after,) = plan.settled(instances_of(plan)).record.holdings
+    record = plan.settled(instances_of(plan)).record
+    (after,) = record.holdings
 
-    assert (before.partition, before.created_for_claims, before.instance) == (
-        partition(ONE, 0).key,
-        True,
-        None,
-    )
+    key = partition(ONE, 0).key
+    assert (before.partition, before.created_for_claims, before.instance) == (key, True, None)
     assert before.memory_of is None
     assert before.offered == ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
     assert after.memory_of == "MIG-19-0"
+    assert record.created_partitions == {(GPU, key)}
+    assert prepared("gpu-0").created_partitions == frozenset()
 
 
-def test_the_last_claim_removes_its_partition_and_restores_the_mode():
-    record = prepared(FIRST)
+def test_a_partition_that_a_claim_shares_already_is_not_new():
+    first = share("first").record
+    second = share("second", others=(first,)).record
 
-    assert undo_steps(record, ()) == (
-        RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid),
-        SetMigMode(GPU, on=False),
+    (created,) = partitions_created_for([first])
+    assert (created.new, list(partitions_created_for([second]))) == (
+        True,
+        [replace(created, new=False)],
     )
+    assert tuple(partitions_created_for([ClaimRecord(ref(), ())])) == ()
 
 
-def test_a_claim_that_is_not_the_last_on_its_gpu_leaves_the_mode_on():
+# What is undone.
+
+
+def test_the_last_claim_on_a_gpu_turns_its_mode_off_after_the_partition_is_removed():
     first = prepared(FIRST, name="first")
     second = prepared(SECOND, name="second", others=(first,))
 
-    mine = RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid)
-    assert undo_steps(first, (second,)) == (mine,)
+    assert undo_steps(first, ()) == (REMOVE_FIRST, SetMigMode(GPU, on=False))
+    assert undo_steps(first, (second,)) == (REMOVE_FIRST,)
     assert undo_steps(second, ())[-1] == SetMigMode(GPU, on=False)
+    assert undo_steps(planned(FIRST, at=Offer((existing(),))).record, ()) == ()
 
 
 def test_a_mode_that_was_on_before_the_first_claim_stays_on():
     plan = planned(FIRST)
-    was_on = replace(plan, steps=with_previous_values(plan.steps, {SetMigMode(GPU, on=True): True}))
+    was_on = replace(plan, steps=with_previous_values(plan.steps, {MODE_ON: True}))
 
-    assert undo_steps(was_on.record, ())[-1] == SetMigMode(GPU, on=True)
-
-
-def share(name, device=WHOLE_SIDE, memory="10Gi", **capacity):
-    return Claim(ref(name), (fraction(memory, device, **capacity),), pods=(pod(name),))
+    assert undo_steps(was_on.record, ())[-1] == MODE_ON
 
 
 def test_claims_that_share_a_partition_remove_it_with_the_last():
-    first = plan_claim(share("first"), mig_offer(), (), POOL).record
-    second = plan_claim(share("second"), mig_offer(), (first,), POOL).record
+    first = share("first").record
+    second = share("second", others=(first,)).record
 
-    assert not any(isinstance(s, RemovePartition) for s in undo_steps(first, (second,)))
-    assert RemovePartition(GPU, partition(THREE, 0).key) in undo_steps(second, ())
-
-
-def test_shares_of_a_partition_add_up_to_its_memory():
-    first = plan_claim(share("first", memory="30Gi"), mig_offer(), (), POOL).record
-
-    with pytest.raises(DeviceHeldByClaim, match=r"20480Mi of memory, of which 10240Mi are free"):
-        plan_claim(share("second", memory="20Gi"), mig_offer(), (first,), POOL)
-    assert plan_claim(share("third", memory="10Gi"), mig_offer(), (first,), POOL).grants
+    assert removals(first, second) == []
+    assert removals(second) == [RemovePartition(GPU, partition(THREE, 0).key)]
 
 
-def test_the_driver_limits_no_pod_on_a_partition():
-    record = plan_claim(share("first"), mig_offer(), (), POOL).record
+def test_the_mps_server_ends_before_its_instance_goes():
+    record = prepared(WHOLE_SIDE, configs=(MPS,))
 
-    assert record.limited
-    assert memory_limit_steps(record, ()) == ()
-
-
-def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
-    strict = Offer((partition_device(THREE, 0, rules=Rules(strict=True)),))
-
-    with pytest.raises(ClaimError, match="does not limit parts of a MIG partition"):
-        plan_claim(share("first"), strict, (), POOL)
-    assert planned(WHOLE_SIDE, at=strict).grants
+    assert [type(step) for step in undo_steps(record, ())] == [
+        RemoveMpsNamespace,
+        RemovePartition,
+        SetMigMode,
+    ]
 
 
-@pytest.mark.parametrize("held", ["gpu-0", WHOLE_SIDE, FOUR_AT_0, "gpu-0-mig-7g80gb-0-0"])
-def test_a_partition_waits_for_whatever_overlaps_it(held):
-    with pytest.raises(
-        DeviceHeldByClaim, match=f"{FIRST} overlaps {held}, held by claim default/other"
-    ):
-        planned(FIRST, others=(prepared(held),))
+def test_a_partition_whose_creation_was_not_begun_is_not_removed():
+    record = planned(FIRST, SECOND).record
+    first, second = partitions_created_for([record])
+
+    begun = with_created(record, {second})
+
+    assert removals(begun) == [RemovePartition(second.gpu, second.key)]
+    assert [step for step in record.steps if step not in begun.steps] == [first]
 
 
-def test_the_gpu_as_a_whole_waits_for_every_partition():
-    with pytest.raises(
-        DeviceHeldByClaim, match=f"gpu-0 overlaps {SECOND}, held by claim default/other"
-    ):
-        planned("gpu-0", others=(prepared(SECOND),))
+def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
+    mine = prepared(FIRST)
+    other = replace(mine.holdings[0], instance=instance(ONE, 0, gi=9, name="new"))
+    theirs = replace(prepared(FIRST, name="second"), holdings=(other,))
+    begun = planned(FIRST, name="third").record
+
+    def removed(record, *others):
+        return [(step.uuid, set(step.unless)) for step in removals(record, *others)]
+
+    assert removed(mine, theirs) == [("MIG-19-0", set())]
+    assert removed(mine, begun) == []
+    assert removed(begun, planned(FIRST, name="fourth").record) == []
+    assert removed(begun, mine) == [(None, {"MIG-19-0"})]
+    assert removed(begun, mine, theirs) == [(None, {"MIG-19-0", "MIG-new"})]
+    assert removed(begun) == [(None, set())]
+
+
+def test_partitions_of_a_damaged_record_are_created_already_and_held_by_no_other_claim():
+    record = prepared(FIRST)
+    (left_behind,) = partitions_left_behind(record)
+
+    assert left_behind.holdings == ()
+    assert [*partitions_created_for([left_behind])] == [*partitions_created_for([record])]
+    assert planned(FIRST, others=(left_behind,)).grants
+    assert partitions_left_behind(None) == ()
+
+
+# What others hold.
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "problem"),
+    [
+        *(
+            (FIRST, held, f"{FIRST} overlaps {held}, held by claim default/other")
+            for held in ("gpu-0", WHOLE_SIDE, FOUR_AT_0, ALL_OF_IT)
+        ),
+        ("gpu-0", SECOND, f"gpu-0 overlaps {SECOND}, held by claim default/other"),
+        (FIRST, FIRST, f"{FIRST} is held by claim default/other"),
+    ],
+)
+def test_a_device_waits_for_whatever_overlaps_it(device, held, problem):
+    with pytest.raises(DeviceHeldByClaim, match=problem):
+        planned(device, others=(prepared(held),))
 
 
 def test_partitions_beside_each_other_do_not_wait():
     assert planned(FIRST, others=(prepared(SECOND), prepared(OTHER_SIDE, name="third"))).grants
-
-
-def test_a_partition_is_held_as_a_whole_by_who_asked_for_no_share():
-    with pytest.raises(DeviceHeldByClaim, match=f"{FIRST} is held by claim default/other"):
-        planned(FIRST, others=(prepared(FIRST),))
+    two_gpus = mig_offer(mig_gpu(0), mig_gpu(1))
+    assert planned(WHOLE_SIDE, "gpu-1-mig-4g40gb-5-0", at=two_gpus).grants
 
 
 @pytest.mark.parametrize("other", [FOUR_AT_0, "gpu-0", FIRST])
@@ -230,22 +292,44 @@ def test_a_claim_with_two_devices_that_overlap_is_refused(other):
         planned(WHOLE_SIDE, other)
 
 
-def test_partitions_of_different_gpus_do_not_overlap():
-    node = mig_offer(mig_gpu(0), mig_gpu(1))
+def test_shares_of_a_partition_add_up_to_its_memory_and_the_driver_limits_no_pod_there():
+    first = share("first", memory="30Gi").record
 
-    assert planned(WHOLE_SIDE, "gpu-1-mig-4g40gb-5-0", at=node).grants
-
-
-def test_a_monitor_looks_on_beside_partitions():
-    monitor = Device(mig_gpu(), AdminAccess())
-    looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
-
-    plan = plan_claim(looking_on, Offer((monitor,)), (prepared(FIRST),), POOL)
-
-    assert plan.steps == (CreateDeviceNodes((0,)),)
+    with pytest.raises(DeviceHeldByClaim, match=r"20480Mi of memory, of which 10240Mi are free"):
+        share("second", memory="20Gi", others=(first,))
+    assert share("third", memory="10Gi", others=(first,)).grants
+    assert first.limited
+    assert memory_limit_steps(first, ()) == ()
 
 
-def test_under_mps_the_server_is_over_the_instance():
+def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
+    strict = Offer((partition_device(THREE, 0, rules=Rules(strict=True)),))
+
+    with pytest.raises(ClaimError, match="does not limit parts of a MIG partition"):
+        share("first", at=strict)
+    assert planned(WHOLE_SIDE, at=strict).grants
+
+
+def test_only_an_instance_that_was_created_for_no_claim_is_in_the_way():
+    unmanaged = partition(ONE, 2).key
+    present = (partition(ONE, 1).key, unmanaged, partition(ONE, 6).key)
+    create = CreatePartition(GPU, partition(FOUR, 0).key)
+
+    assert blocking_instances(create, present, (prepared(SECOND),)) == (unmanaged,)
+
+
+def test_a_gpu_whose_mode_is_not_turned_off_for_the_claim_may_be_in_mig_mode():
+    switched, plain = planned("gpu-0"), planned("gpu-0", at=PLAIN)
+
+    assert whole_gpus(switched.grants, switched.steps) == ()
+    assert whole_gpus(plain.grants, plain.steps) == (mig_gpu(),)
+    assert whole_gpus(planned(FIRST).grants, ()) == ()
+
+
+# Configurations.
+
+
+def test_an_mps_server_is_for_the_instance():
     plan = planned(WHOLE_SIDE, configs=(MPS,))
 
     (before,) = (step.namespace for step in plan.steps if isinstance(step, ServeMpsNamespace))
@@ -256,23 +340,62 @@ def test_under_mps_the_server_is_over_the_instance():
     assert not any(isinstance(step, SetComputeMode) for step in plan.steps)
 
 
-def test_the_server_ends_before_its_instance_goes():
-    record = prepared(WHOLE_SIDE, configs=(MPS,))
+def test_the_mps_server_of_an_instance_that_exists_is_for_it_from_the_beginning():
+    record = planned(WHOLE_SIDE, at=Offer((existing(THREE),)), configs=(MPS,)).record
 
-    assert [type(step) for step in undo_steps(record, ())] == [
-        RemoveMpsNamespace,
-        RemovePartition,
-        SetMigMode,
-    ]
+    assert record.holdings[0].uuid == "MIG-9-0"
+    assert record.namespaces[0].gpus == ("MIG-9-0",)
 
 
 def test_cores_of_a_partition_are_reserved_under_mps():
-    asked = share("first", memory="20Gi", cores="50")
-
-    (grant,) = plan_claim(asked, mig_offer(), (), POOL).grants
+    (grant,) = share("first", memory="20Gi", cores="50").grants
 
     assert grant.namespace is not None
     assert (grant.namespace.percent, grant.namespace.memory_bytes) == (50, (20 * GIB,))
+
+
+@pytest.mark.parametrize("source", ["FromClass", "FromClaim"])
+@pytest.mark.parametrize("requests", [(), ("gpu",)])
+def test_a_partition_that_serves_claims_for_a_gpu_may_be_configured_as_one(source, requests):
+    written = config("GpuConfig", *requests, source=source, sharing={"strategy": "MPS"})
+
+    plan = planned(WHOLE_SIDE, at=AS_GPU, configs=(written,))
+
+    assert [namespace.gpus for namespace in plan.record.namespaces] == [("MIG-9-0",)]
+
+
+LIMITS = {"defaultPerDevicePinnedMemoryLimit": {"7": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("node", "device", "written", "problem"),
+    [
+        pytest.param(
+            None,
+            FIRST,
+            config("GpuConfig", "gpu", sharing={"strategy": "MPS"}),
+            f"{FIRST} is a MIG partition: write a MigDeviceConfig",
+            id="a GpuConfig",
+        ),
+        pytest.param(
+            Offer((existing(THREE),)),
+            WHOLE_SIDE,
+            config("GpuConfig", "gpu"),
+            "is a MIG partition: write a MigDeviceConfig",
+            id="a GpuConfig, where partitions do not serve claims for GPUs",
+        ),
+        pytest.param(
+            None,
+            FIRST,
+            config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": LIMITS}),
+            rf"write an index: 0 \({FIRST}\)$",
+            id="a limit for no partition of the claim",
+        ),
+    ],
+)
+def test_a_config_that_does_not_fit_a_partition_is_refused(node, device, written, problem):
+    with pytest.raises(ClaimError, match=problem):
+        planned(device, at=node, configs=(written,))
 
 
 def test_two_partitions_under_mps_in_one_container_are_refused():
@@ -282,185 +405,30 @@ def test_two_partitions_under_mps_in_one_container_are_refused():
         plan_claim(both, mig_offer(), (), POOL)
 
 
-def test_time_slicing_in_a_partition_is_accepted_and_changes_nothing():
-    slicing = config("MigDeviceConfig", sharing={"strategy": "TimeSlicing"})
+# Devices that are not offered.
 
-    assert planned(FIRST, configs=(slicing,)).steps == planned(FIRST).steps
-
-
-def test_a_config_for_gpus_does_not_fit_a_partition():
-    gpu_config = config("GpuConfig", "gpu", sharing={"strategy": "MPS"})
-
-    with pytest.raises(ClaimError, match=f"{FIRST} is a MIG partition: write a MigDeviceConfig"):
-        planned(FIRST, configs=(gpu_config,))
+HALF_THERE = (existing(THREE), partition_device(ONE, 3))
+BOTH_HALVES = (existing(THREE), existing(THREE, 4), partition_device(ONE, 3))
 
 
-def test_only_what_no_claim_of_ours_cut_is_in_the_way():
-    ours = prepared(SECOND)
-    cut = CreatePartition(GPU, partition(FOUR, 0).key)
-    foreign = partition(ONE, 2).key
-    there = (partition(ONE, 1).key, foreign, partition(ONE, 6).key)
+@pytest.mark.parametrize(
+    ("name", "devices", "problem"),
+    [
+        ("gpu-0", BOTH_HALVES, f"but {WHOLE_SIDE}, {OTHER_SIDE} is in its place now"),
+        *(
+            (name, BOTH_HALVES, f"but {WHOLE_SIDE} is in its place now, which was")
+            for name in (FIRST, FOUR_AT_0)
+        ),
+        ("gpu-0-1", HALF_THERE, f"but {WHOLE_SIDE} is in its place now, which was"),
+        *(
+            (name, HALF_THERE, f"but this node has: {WHOLE_SIDE}")
+            for name in ("gpu-0-mig-9g90gb-77-0", "gpu-1", OTHER_SIDE)
+        ),
+        (FIRST, (partition_device(SEVEN, 0),), f"but this node has: {ALL_OF_IT}"),
+    ],
+)
+def test_a_device_that_is_not_offered_is_refused_with_what_is_in_its_place(name, devices, problem):
+    node = Offer(devices, (UnavailableGpu("GPU", "reason"),))
 
-    assert blocking_instances(cut, there, (ours,)) == (foreign,)
-
-
-def test_a_partition_that_a_claim_shares_already_is_no_new_cut():
-    first = plan_claim(share("first"), mig_offer(), (), POOL).record
-    second = plan_claim(share("second"), mig_offer(), (first,), POOL)
-
-    assert [
-        cut.new
-        for cut in (*partitions_created_for([first]), *partitions_created_for([second.record]))
-    ] == [True, False]
-    assert tuple(partitions_created_for([second.record])) == tuple(partitions_created_for([first]))
-
-
-def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
-    record = planned(FIRST, SECOND).record
-    first, second = partitions_created_for([record])
-
-    begun = with_created(record, {second})
-
-    assert [step for step in undo_steps(begun, ()) if isinstance(step, RemovePartition)] == [
-        RemovePartition(second.gpu, second.key)
-    ]
-    assert [step for step in record.steps if step not in begun.steps] == [first]
-
-
-def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
-    node = Offer((partition_device(SEVEN, 0),), (UnavailableGpu("GPU", "reason"),))
-
-    with pytest.raises(ClaimError, match="this node has: gpu-0-mig-7g80gb-0-0"):
-        planned(FIRST, at=node)
-
-
-def test_records_without_partitions_cut_nothing():
-    assert tuple(partitions_created_for([ClaimRecord(ref(), ())])) == ()
-
-
-@pytest.mark.parametrize("name", ["gpu-0", FIRST, FOUR_AT_0])
-def test_who_is_in_the_place_of_what_was_allocated_is_named(name):
-    there = partition_device(THREE, 0, instance=instance(THREE, 0))
-    node = Offer(
-        (there, partition_device(THREE, 4, instance=instance(THREE, 4)), partition_device(ONE, 3))
-    )
-    replacement = "gpu-0-mig-3g40gb-9-0, gpu-0-mig-3g40gb-9-4" if name == "gpu-0" else there.name
-
-    with pytest.raises(UnknownDevice, match=f"'{name}', but {replacement} is in its place now"):
+    with pytest.raises(UnknownDevice, match=f"'{name}', {problem}"):
         planned(name, at=node)
-
-
-@pytest.mark.parametrize("name", ["gpu-0-mig-9g90gb-77-0", "gpu-1", OTHER_SIDE])
-def test_nobody_is_in_the_place_of_what_is_not_there_for_another_reason(name):
-    node = Offer(
-        (partition_device(THREE, 0, instance=instance(THREE, 0)), partition_device(ONE, 3))
-    )
-
-    with pytest.raises(UnknownDevice, match=f"'{name}', but this node has: gpu-0-mig-3g40gb-9-0"):
-        planned(name, at=node)
-
-
-def as_gpu(**fields):
-    """A partition that serves claims for a GPU."""
-    there = partition_device(THREE, 0, instance=instance(THREE, 0), as_gpu=True)
-    return Offer((replace(there, **fields),))
-
-
-@pytest.mark.parametrize("source", ["FromClass", "FromClaim"])
-@pytest.mark.parametrize("requests", [(), ("gpu",)])
-def test_who_asked_for_a_gpu_and_got_a_partition_may_have_written_of_a_gpu(source, requests):
-    written = config("GpuConfig", *requests, source=source, sharing={"strategy": "MPS"})
-
-    plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
-
-    assert [namespace.gpus for namespace in plan.record.namespaces] == [("MIG-9-0",)]
-
-
-def test_the_interval_of_a_gpu_is_not_set_for_a_partition_of_it():
-    written = config(
-        "GpuConfig",
-        "gpu",
-        sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
-    )
-
-    plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
-
-    assert plan.steps == (CreateDeviceNodes((0,)),)
-
-
-def test_other_partitions_are_not_configured_as_gpus():
-    with pytest.raises(ClaimError, match="is a MIG partition: write a MigDeviceConfig"):
-        planned(WHOLE_SIDE, at=as_gpu(as_gpu=False), configs=(config("GpuConfig", "gpu"),))
-
-
-def test_an_instance_that_exists_is_known_from_the_beginning_to_be_under_mps():
-    there = partition_device(THREE, 0, instance=instance(THREE, 0))
-
-    record = planned(WHOLE_SIDE, at=Offer((there,)), configs=(MPS,)).record
-
-    assert record.holdings[0].uuid == "MIG-9-0"
-    assert record.namespaces[0].gpus == ("MIG-9-0",)
-
-
-def test_a_limit_for_no_partition_of_the_claim_is_refused_with_the_names_of_those_that_are():
-    limits = {"defaultPerDevicePinnedMemoryLimit": {"7": "2Gi"}}
-    wrong = config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": limits})
-
-    with pytest.raises(ClaimError, match=rf"write an index: 0 \({FIRST}\)$"):
-        planned(FIRST, configs=(wrong,))
-
-
-def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
-    mine = prepared(FIRST)
-    (holding,) = mine.holdings
-    other = replace(holding, instance=instance(ONE, 0, gi=9, name="new"))
-    theirs = replace(prepared(FIRST, name="second"), holdings=(other,))
-    begun = planned(FIRST, name="third").record
-
-    def removed(record, *others):
-        removals = (
-            step for step in undo_steps(record, others) if isinstance(step, RemovePartition)
-        )
-        return [(removal.uuid, set(removal.unless)) for removal in removals]
-
-    assert removed(mine, theirs) == [("MIG-19-0", set())]
-    assert removed(mine, begun) == []
-    assert removed(begun, planned(FIRST, name="fourth").record) == []
-    assert removed(begun, mine) == [(None, {"MIG-19-0"})]
-    assert removed(begun, mine, theirs) == [(None, {"MIG-19-0", "MIG-new"})]
-    assert removed(begun) == [(None, set())]
-
-
-@pytest.mark.parametrize("name", ["gpu-0", "gpu-0-1"])
-def test_who_is_in_the_place_of_a_gpu_or_a_replica_of_it_is_named(name):
-    node = Offer(
-        (partition_device(THREE, 0, instance=instance(THREE, 0)), partition_device(ONE, 5))
-    )
-
-    with pytest.raises(UnknownDevice, match="gpu-0-mig-3g40gb-9-0 is in its place now, which was"):
-        planned(name, at=node)
-
-
-def test_a_record_says_what_was_cut_for_it():
-    assert prepared(FIRST).created_partitions == {(GPU, partition(ONE, 0).key)}
-    assert prepared("gpu-0").created_partitions == frozenset()
-
-
-def test_what_was_cut_for_a_damaged_record_is_cut_and_held_by_nobody_else():
-    (leftover,) = partitions_left_behind(prepared(FIRST))
-
-    assert (leftover.holdings, tuple(partitions_created_for([leftover]))) == (
-        (),
-        tuple(partitions_created_for([prepared(FIRST)])),
-    )
-    assert planned(FIRST, others=(leftover,)).grants
-    assert partitions_left_behind(None) == ()
-
-
-def test_a_gpu_whose_mode_nobody_turns_off_has_to_be_looked_at():
-    plain = Offer((Device(mig_gpu(), SLICEABLE),))
-    modes = {True: planned("gpu-0"), False: planned("gpu-0", at=plain)}
-
-    assert whole_gpus(modes[True].grants, modes[True].steps) == ()
-    assert whole_gpus(modes[False].grants, modes[False].steps) == (mig_gpu(),)
-    assert whole_gpus(planned(FIRST).grants, ()) == ()
