@@ -1,4 +1,4 @@
-"""Of layouts and boards the node is told what is new, once, and in words."""
+"""Events say what is new of layouts and MIG modes, once."""
 
 from dataclasses import replace
 
@@ -11,11 +11,16 @@ from dra_driver.model.mig_layouts import LayoutOutcome, LayoutState, MigState
 from dra_driver.plan.mig.manager.state import MigEvent, failure_event, mig_events
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-NAMES = {A: "gpu-0", B: "gpu-1"}
+NOTHING = MigState()
+DONE, WAITS = (
+    LayoutOutcome("all", LayoutState.SUCCESS),
+    LayoutOutcome("all", LayoutState.PENDING, "a claim holds it"),
+)
+MODE_OFF = "MIG mode of gpu-0 is not turned on yet: processes use it: dcgm (7)"
 
 
-def told(before, after):
-    return list(mig_events(before, after, NAMES))
+def events(before, after):
+    return list(mig_events(before, after, {A: "gpu-0", B: "gpu-1"}))
 
 
 def outcomes(**by_gpu):
@@ -26,78 +31,81 @@ def failed(reason="no room", layout="all"):
     return LayoutOutcome(layout, LayoutState.FAILED, reason)
 
 
-DONE, WAITS = (
-    LayoutOutcome("all", LayoutState.SUCCESS),
-    LayoutOutcome("all", LayoutState.PENDING, "a claim holds it"),
-)
+def failure(gpu, name, reason="no room"):
+    message = f"{name} is not partitioned as layout 'all' says: {reason}"
+    return MigEvent("MIGLayoutFailed", f"{gpu} all", message)
 
 
-def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
-    (event,) = told(MigState(), outcomes(a=failed()))
-
-    assert event.reason == "MIGLayoutFailed"
-    assert event.message == "gpu-0 is not partitioned as layout 'all' says: no room"
-    assert not event.is_good
-
-
-def test_gpus_that_fail_are_told_of_one_by_one():
-    assert len({event.about for event in told(MigState(), outcomes(a=failed(), b=failed()))}) == 2
-
-
-def test_other_words_for_the_same_failure_are_about_the_same_thing():
-    first, second = outcomes(a=failed("held by 1")), outcomes(a=failed("held by 2"))
-    (event,), (two,) = told(MigState(), first), told(first, second)
-
-    assert (event.reason, event.about) == (two.reason, two.about)
-    assert two.message.endswith("held by 2")
-
-
-def test_another_layout_that_fails_is_another_thing():
-    first, second = outcomes(a=failed()), outcomes(a=failed(layout="other"))
-    (event,), (two,) = told(MigState(), first), told(first, second)
-
-    assert event.about != two.about
-
-
-def test_gpus_that_were_cut_are_told_of_together_by_layout():
-    other = LayoutOutcome("other", LayoutState.SUCCESS)
-
-    assert [event.message for event in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
-        "partitioned as layout 'all' says: gpu-0, gpu-1"
-    ]
-    assert [event.message for event in told(MigState(), outcomes(a=DONE, b=other))] == [
-        "partitioned as layout 'all' says: gpu-0",
-        "partitioned as layout 'other' says: gpu-1",
-    ]
-    assert all(event.is_good for event in told(MigState(), outcomes(a=DONE, b=other)))
-
-
-def test_a_gpu_that_is_cut_as_before_is_not_told_of_again_though_a_note_is_new():
-    noted = replace(DONE, reason="no partitions of it are created for claims")
-
-    assert told(outcomes(a=DONE), outcomes(a=noted, b=WAITS)) == []
-
-
-def test_what_waits_is_told_by_the_state_alone():
-    assert told(MigState(), outcomes(a=WAITS)) == []
-
-
-def test_a_layout_that_is_not_known_is_told_as_it_is_logged():
-    problem = "there is no layout 'x'"
-
-    assert told(MigState(), MigState(problem=problem)) == [
-        failure_event(f"the layout of this node cannot be used: {problem}")
-    ]
+def applied(layout, gpus):
+    message = f"partitioned as layout {layout!r} says: {gpus}"
+    return MigEvent("MIGLayoutApplied", message, message)
 
 
 @pytest.mark.parametrize(
-    "why", ["MIG mode of gpu-0 is not turned on yet: processes use it: dcgm (7)"]
+    ("before", "after", "expected"),
+    [
+        pytest.param(
+            NOTHING,
+            outcomes(a=failed(), b=failed()),
+            [failure(A, "gpu-0"), failure(B, "gpu-1")],
+            id="GPUs that fail, one by one",
+        ),
+        pytest.param(
+            outcomes(a=failed("held by 1")),
+            outcomes(a=failed("held by 2")),
+            [failure(A, "gpu-0", "held by 2")],
+            id="another reason for the same failure",
+        ),
+        pytest.param(
+            outcomes(a=failed()),
+            outcomes(a=failed(layout="other")),
+            [
+                MigEvent(
+                    "MIGLayoutFailed",
+                    f"{A} other",
+                    "gpu-0 is not partitioned as layout 'other' says: no room",
+                )
+            ],
+            id="another layout that fails is another thing",
+        ),
+        pytest.param(
+            outcomes(a=WAITS),
+            outcomes(a=DONE, b=DONE),
+            [applied("all", "gpu-0, gpu-1")],
+            id="all GPUs of a layout together",
+        ),
+        pytest.param(
+            NOTHING,
+            outcomes(a=DONE, b=LayoutOutcome("other", LayoutState.SUCCESS)),
+            [applied("all", "gpu-0"), applied("other", "gpu-1")],
+            id="each layout for itself",
+        ),
+        pytest.param(
+            outcomes(a=DONE),
+            outcomes(a=replace(DONE, reason="no partitions are created for claims"), b=WAITS),
+            [],
+            id="neither a new reason for a success, nor what waits",
+        ),
+        pytest.param(
+            NOTHING,
+            MigState(problem="there is no layout 'x'"),
+            [failure_event("the layout of this node cannot be used: there is no layout 'x'")],
+            id="a layout that is not known",
+        ),
+        pytest.param(
+            NOTHING,
+            MigState(mode_problems={A: MODE_OFF}),
+            [MigEvent("MIGModeNotSet", A, MODE_OFF)],
+            id="a board without the mode that its profile wants",
+        ),
+    ],
 )
-def test_a_board_without_the_mode_that_its_profile_wants_is_told_as_it_is_logged(why):
-    assert told(MigState(), MigState(mode_problems={A: why})) == [MigEvent("MIGModeNotSet", A, why)]
+def test_what_is_new_makes_an_event(before, after, expected):
+    assert events(before, after) == expected
+    assert [event.is_good for event in expected] == ["Applied" in e.reason for e in expected]
 
 
-books = st.builds(
+states = st.builds(
     MigState,
     outcomes=st.dictionaries(
         st.sampled_from([A, B]),
@@ -113,23 +121,17 @@ books = st.builds(
 )
 
 
-@given(books)
-def test_what_did_not_change_is_never_told_again(book):
-    assert told(book, book) == []
-
-
-@given(books, books)
-def test_every_failure_that_is_new_is_told_exactly_once(before, after):
-    bad = [event for event in told(before, after) if not event.is_good]
-    fresh = [
+@given(states, states)
+def test_every_failure_that_is_new_is_reported_exactly_once(before, after):
+    bad = [event for event in events(before, after) if not event.is_good]
+    new_failures = [
         gpu
         for gpu, outcome in after.outcomes.items()
         if outcome.state is LayoutState.FAILED and outcome != before.outcomes.get(gpu)
     ]
-    boards = [
-        gpu for gpu, why in after.mode_problems.items() if why != before.mode_problems.get(gpu)
-    ]
+    new_problems = after.mode_problems.items() - before.mode_problems.items()
     problem = bool(after.problem) and after.problem != before.problem
 
-    assert len(bad) == len(fresh) + len(boards) + problem
+    assert len(bad) == len(new_failures) + len(new_problems) + problem
     assert len({(event.reason, event.about) for event in bad}) == len(bad)
+    assert events(after, after) == []

@@ -1,4 +1,4 @@
-"""What layouts made is known again, and nothing else is taken for it."""
+"""What layouts created is recognized, and nothing else is taken for it."""
 
 from dataclasses import replace
 
@@ -23,10 +23,13 @@ from tests.builders import gpu
 
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
 MADE = LayoutInstance(KEY, 7, "MIG-1")
+UUID = gpu().uuid
 
 
-def cut(*instances, unusable=(), on=True):
-    return replace(gpu(), mig=MigInfo(on, on, True, (), instances, unusable))
+def board(*instances, unusable=None, on=True):
+    """A GPU with these instances; *unusable*: a GPU instance that is left of one."""
+    left_over = () if unusable is None else (UnusableGpuInstance(KEY, unusable, 0),)
+    return replace(gpu(), mig=MigInfo(on, on, True, (), instances, left_over))
 
 
 def instance(key=KEY, gi=7, uuid="MIG-1"):
@@ -34,80 +37,85 @@ def instance(key=KEY, gi=7, uuid="MIG-1"):
 
 
 @pytest.mark.parametrize(
-    ("there", "is_ours"),
+    ("node_gpu", "is_ours"),
     [
-        pytest.param(cut(instance()), True, id="the same"),
-        pytest.param(cut(instance(gi=8)), False, id="another GPU instance"),
-        pytest.param(cut(instance(uuid="MIG-2")), False, id="another compute instance"),
-        pytest.param(cut(instance(OTHER)), False, id="another place"),
-        pytest.param(cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)), True, id="half removed"),
-        pytest.param(
-            cut(unusable=(UnusableGpuInstance(KEY, 8, 0),)), False, id="half of another one"
-        ),
-        pytest.param(cut(), False, id="nothing"),
-        pytest.param(gpu(), False, id="a GPU that cannot be cut"),
+        pytest.param(board(instance()), True, id="the same"),
+        pytest.param(board(instance(gi=8)), False, id="another GPU instance"),
+        pytest.param(board(instance(uuid="MIG-2")), False, id="another compute instance"),
+        pytest.param(board(instance(OTHER)), False, id="another place"),
+        pytest.param(board(unusable=7), True, id="half removed"),
+        pytest.param(board(unusable=8), False, id="half of another one"),
+        pytest.param(board(), False, id="nothing"),
+        pytest.param(gpu(), False, id="a GPU that cannot be partitioned"),
     ],
 )
-def test_an_instance_is_known_by_more_than_its_place(there, is_ours):
-    assert still_present(there, [MADE]) == ((MADE,) if is_ours else ())
+def test_an_instance_is_recognized_by_more_than_its_place(node_gpu, is_ours):
+    assert still_present(node_gpu, [MADE]) == ((MADE,) if is_ours else ())
 
 
-def test_what_it_is_known_by_is_told_by_the_instance():
+def test_an_instance_says_how_it_is_recognized():
     assert layout_instance(instance()) == MADE
     assert partition_keys([MADE, LayoutInstance(OTHER)]) == {KEY, OTHER}
 
 
-@pytest.mark.parametrize(
-    "there", [cut(instance()), cut(unusable=(UnusableGpuInstance(KEY, 3, 0),))]
+@pytest.mark.parametrize("node_gpu", [board(instance()), board(unusable=3)])
+def test_where_a_crash_left_only_a_place_recorded_what_is_there_counts(node_gpu):
+    recorded = [LayoutInstance(KEY), LayoutInstance(OTHER)]
+
+    assert still_present(node_gpu, recorded) == (LayoutInstance(KEY),)
+
+
+BOTH = MigState(instances={UUID: (MADE, LayoutInstance(OTHER, 8, "MIG-2"))})
+LEFT_ON = MigState(instances={UUID: (MADE,)}, left_on=(UUID,))
+BEGUN = MigState(
+    instances={UUID: (MADE, LayoutInstance(OTHER))}, before={UUID: LayoutBefore(True, (KEY,))}
 )
-def test_what_a_crash_kept_from_being_known_further_is_what_lies_there(there):
-    assert still_present(there, [LayoutInstance(KEY), LayoutInstance(OTHER)]) == (
-        LayoutInstance(KEY),
-    )
+OFF = board(on=False)
 
 
-def test_what_is_gone_is_forgotten():
-    uuid = gpu().uuid
-    book = MigState(instances={uuid: (MADE, LayoutInstance(OTHER, 8, "MIG-2"))})
+@pytest.mark.parametrize(
+    ("state", "inventory", "expected"),
+    [
+        pytest.param(
+            BOTH, Inventory((board(instance()),)), MigState(instances={UUID: (MADE,)}), id="gone"
+        ),
+        pytest.param(BOTH, Inventory((board(),)), MigState(), id="all gone"),
+        pytest.param(BOTH, Inventory(), BOTH, id="the GPU is not seen"),
+        pytest.param(BOTH, Inventory((gpu(),)), BOTH, id="nor whether it has MIG"),
+        pytest.param(
+            LEFT_ON, Inventory((OFF,), stale=frozenset({UUID})), LEFT_ON, id="it could not be read"
+        ),
+        pytest.param(
+            LEFT_ON,
+            Inventory((OFF,), stale=frozenset({GpuUuid("GPU-another")})),
+            MigState(),
+            id="another could not be read",
+        ),
+        pytest.param(
+            BEGUN,
+            Inventory((board(),)),
+            MigState(before=BEGUN.before),
+            id="a change that a crash interrupted",
+        ),
+        pytest.param(
+            BEGUN,
+            Inventory((board(unusable=7),)),
+            MigState(instances={UUID: (MADE,)}, before=BEGUN.before),
+            id="a change that a crash interrupted, and half an instance",
+        ),
+    ],
+)
+def test_what_is_certainly_gone_is_forgotten(state, inventory, expected):
+    assert pruned_state(state, inventory, ()) == expected
 
-    assert pruned_state(book, Inventory((cut(instance()),)), ()).instances == {uuid: (MADE,)}
-    assert pruned_state(book, Inventory((cut(),)), ()).instances == {}
 
+def test_a_mode_that_a_claim_turned_on_is_remembered_until_it_is_off():
+    noted = pruned_state(MigState(), Inventory((OFF,)), {UUID})
 
-def test_of_what_cannot_be_seen_nothing_is_forgotten():
-    uuid = gpu().uuid
-    book = MigState(instances={uuid: (MADE,)})
-
-    assert pruned_state(book, Inventory(), ()) == book
-    assert pruned_state(book, Inventory((gpu(),)), ()) == book
-
-
-def test_of_a_gpu_that_a_look_could_not_read_nothing_is_forgotten():
-    uuid = gpu().uuid
-    book = MigState(instances={uuid: (MADE,)}, left_on=(uuid,))
-
-    def seen(*old):
-        return Inventory((cut(on=False),), stale=frozenset(old))
-
-    assert pruned_state(book, seen(uuid), ()) == book
-    assert pruned_state(book, seen(GpuUuid("GPU-another")), ()) == MigState()
-
-
-def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
-    uuid = gpu().uuid
-    before = {uuid: LayoutBefore(True, (KEY,))}
-    book = MigState(instances={uuid: (MADE, LayoutInstance(OTHER))}, before=before)
-
-    assert pruned_state(book, Inventory((cut(),)), ()) == MigState(before=before)
-    state = pruned_state(book, Inventory((cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
-    assert state == MigState(instances={uuid: (MADE,)}, before=before)
-
-
-def test_whose_mode_a_claim_turned_on_is_known_until_it_is_off():
-    uuid = gpu().uuid
-    noted = pruned_state(MigState(), Inventory((cut(on=False),)), {uuid})
-
-    assert noted.left_on == (uuid,)
-    assert pruned_state(noted, Inventory((cut(),)), ()).left_on == (uuid,)
-    assert pruned_state(noted, Inventory(), ()).left_on == (uuid,)
-    assert pruned_state(noted, Inventory((cut(on=False),)), ()).left_on == ()
+    assert noted.left_on == (UUID,)
+    for inventory, left_on in (
+        (Inventory((board(),)), (UUID,)),
+        (Inventory(), (UUID,)),
+        (Inventory((OFF,)), ()),
+    ):
+        assert pruned_state(noted, inventory, ()).left_on == left_on
