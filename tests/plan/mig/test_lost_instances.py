@@ -1,4 +1,4 @@
-"""Instances of prepared claims that somebody removed, told from all that is only not known."""
+"""Instances of prepared claims that are lost, told from those of which nothing is known."""
 
 from dataclasses import replace
 
@@ -20,123 +20,117 @@ from dra_driver.plan.prepare.claim import plan_claim, undo_steps
 from tests.builders import POOL, allocation, claim, config, gpu, ref
 from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer, partition
 
-FIRST = DeviceName("gpu-0-mig-1g10gb-19-0")
-MINE = instance(ONE, 0)
+FIRST, SECOND = DeviceName("gpu-0-mig-1g10gb-19-0"), DeviceName("gpu-0-mig-1g10gb-19-1")
+MINE, OTHER = instance(ONE, 0), instance(ONE, 1, gi=2)
 MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
 
 
-def completed(plan, *instances):
+def completed(allocated, offer=None, *instances):
+    """The record of a claim that was prepared and has these instances."""
+    plan = plan_claim(allocated, offer or mig_offer(), (), POOL)
     uuids = (grant.device.uuid for grant in plan.grants)
-    record = plan.settled(dict(zip(uuids, instances, strict=True))).record
+    record = plan.settled(dict(zip(uuids, instances, strict=True)) if instances else {}).record
     return replace(record, prepared=(), spec="{}")
 
 
-def prepared(*configs):
-    plan = plan_claim(claim(FIRST, configs=configs), mig_offer(), (), POOL)
-    return completed(plan, MINE)
+def board(*instances):
+    return replace(mig_gpu(), mig=MigInfo(True, True, True, H100, instances))
 
 
-def prepared_both():
-    second = DeviceName("gpu-0-mig-1g10gb-19-1")
-    plan = plan_claim(claim(FIRST, second), mig_offer(), (), POOL)
-    return completed(plan, MINE, instance(ONE, 1, gi=2))
-
-
-def board(*there):
-    return replace(mig_gpu(), mig=MigInfo(True, True, True, H100, there))
-
-
-def test_an_instance_that_is_there_is_not_lost():
-    assert lost_instances(prepared(), [board(MINE)]) == ()
+RECORD = completed(claim(FIRST), None, MINE)
+RECORD_OF_TWO = completed(claim(FIRST, SECOND), None, MINE, OTHER)
 
 
 @pytest.mark.parametrize(
-    "there", [(), (instance(ONE, 1),), (replace(MINE, uuid=GpuUuid("MIG-of-another")),)]
+    ("gpus", "is_lost"),
+    [
+        pytest.param([board(MINE)], False, id="it exists"),
+        pytest.param([board()], True, id="it does not exist"),
+        pytest.param([board(OTHER)], True, id="another one exists"),
+        pytest.param([board(replace(MINE, uuid=GpuUuid("MIG-new")))], True, id="in its place"),
+        pytest.param([], False, id="the GPU is not seen"),
+        pytest.param([mig_gpu(1)], False, id="another GPU is seen"),
+        pytest.param([gpu(0)], False, id="the GPU does not tell"),
+    ],
 )
-def test_one_that_is_not_there_is_lost_also_with_another_in_its_place(there):
-    (holding,) = lost_instances(prepared(), [board(*there)])
-
-    assert holding.device == FIRST
+def test_an_instance_is_lost_where_its_gpu_says_that_it_does_not_have_it(gpus, is_lost):
+    assert lost_instances(RECORD, gpus) == (RECORD.holdings if is_lost else ())
 
 
-def test_what_is_given_up_is_held_and_not_removed_any_more():
-    record = prepared_both()
-    first, second = record.holdings
+def test_a_lost_instance_is_held_on_and_not_removed_any_more():
+    first, second = RECORD_OF_TWO.holdings
 
-    after = with_lost_instances(record, [first])
+    after = with_lost_instances(RECORD_OF_TWO, [first])
 
-    assert [created.key for created in partitions_created_for([after])] == [second.partition]
+    assert [step.key for step in partitions_created_for([after])] == [second.partition]
     assert after.holdings == (replace(first, created_for_claims=False), second)
     assert after.created_partitions == {(second.gpu, second.partition)}
     assert [step.key for step in undo_steps(after, ()) if isinstance(step, RemovePartition)] == [
         second.partition
     ]
-    assert with_lost_instances(record, ()) == record
-    assert (
-        lost_instances(after, [board(*(holding.instance for holding in after.holdings[1:]))])
-        == after.holdings[:1]
-    )
+    assert with_lost_instances(RECORD_OF_TWO, ()) == RECORD_OF_TWO
+    assert lost_instances(after, [board(OTHER)]) == after.holdings[:1]
 
 
-def test_of_a_gpu_that_is_switched_for_claims_it_is_known_what_was_given_up():
-    record = prepared()
-    after = with_lost_instances(record, record.holdings)
-
-    assert released_partitions(record) == ()
-    assert released_partitions(after) == after.holdings
-    assert released_partitions(replace(after, prepared=None)) == ()
+RESET = mig_offer(mig_gpu(on=True, switches=False))
+EXISTING = Offer((Device(board(MINE), partition=partition(ONE), instance=MINE, offered=("x",)),))
 
 
-def test_of_several_on_one_gpu_it_is_not_known_which_was_given_up():
-    record = prepared_both()
+@pytest.mark.parametrize(
+    ("record", "is_known"),
+    [
+        pytest.param(with_lost_instances(RECORD, RECORD.holdings), True, id="the only one"),
+        pytest.param(RECORD, False, id="it was not lost"),
+        pytest.param(
+            replace(with_lost_instances(RECORD, RECORD.holdings), prepared=None),
+            False,
+            id="its claim is not prepared",
+        ),
+        *(
+            pytest.param(
+                with_lost_instances(RECORD_OF_TWO, RECORD_OF_TWO.holdings[:count]),
+                False,
+                id=f"{count} of two on one GPU",
+            )
+            for count in (1, 2)
+        ),
+        pytest.param(
+            with_lost_instances(
+                completed(claim(FIRST), RESET, MINE), completed(claim(FIRST), RESET, MINE).holdings
+            ),
+            False,
+            id="a board that is not switched for claims",
+        ),
+        pytest.param(completed(claim(FIRST), EXISTING), False, id="it existed before the claim"),
+    ],
+)
+def test_a_record_says_of_a_gpu_that_is_switched_for_claims_which_instance_was_lost(
+    record, is_known
+):
+    assert released_partitions(record) == (record.holdings if is_known else ())
 
-    assert released_partitions(with_lost_instances(record, record.holdings[:1])) == ()
-    assert released_partitions(with_lost_instances(record, record.holdings)) == ()
 
-
-def test_of_a_board_that_claims_do_not_switch_nothing_tells_it():
-    plan = plan_claim(claim(FIRST), mig_offer(mig_gpu(on=True, switches=False)), (), POOL)
-    record = completed(plan, MINE)
-
-    assert released_partitions(with_lost_instances(record, record.holdings)) == ()
-
-
-def test_an_instance_that_was_there_before_was_not_given_up():
-    device = Device(board(MINE), partition=partition(ONE), instance=MINE, offered=("1g.10gb",))
-    plan = plan_claim(claim(FIRST), Offer((device,)), (), POOL)
-    record = replace(plan.record, prepared=(), spec="{}")
-
-    (holding,) = computed_partitions(record)
-    assert (holding.instance, holding.created_for_claims) == (MINE, False)
-    assert released_partitions(record) == ()
-
-
-@pytest.mark.parametrize("gpus", [(), (mig_gpu(1),), (gpu(0),)])
-def test_of_a_gpu_that_does_not_say_nothing_is_known(gpus):
-    assert lost_instances(prepared(), gpus) == ()
-
-
-def test_a_claim_that_is_still_being_prepared_has_lost_nothing():
-    assert computed_partitions(replace(prepared(), prepared=None)) == ()
-
-
-def test_who_looks_on_and_who_has_a_whole_gpu_computes_on_no_partition():
-    looking_on = Claim(ref(), (allocation(FIRST, admin=True),))
-    plans = [
-        plan_claim(looking_on, mig_offer(), (), POOL),
-        plan_claim(claim("gpu-0"), mig_offer(), (), POOL),
-    ]
-
-    records = [replace(plan.record, prepared=(), spec="{}") for plan in plans]
-    assert [computed_partitions(record) for record in records] == [(), ()]
+@pytest.mark.parametrize(
+    ("record", "computes"),
+    [
+        pytest.param(RECORD, True, id="an instance that was created for it"),
+        pytest.param(completed(claim(FIRST), EXISTING), True, id="an instance that existed"),
+        pytest.param(replace(RECORD, prepared=None), False, id="it is still being prepared"),
+        pytest.param(
+            completed(Claim(ref(), (allocation(FIRST, admin=True),))), False, id="admin access"
+        ),
+        pytest.param(completed(claim("gpu-0")), False, id="a whole GPU"),
+    ],
+)
+def test_a_prepared_claim_computes_on_its_instances(record, computes):
+    assert computed_partitions(record) == (record.holdings if computes else ())
 
 
 @pytest.mark.parametrize(("configs", "served"), [((), False), ((MPS,), True)])
-def test_the_pod_is_told_which_instance_it_lost_and_what_to_do(configs, served):
-    record = prepared(*configs)
-    (holding,) = lost_instances(record, [board()])
+def test_a_pod_is_told_which_instance_it_lost_and_what_to_do(configs, served):
+    record = completed(claim(FIRST, configs=configs), None, MINE)
 
-    message = lost_instance_message(record, holding)
+    message = lost_instance_message(record, *lost_instances(record, [board()]))
 
     assert f"{FIRST} ({MINE.uuid}) is not there any more" in message
     assert "delete the pod" in message

@@ -451,6 +451,23 @@ def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_can_b
     assert unavailable.reason.endswith(reason)
 
 
+@pytest.mark.parametrize("node_profile", [DEFAULT_PROFILE, dynamic()])
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [("", "root alone can, see the log"), ("the library is old", "the library is old")],
+)
+def test_a_gpu_whose_partitions_cannot_be_read_offers_none_and_says_why(
+    node_profile, problem, reason
+):
+    offered = offer_of(
+        replace(mig_gpu(profiles=(), **ON), mig_problem=problem), profile=node_profile
+    )
+
+    (unavailable,) = offered.unavailable
+    assert unavailable.reason == f"MIG mode is on, and its partitions cannot be read: {reason}"
+    assert offered.devices == ()
+
+
 # Instances that were not created for claims.
 
 
