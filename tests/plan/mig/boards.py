@@ -1,4 +1,4 @@
-"""Boards that can be cut, as values: all that are known, and GPUs with one of them."""
+"""Boards with MIG, as values: all that are known, and GPUs with one of them."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -104,7 +104,7 @@ def legal(mig_info: MigInfo, partitions: Iterable[Partition]) -> bool:
     ids = [partition.profile.id for partition in chosen]
     if any(ids.count(partition.profile.id) > partition.profile.most for partition in chosen):
         return False
-    board = max(mig_info.profiles, key=lambda one: (one.placements[0].size, one.memory_bytes))
+    board = max(mig_info.profiles, key=lambda profile: (profile.size, profile.memory_bytes))
     return all(
         sum(getattr(partition.profile.engines, kind) for partition in chosen)
         <= getattr(board.engines, kind)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import chain, combinations
 
 import pytest
 from hypothesis import given
@@ -48,24 +49,19 @@ def sets_by_counters(offered: OfferedPartitions, whole: bool):
     return set(grow(list(takes), Counter(dict(offered.counters))))
 
 
-def sets_by_board(mig_info: MigInfo, offered: OfferedPartitions, whole: bool, there=()):
-    """Every set of devices that the board takes, beside what is *there* and in use or not."""
+def sets_by_board(mig_info: MigInfo, offered: OfferedPartitions, whole: bool, unmanaged=()):
+    """Every set of devices that the board takes, beside *unmanaged* instances in use or not."""
 
     def grow(partitions, chosen):
         yield frozenset(chosen)
         for number, part in enumerate(partitions):
-            if legal(mig_info, [*there, *chosen, part]):
+            if legal(mig_info, [*unmanaged, *chosen, part]):
                 yield from grow(partitions[number + 1 :], [*chosen, part])
 
-    def some(devices):
-        if not devices:
-            return [frozenset()]
-        subsets = some(devices[1:])
-        return subsets + [subset | {devices[0]} for subset in subsets]
-
-    exist = [place.partition for place in offered.places if place.instance is not None]
+    existing = [place.partition for place in offered.places if place.instance is not None]
     new = list(grow([place.partition for place in offered.places if place.instance is None], []))
-    sets = {added | used for added in new for used in some(exist)}
+    subsets = chain(*(combinations(existing, size) for size in range(len(existing) + 1)))
+    sets = {added | set(used) for used in subsets for added in new}
     return sets | ({frozenset({WHOLE})} if whole else set())
 
 
@@ -126,19 +122,18 @@ def test_the_counters_of_an_a100_are_blocks_of_its_memory():
     assert by_name["7g.40gb", 0] == offered.of_whole == (("block-0-4", 4), ("block-4-4", 4))
 
 
-def test_one_counter_does_for_partitions_of_one_size():
-    offered = every_partition(mig("h100-80-sxm"), MigRules(True, ("1g.10gb",)), whole=True)
+@pytest.mark.parametrize(
+    ("whole", "counters", "takes"),
+    [
+        pytest.param(True, (("block-0-8", 8),), (("block-0-8", 1),), id="one for all of one size"),
+        pytest.param(False, (), (), id="none where nothing can overlap"),
+    ],
+)
+def test_partitions_of_one_size_need_one_counter_at_most(whole, counters, takes):
+    offered = every_partition(mig("a100-40"), MigRules(True, ("1g.5gb",)), whole)
 
-    assert offered.counters == (("block-0-8", 8),)
-    assert {place.takes for place in offered.places} == {(("block-0-8", 1),)}
-    assert offered.of_whole == (("block-0-8", 8),)
-
-
-def test_partitions_that_cannot_overlap_need_no_counter():
-    offered = every_partition(mig("a100-40"), MigRules(True, ("1g.5gb",)), whole=False)
-
-    assert offered.counters == ()
-    assert {place.takes for place in offered.places} == {()}
+    assert (offered.counters, offered.of_whole) == (counters, counters)
+    assert {place.takes for place in offered.places} == {takes}
 
 
 def test_the_partition_that_is_all_of_the_board_is_kept_from_the_whole_gpu():
@@ -166,42 +161,42 @@ def test_there_are_counters_for_engines_only_where_partitions_could_take_too_man
 ):
     offered = every_partition(mig(board), MigRules(True, profiles), whole=True)
 
-    assert {name: there for name, there in offered.counters if "block" not in name} == counters
+    assert {name: amount for name, amount in offered.counters if "block" not in name} == counters
 
 
 @st.composite
 def situations(draw):
-    """A board, what is allowed of it, and what somebody else cut."""
+    """A board, the profiles that are allowed, and unmanaged instances: usable and unusable."""
     mig_info = mig(draw(st.sampled_from(sorted(boards()))))
     names = [profile.name for profile in mig_info.profiles]
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
-    there: list[Partition] = []
+    existing: list[Partition] = []
     for name in draw(st.lists(st.sampled_from(names), max_size=2)):
         profile = next(profile for profile in mig_info.profiles if profile.name == name)
         part = Partition(profile, draw(st.sampled_from(profile.placements)))
-        there += [part] if legal(mig_info, [*there, part]) else []
-    number = draw(st.integers(0, len(there)))
-    return mig_info, chosen, there[:number], there[number:]
+        existing += [part] if legal(mig_info, [*existing, part]) else []
+    number = draw(st.integers(0, len(existing)))
+    return mig_info, chosen, existing[:number], existing[number:]
 
 
 @given(situations())
-def test_what_somebody_else_cut_takes_its_place_and_its_engines_from_what_is_offered(situation):
-    mig_info, chosen, whole_ones, odd_ones = situation
-    foreign = UnmanagedInstances(
-        tuple(instance(mig_info, part.profile.name, part.placement.start) for part in whole_ones),
-        tuple(unusable(mig_info, part.profile.name, part.placement.start) for part in odd_ones),
+def test_unmanaged_instances_take_their_places_and_engines_from_what_is_offered(situation):
+    mig_info, chosen, usable, useless = situation
+    unmanaged = UnmanagedInstances(
+        tuple(instance(mig_info, part.profile.name, part.placement.start) for part in usable),
+        tuple(unusable(mig_info, part.profile.name, part.placement.start) for part in useless),
     )
-    there = [*whole_ones, *odd_ones]
+    existing = [*usable, *useless]
     profiles = dynamic_profiles(mig_info, MigRules(True, tuple(chosen)))
 
-    offered = dynamic_partitions(mig_info, profiles, foreign, whole=not there)
+    offered = dynamic_partitions(mig_info, profiles, unmanaged, whole=not existing)
 
-    assert sets_by_counters(offered, not there) == sets_by_board(
-        mig_info, offered, not there, there
+    assert sets_by_counters(offered, not existing) == sets_by_board(
+        mig_info, offered, not existing, existing
     )
     possible = {Partition(profile, place) for profile in profiles for place in profile.placements}
-    assert {place.partition for place in offered.places} == set(whole_ones) | {
-        part for part in possible if legal(mig_info, [*there, part])
+    assert {place.partition for place in offered.places} == set(usable) | {
+        part for part in possible if legal(mig_info, [*existing, part])
     }
     for name, amount in offered.counters:
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)

@@ -1,4 +1,4 @@
-"""Boards that are switched to MIG mode before they are partitioned: idle, and in need of a reset."""
+"""Boards that are switched to MIG mode before they are partitioned: idle, with a reset."""
 
 from dataclasses import replace
 from typing import Any

@@ -41,7 +41,7 @@ def document(board="a100-40", name="3g.20gb", start=4, **fields):
     return published
 
 
-def test_a_partition_that_is_cut_for_claims_has_the_names_of_nvidias_driver():
+def test_a_partition_that_is_created_for_claims_has_the_names_of_nvidias_driver():
     device = document(topology=EVERYWHERE, takes=(("block-4-4", 4),))
 
     assert device == {
@@ -149,7 +149,7 @@ def test_counters_are_published_by_gpu():
     )
 
 
-def test_a_monitor_of_a_gpu_that_is_cut_takes_of_no_counter():
+def test_a_monitor_of_a_gpu_with_partitions_takes_of_no_counter():
     offered = build_offer(Inventory((mig_gpu("h100-80-sxm"),)), dynamic(), ApiFeatures(), {})
 
     monitor = published_devices(offered)[-1]
@@ -176,7 +176,7 @@ def pool_of(offered):
 
 @pytest.mark.parametrize("profiles", [(), ("*",)])
 @pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "rtx-pro-6000-96"])
-def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
+def test_the_api_server_takes_sixteen_gpus_with_partitions(board, profiles):
     gpus = tuple(
         replace(
             mig_gpu(board, minor, on=True, pending=True),
@@ -195,13 +195,15 @@ def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
     assert pool.slices[: len(sets)] == tuple(sets)  # the scheduler wants all of them anyway
 
 
-@pytest.mark.parametrize("its", [dynamic(), dynamic("*"), profile()], ids=["mig", "all", "none"])
+@pytest.mark.parametrize(
+    "node_profile", [dynamic(), dynamic("*"), profile()], ids=["mig", "all", "none"]
+)
 @pytest.mark.parametrize("name", bundled_nodes())
-def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_path):
+def test_the_api_server_takes_the_slices_of_every_bundled_node(name, node_profile, tmp_path):
     node = Node(tmp_path, yaml.safe_load(node_file(name).read_text()))
-    looked = after_switch(node.gpus().scan(), its, ApiFeatures(), {})
+    switched = after_switch(node.gpus().scan(), node_profile, ApiFeatures(), {})
 
-    pool = pool_of(build_offer(looked, its, ApiFeatures(), {}))
+    pool = pool_of(build_offer(switched, node_profile, ApiFeatures(), {}))
 
     assert validate_pool(pool, "gpu.nvidia.com") == ()
     assert set(refused(pool)) <= {""}
@@ -209,32 +211,31 @@ def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_pa
 
 @pytest.mark.parametrize("number", [1, 5, 8, 16])
 @pytest.mark.timeout(300)  # with coverage, beside other work, it took more than 60 s
-def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
+def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
     """More of them would leave the pool incomplete until the last is written."""
     gpus = [
         replace(mig_gpu("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
         for minor in range(number)
     ]
     before = pool_of(build_offer(Inventory(tuple(gpus)), dynamic(), ApiFeatures(), {}))
-    home = SliceOwner("gpu.nvidia.com", "node-1", "uid")
-    seen = [
+    owner = SliceOwner("gpu.nvidia.com", "node-1", "uid")
+    published = [
         {
             **created,
             "metadata": {**created["metadata"], "name": created["metadata"]["generateName"] + "x"},
         }
-        for created in plan_writes(before, (), home).create
+        for created in plan_writes(before, (), owner).create
     ]
     for which in {0, number // 2, number - 1}:
         mig_info = gpus[which].mig
         for part in mig_info.profiles if which == 0 else mig_info.profiles[:1]:
-            mine = replace(
-                mig_info, instances=(instance(mig_info, part.name, part.placements[-1].start),)
-            )
-            node = [*gpus[:which], replace(gpus[which], mig=mine), *gpus[which + 1 :]]
+            existing = instance(mig_info, part.name, part.placements[-1].start)
+            changed = replace(gpus[which], mig=replace(mig_info, instances=(existing,)))
+            node = [*gpus[:which], changed, *gpus[which + 1 :]]
 
             after = pool_of(build_offer(Inventory(tuple(node)), dynamic(), ApiFeatures(), {}))
 
-            writes = plan_writes(after, seen, home)
+            writes = plan_writes(after, published, owner)
             assert (len(writes.delete), len(writes.update), len(writes.create)) == (0, 1, 0)
             assert validate_pool(after, "gpu.nvidia.com") == ()
 
