@@ -88,7 +88,9 @@ def of(offered, name, start=0):
 
 def with_instances(*parts, board=H100, minor=0, **fields):
     """A GPU of which somebody created these partitions."""
-    instances = tuple(instance(mig(board), *part, gi) for gi, part in enumerate(parts))
+    instances = tuple(
+        instance(mig(board), name, start, gi) for gi, (name, start) in enumerate(parts)
+    )
     return mig_gpu(board, minor, instances=instances, **ON | fields)
 
 
@@ -515,7 +517,8 @@ def test_an_instance_of_a_claim_is_not_unmanaged():
 
 
 def test_an_unusable_instance_hides_what_overlaps_it_and_says_what_to_do():
-    node_gpu = mig_gpu(H100, unusable=(unusable(mig(H100), "3g.40gb", 4),), **ON)
+    useless = unusable(mig(H100), "3g.40gb", 4)
+    node_gpu = mig_gpu(H100, unusable=(useless,), **ON)
 
     offered = offer_of(node_gpu)
 
@@ -525,7 +528,7 @@ def test_an_unusable_instance_hides_what_overlaps_it_and_says_what_to_do():
     assert unavailable.what.startswith("GPU instance 9 of GPU 0000:18:00.0")
     assert unavailable.reason.startswith("it has no compute instances, and none that fills it; ")
 
-    creating = frozenset({(node_gpu.uuid, node_gpu.mig.unusable[0].key)})
+    creating = frozenset({(node_gpu.uuid, useless.key)})
     being_created = offer_of(node_gpu, ours=creating)
     assert (names(being_created), being_created.unavailable) == (names(offer_of(HOPPER)), ())
 

@@ -95,9 +95,9 @@ def names(keys, name=A100):
 
 def is_legal(keys, name=A100):
     """Whether the board takes these partitions."""
-    parts = [mig(name).partition(partition_key) for partition_key in keys]
-    assert all(part and part.placement in part.profile.placements for part in parts)
-    return legal(mig(name), parts)
+    parts = [part for partition_key in keys if (part := mig(name).partition(partition_key))]
+    assert all(part.placement in part.profile.placements for part in parts)
+    return len(parts) == len([*keys]) and legal(mig(name), parts)
 
 
 # What each layout says
