@@ -69,7 +69,7 @@ class Device:
     instance: MigInstance | None = None  # of a partition that exists, and is not ours to remove
     as_gpu: bool = False  # an instance that claims for a GPU can get (MigRules.single)
     takes: tuple[tuple[str, int], ...] = ()  # of the counters of its GPU: (name, how much)
-    offered: tuple[str, ...] = ()  # the profiles of which its GPU offers partitions to be cut
+    offered: tuple[str, ...] = ()  # the profiles whose partitions its GPU creates for claims
 
     @property
     def memory_bytes(self) -> int | None:
@@ -78,8 +78,8 @@ class Device:
 
     @property
     def uuid(self) -> GpuUuid:
-        """What programs compute on: the GPU, or the instance; before a partition is cut, a word
-        that stands for the instance."""
+        """What programs compute on: the GPU, or the instance; before a partition is created, a
+        word that stands for the instance."""
         if self.partition is None:
             return self.gpu.uuid
         if self.instance is not None:

@@ -7,7 +7,7 @@ from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContainerProcess:
-    """A process, told apart from every other one that had or will have its number."""
+    """A process, distinguished from every other one that had or will have its number."""
 
     pid: int
     started: int  # clock ticks since boot
@@ -31,5 +31,5 @@ class CgroupProcesses:
     """
 
     pod: Pod
-    claims: frozenset[ClaimUid] | None  # that the container was given; None: it cannot be told
+    claims: frozenset[ClaimUid] | None  # that the container was given; None: that is not known
     pids: tuple[int, ...]

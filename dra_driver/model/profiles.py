@@ -41,15 +41,15 @@ class MpsServerScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MigRules:
-    """What becomes of a GPU that can be cut into partitions. Those that exist are always offered.
+    """What becomes of a GPU that can have partitions. Those that exist are always offered.
 
     *profiles*: patterns as of a shell on names of profiles ("1g.10gb", "*+me"); empty: all plain
     ones, of several with as many compute slices the one with the least memory.
     """
 
-    dynamic: bool = False  # partitions are cut when a claim needs them
+    dynamic: bool = False  # partitions are created when a claim needs them
     profiles: tuple[str, ...] = ()
-    layout: str = ""  # it is cut once, like this named layout; empty: by nobody
+    layout: str = ""  # its partitions are those of this named layout; empty: of none
     single: bool = False  # those that exist, all of one kind, serve claims for a GPU, too
     replicas: tuple[tuple[str, int], ...] = ()  # by profile: like ``Rules.replicas``
 

@@ -41,8 +41,8 @@ class Holding:
     tenants: MpsTenants = MpsTenants.ANY  # whose pods may use it, under MPS
     partition: PartitionKey | None = None  # of the GPU; None: it is of the GPU as a whole
     created_for_claims: bool = False  # the partition, which goes with the last of them
-    instance: MigInstance | None = None  # the partition as it was found or cut, once that was done
-    offered: tuple[str, ...] = ()  # the profiles of which the GPU offers partitions to be cut
+    instance: MigInstance | None = None  # of a partition, once it was found or created
+    offered: tuple[str, ...] = ()  # the profiles whose partitions its GPU creates for claims
 
     @property
     def memory_of(self) -> GpuUuid | None:
@@ -96,7 +96,7 @@ class ClaimRecord:
     prepared: tuple[PreparedDevice, ...] | None = None
     spec: str | None = None
     documents: tuple[MetadataDocument, ...] = ()
-    pods: tuple[Pod, ...] = ()  # that use it, as far as we were told
+    pods: tuple[Pod, ...] = ()  # that use it, as far as is known
     pod_claim_name: str = ""  # empty: it is not from a template, and pods are meant to join
 
     @property

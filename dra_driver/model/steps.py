@@ -153,10 +153,10 @@ class CreatePartition:
 class RemovePartition:
     """It does not exist, nor half of it: first the compute instance goes, then the GPU instance.
 
-    *uuid*: of the instance that was cut; another one in its place is somebody else's, and stays.
-    The driver makes it of the GPU, the place and the kind, so one that came and went unseen cannot
-    be told from it. None: it is not known, since a crash came between cutting it and recording it;
-    what lies there then is taken for it, but for those in *unless*, which are of other claims.
+    *uuid*: of the instance that was created; another one in its place is somebody else's and stays.
+    NVIDIA's driver makes it of GPU, place and profile, so an equal instance that came later has the
+    same. None: it is not known, since a crash came between creating and recording the instance;
+    then whatever is there is removed, but for those in *unless*, which are of other claims.
     """
 
     gpu: GpuUuid

@@ -104,7 +104,7 @@ class GpuNode:
         return self.nodes.existing(names)
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
-        """Where *gpu* is cut now, half made instances included."""
+        """The partitions that *gpu* has now, half made instances included."""
         return self.mig.keys(gpu)
 
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:

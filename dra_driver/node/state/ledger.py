@@ -57,7 +57,7 @@ class PartitionFiles:
         self._written: dict[ClaimUid, bytes] = {}  # empty: before this process
 
     def write(self, record: ClaimRecord) -> None:
-        """Before anything is cut for *record*, and whenever more is known of it. OSError."""
+        """Before a partition is created for *record*, and whenever more is known of it. OSError."""
         uid = record.claim.uid
         if not record.created_partitions:
             if uid in self._written:
@@ -70,8 +70,8 @@ class PartitionFiles:
         self._written[uid] = text
 
     def read(self, uid: ClaimUid) -> ClaimRecord | None:
-        """What was cut for the claim; None: nothing, as far as it can be known. NodeError: it
-        cannot be read now."""
+        """The partitions that were created for the claim; None: none, as far as is known.
+        NodeError: it cannot be read now."""
         try:
             text = read_record(self._path(uid))
             record = decode_record(text) if text is not None else None
@@ -98,7 +98,7 @@ class PartitionFiles:
 
 
 class PartitionHistory:
-    """What claims had cut at some time or later. Not safe to use from several threads."""
+    """The partitions that claims had at some time or later. For one thread at a time."""
 
     def __init__(self) -> None:
         self._changes = 0
@@ -110,7 +110,7 @@ class PartitionHistory:
         return self._changes
 
     def let_go(self, partitions: Iterable[tuple[GpuUuid, PartitionKey]]) -> None:
-        """A claim has these no more. As many are remembered as can be cut of the node's GPUs."""
+        """A claim has these no more. As many are remembered as the node's GPUs can have."""
         self._changes += 1
         self._last |= dict.fromkeys(partitions, self._changes)
 

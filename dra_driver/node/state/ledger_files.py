@@ -85,7 +85,7 @@ def read_ledger_directory(
 ) -> tuple[dict[ClaimUid, ClaimRecord], dict[ClaimUid, DamagedRecord]]:
     """The records in a directory of one boot, and those that are damaged. Changes nothing.
 
-    NodeError: what is there cannot be told now. That says nothing of any claim.
+    NodeError: the directory cannot be read now. That says nothing of any claim.
     """
     records: dict[ClaimUid, ClaimRecord] = {}
     aside: dict[ClaimUid, DamagedRecord] = {}

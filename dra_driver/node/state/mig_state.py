@@ -45,7 +45,7 @@ class MigStateFile:
         self._lock = threading.Lock()
 
     def read(self) -> MigState:
-        """What was kept; an empty one where nothing was. NodeError: it cannot be told."""
+        """The recorded state; an empty one without a file. NodeError: it cannot be read."""
         with disk_errors(f"read {self._path}"):
             try:
                 text = self._path.read_bytes()

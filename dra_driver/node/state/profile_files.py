@@ -26,7 +26,7 @@ _PROFILES: Final = Codec[Profile](Profile)
 
 
 class LastProfileFile:
-    """Kept in *path*. That it cannot be kept or read is told, and nothing more."""
+    """The profile in *path*. Where it cannot be written or read, a warning is logged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class ProfileDocument:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableProfileFile:
-    """A file whose documents cannot be told."""
+    """A file whose documents cannot be read."""
 
     why: str  # "/etc/profiles/a.yaml: while parsing ..."
     text: str  # what is there instead, as far as it is text
@@ -80,7 +80,7 @@ class UnreadableProfileFile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFileContents:
-    """All documents, in order, and the files that have none that could be told."""
+    """All documents, in order, and the files that cannot be read."""
 
     documents: tuple[ProfileDocument, ...] = ()
     unreadable: tuple[UnreadableProfileFile, ...] = ()

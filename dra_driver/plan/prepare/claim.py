@@ -73,7 +73,7 @@ class ClaimPlan:
 
     @property
     def record(self) -> ClaimRecord:
-        """What the ledger is told before the first step."""
+        """What the ledger records before the first step."""
         return ClaimRecord(
             self.claim.ref,
             tuple(_holding(self.claim, grant) for grant in self.grants),
@@ -83,7 +83,7 @@ class ClaimPlan:
         )
 
     def settled(self, instances: CreatedInstances) -> "ClaimPlan":
-        """The same, told what its partitions are, now that they are there."""
+        """The plan with its instances, once its partitions were created."""
         if not instances:
             return self
         steps, grants = with_instances(self.steps, self.grants, instances)
@@ -170,7 +170,7 @@ def _unavailable(offer: Offer) -> str:
 def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
     """Allocations that the scheduler makes and that this driver does not serve."""
     problems = []
-    asked = Counter(a.base_request for a, amount in devices.items() if _is_one_share(amount))
+    shares = Counter(a.base_request for a, device in devices.items() if _is_one_share(device))
     for allocation, device in devices.items():
         where = f"request {allocation.request!r}"
         if isinstance(device.shape, AdminAccess) and not allocation.admin:
@@ -194,7 +194,7 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
                 f"{where}: the driver does not limit parts of a MIG partition, and this node's "
                 f"profile wants that it does (memoryLimit: Strict); ask for all of {device.name}"
             )
-        several = asked[allocation.base_request] > 1 or amount.shares > 1
+        several = shares[allocation.base_request] > 1 or amount.shares > 1
         if _is_one_share(device) and several and not allocation.admin:
             problems.append(
                 f"{where}: more than one share was asked for, which this node's profile refuses "
@@ -334,8 +334,8 @@ def _refuse_conflicts(
         device, before = grant.device, taken[grant.device.uuid]
         if lack := shortage(grant.amount, before, device.memory_bytes, device.shape):
             unit = device.unit
-            what = f"{unit} twice" if before != NO_AMOUNT else f"too much of {unit}"
-            raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
+            excess = f"{unit} twice" if before != NO_AMOUNT else f"too much of {unit}"
+            raise ClaimError(f"claim {claim.ref} was allocated {excess}: it needs {lack}")
         taken[device.uuid] = amount = before + grant.amount
         problems += _held(device, amount, holdings[device.gpu.uuid], claim.ref.namespace)
     problems += _clashes(grants, others, claim.ref.namespace)
@@ -372,16 +372,16 @@ def _held(
     if over:
         parts = ", ".join(sorted({h.device for h in over}))
         all_of_them, theirs = _holders(over, namespace)
-        what = f"{device.name} overlaps {parts}, held by"
-        yield f"{what} {all_of_them}", f"{what} {theirs}"
+        overlap = f"{device.name} overlaps {parts}, held by"
+        yield f"{overlap} {all_of_them}", f"{overlap} {theirs}"
         return
     same = [h for h in on_gpu if h.partition == key]
     twice = isinstance(device.shape, Replica) and any(h.is_of(device) for h in same)
     lack = shortage(amount, total_amount(same), device.memory_bytes, device.shape)
     if twice or lack:
         all_of_them, theirs = _holders(same, namespace)
-        what, needs = f"{device.name} is held by", f"and it needs {lack or 'all of it'}"
-        yield f"{what} {all_of_them}, {needs}", f"{what} {theirs}, {needs}"
+        held, needs = f"{device.name} is held by", f"and it needs {lack or 'all of it'}"
+        yield f"{held} {all_of_them}, {needs}", f"{held} {theirs}, {needs}"
 
 
 def _excludes(part: PartitionKey | None, other: PartitionKey | None) -> bool:
@@ -403,11 +403,11 @@ def _clashes(
                 set_by_others[step.gpu][step.interval] = record.claim
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
-        if not isinstance(sharing, TimeSliced) or (wanted := sharing.interval) is None:
+        if not isinstance(sharing, TimeSliced) or (desired := sharing.interval) is None:
             continue
-        field = f"{sharing.path}.timeSlicingConfig.interval: {wanted} on {gpu.name}, but"
+        field = f"{sharing.path}.timeSlicingConfig.interval: {desired} on {gpu.name}, but"
         for interval, holder in set_by_others[gpu.uuid].items():
-            if interval != wanted:
+            if interval != desired:
                 mend = (
                     f"has set {interval}; write {interval}, or leave timeSlicingConfig out, which "
                     "fits any"

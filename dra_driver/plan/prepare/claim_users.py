@@ -3,7 +3,7 @@
 A claim is in use by:
 
 * Whatever lives in a container that was given the claim, or may have been: of a container that
-  lives and whose claims cannot be told, that is every container of the claim's pods.
+  lives and whose claims are not known, that is every container of the claim's pods.
 * What computes on a GPU of the claim from elsewhere in these pods, unless its container was given
   another claim on that GPU.
 
@@ -79,8 +79,8 @@ def outside_gpu_processes(
 ) -> Mapping[GpuUuid, Mapping[int, Pod]]:
     """For each GPU of the claim, the processes of its pods that have no business there.
 
-    *others*: the records of the claims that share a GPU with it. A claim that only looks on brings
-    nobody to compute.
+    *others*: the records of the claims that share a GPU with it. A claim with admin access alone
+    brings nobody to compute.
     """
     elsewhere = [
         cgroup

@@ -46,25 +46,29 @@ def compute_mode_steps(
     modes: dict[GpuUuid, ComputeMode] = {}
     for grant in grants:
         gpu = grant.device.gpu
-        here = [record for record in others if _computes(gpu, record)]
-        mine = _servers(gpu, (g.namespace for g in grants if g.namespace is not None))
+        sharers = [record for record in others if _computes(gpu, record)]
+        own_servers = _servers(gpu, (g.namespace for g in grants if g.namespace is not None))
         server = _server(gpu, grant.namespace) if grant.namespace else None
-        there = _servers(gpu, (namespace for record in here for namespace in record.namespaces))
-        if server is not None and _alone_with(grant, len(mine), there <= {server}, here):
+        other_servers = _servers(
+            gpu, (namespace for record in sharers for namespace in record.namespaces)
+        )
+        if server is not None and _alone_with(
+            grant, len(own_servers), other_servers <= {server}, sharers
+        ):
             modes[gpu.uuid] = ComputeMode.EXCLUSIVE_PROCESS
-        elif _is_closed(gpu.uuid, here) and there != {server}:
+        elif _is_closed(gpu.uuid, sharers) and other_servers != {server}:
             modes[gpu.uuid] = ComputeMode.DEFAULT
     return tuple(SetComputeMode(gpu, mode) for gpu, mode in sorted(modes.items()))
 
 
-def _alone_with(grant: DeviceGrant, mine: int, same: bool, here: Sequence[ClaimRecord]) -> bool:
-    """Whether one server is all that will be on the GPU. *mine*: how many the claim has there;
-    *same*: all others there are on it."""
-    if mine > 1:
+def _alone_with(grant: DeviceGrant, own: int, same: bool, sharers: Sequence[ClaimRecord]) -> bool:
+    """Whether one server is all that will be on the GPU. *own*: how many servers the claim has
+    there; *same*: all *sharers* of the GPU are on it."""
+    if own > 1:
         return False
     if grant.amount.whole:
         return True
-    modes = {_mode(grant.device.gpu.uuid, record) for record in here}
+    modes = {_mode(grant.device.gpu.uuid, record) for record in sharers}
     only = grant.device.rules.strategies == (SharingStrategy.MPS,)
     return only and same and modes <= {ComputeMode.EXCLUSIVE_PROCESS}
 
@@ -97,21 +101,21 @@ _Key = tuple[type[GpuSetting], GpuUuid]
 
 
 def with_inherited_values(steps: Iterable[Step], others: Iterable[ClaimRecord]) -> tuple[Step, ...]:
-    """*steps*, told what *others* found before them, where they have the same kind of setting.
+    """*steps*, with what *others* found before them, where they have the same kind of setting.
 
     A setting is made even where it should hold already: a claim that is just being given back may
     have restored it.
     """
     set_by_others = _set_by(others)
 
-    def told(step: Step) -> Step:
+    def inherited(step: Step) -> Step:
         match step:
             case SetTimeSlice() | SetComputeMode() | SetMigMode() if _key(step) in set_by_others:
                 return _with_previous(step, set_by_others[_key(step)].before)
             case _:
                 return step
 
-    return tuple(map(told, steps))
+    return tuple(map(inherited, steps))
 
 
 def settings_to_read(

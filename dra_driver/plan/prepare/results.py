@@ -45,7 +45,7 @@ def metadata_documents(
 
 
 def _instance(grant: DeviceGrant) -> dict[str, dict[str, Any]]:
-    """A partition that was cut for claims is published without a UUID."""
+    """A partition that was created for claims is published without a UUID."""
     return {names.UUID: {"string": grant.instance.uuid}} if grant.instance else {}
 
 
@@ -70,7 +70,7 @@ def container_devices(
     documents: Sequence[MetadataDocument],
     served: Mapping[MpsNamespaceName, ServedNamespace],
 ) -> tuple[ContainerDevice, ...]:
-    """What the containers get, and what they are told of their share.
+    """What the containers get, and what they are shown of their share.
 
     *served*: what the MPS agent answered for each namespace of the plan.
 
@@ -106,8 +106,8 @@ def driver_capabilities(grant: DeviceGrant) -> tuple[str, ...]:
     """What of the driver's capabilities a container needs for *grant*: names below
     ``/proc/driver/nvidia/capabilities``.
 
-    An instance takes those of its GPU instance and its compute instance; to look on where
-    instances can be takes the one to monitor them.
+    An instance takes those of its GPU instance and its compute instance; admin access
+    where instances can be takes the one to monitor them.
     """
     gpu, instance = grant.device.gpu, grant.instance
     gi = f"gpu{gpu.minor}/mig/gi{instance.gi}" if instance else ""

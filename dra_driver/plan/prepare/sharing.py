@@ -122,11 +122,13 @@ def _kinds(device: Device) -> tuple[type[GpuConfig | MigDeviceConfig], ...]:
 def _wrong_type(
     config: Config, origin: OpaqueConfig, allocation: AllocationResult, right: str
 ) -> str:
-    what = f"{origin.path}: a {config.kind} for request {allocation.request!r}"
+    mismatch = f"{origin.path}: a {config.kind} for request {allocation.request!r}"
     if isinstance(config, VfioDeviceConfig):
-        return f"{what}: passthrough to virtual machines is not offered by this driver; remove it"
+        return (
+            f"{mismatch}: passthrough to virtual machines is not offered by this driver; remove it"
+        )
     kind = "a MIG partition" if right == MigDeviceConfig.__name__ else "a GPU"
-    return f"{what}, but {allocation.device} is {kind}: write a {right}"
+    return f"{mismatch}, but {allocation.device} is {kind}: write a {right}"
 
 
 _MIB = 1024 * 1024
@@ -181,34 +183,34 @@ def sharing_of(
     of a GPU what the profile says. *alike*: the GPUs of the claim that the configuration is for,
     sorted by UUID, as its limits by index count them.
     """
-    asked = chosen.config.sharing
+    sharing = chosen.config.sharing
     path = f"{chosen.path}.sharing"
     if allocation.admin:
-        return TimeSliced(), ()  # it looks on: a class's configuration is for those who compute
-    if asked is None and amount.whole and not amount.cores:
+        return TimeSliced(), ()  # a class's configuration is for those who compute
+    if sharing is None and amount.whole and not amount.cores:
         return TimeSliced(None, path), ()  # there is nobody to share it with
     reserves = _reserves(allocation, amount, device)
-    strategy = _strategy(asked, device, amount, reserves)
-    where = f"{path}.strategy" if asked else ""
+    strategy = _strategy(sharing, device, amount, reserves)
+    where = f"{path}.strategy" if sharing else ""
     problems = tuple(_strategy_problems(strategy, where, reserves, device))
-    if isinstance(asked, TimeSlicing) or strategy is SharingStrategy.TIME_SLICING:
-        interval = _interval(asked, device)
+    if isinstance(sharing, TimeSlicing) or strategy is SharingStrategy.TIME_SLICING:
+        interval = _interval(sharing, device)
         if interval is not None:
             problems += tuple(_interval_problems(path, device, amount))
         return TimeSliced(interval, path), problems
-    limits = asked.mps_config if isinstance(asked, Mps) else MpsConfig()
+    limits = sharing.mps_config if isinstance(sharing, Mps) else MpsConfig()
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
 
 
 def _interval(
-    asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device
+    sharing: TimeSlicing | MigTimeSlicing | Mps | None, device: Device
 ) -> TimeSliceInterval | None:
     """A GPU has one, which is not to be set for a partition of it: who asked for a GPU, and was
     given one, has asked for more than there is."""
-    if not isinstance(asked, TimeSlicing) or device.partition is not None:
+    if not isinstance(sharing, TimeSlicing) or device.partition is not None:
         return None
-    config = asked.time_slicing_config
+    config = sharing.time_slicing_config
     return _INTERVALS[config.interval] if config else None
 
 
@@ -238,7 +240,7 @@ def default_share_cores(shape: Shape) -> int:
 
 
 def share_facts(allocation: AllocationResult, amount: Amount) -> tuple[tuple[str, str], ...]:
-    """What the workload is told of its share: (capacity, quantity). A whole GPU is no share."""
+    """What a workload is shown of its share: (capacity, quantity). A whole GPU is no share."""
     if allocation.admin or amount.whole or not amount.memory_bytes:
         return ()
     cores = ((names.CORES, str(amount.cores)),) if amount.cores else ()
@@ -254,10 +256,13 @@ def memory_limit_of(device: Device, amount: Amount) -> ClaimMemoryLimit | None:
 
 
 def _strategy(
-    asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device, amount: Amount, reserves: str
+    sharing: TimeSlicing | MigTimeSlicing | Mps | None,
+    device: Device,
+    amount: Amount,
+    reserves: str,
 ) -> SharingStrategy:
-    if asked is not None:
-        return SharingStrategy(asked.strategy)
+    if sharing is not None:
+        return SharingStrategy(sharing.strategy)
     possible = amount.cores and SharingStrategy.MPS in device.rules.strategies
     return SharingStrategy.MPS if reserves or possible else device.rules.default_strategy
 
@@ -334,14 +339,14 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
     uuids = {gpu.uuid for gpu in alike if not gpu.created_for_claims}
     known = {*uuids, *(str(place) for place in range(len(alike)))}
     gpus = ", ".join(f"{place} ({_device_label(gpu)})" for place, gpu in enumerate(alike))
-    what = "an index or UUID" if uuids else "an index"
+    key_kinds = "an index or UUID" if uuids else "an index"
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
         where = f"{path}.{_PER_DEVICE}[{show_name(key)}]"
-        yield f"{where}: is no GPU of the claim; write {what}: {gpus}"
+        yield f"{where}: is no GPU of the claim; write {key_kinds}: {gpus}"
 
 
 def _device_label(device: Device) -> str:
-    """A partition that is yet to be cut has no UUID."""
+    """A partition that is yet to be created has no UUID."""
     return device.name if device.created_for_claims else device.uuid
 
 

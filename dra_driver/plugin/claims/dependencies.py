@@ -14,7 +14,7 @@ from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.publish.offers import OfferBuilder
 
 ClaimChanged = Callable[[ClaimRecord | None], None]
-"""Told of a claim that is prepared or not any more: what it holds or held, as far as known."""
+"""Called with a claim that is prepared or not any more: what it holds or held, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PrepareDependencies:
     ledger: Ledger
     files: ClaimFiles
     lease: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
-    changed: ClaimChanged  # told of every claim that was prepared or given back
+    changed: ClaimChanged  # called with every claim that was prepared or given back
     users: InUseCheck
 
 

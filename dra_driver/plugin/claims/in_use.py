@@ -1,7 +1,7 @@
 """Keeps claims that processes still use, and gives them back once those ended.
 
 The kubelet asks for an unprepare while containers are still ending: within a minute for every pod
-that was force-deleted. Such a claim is refused, its pods are told in an event (or the Node, where a
+that was force-deleted. Such a claim is refused, an event of its pods says so (or the Node, where a
 pod is gone and its process is not), and whoever uses it is looked at again and again: the kubelet
 asks again, but only after 10 s or more. Without the kubelet only a deleted claim is given back: of
 one that exists the kubelet would go on to believe that it is prepared.
@@ -158,6 +158,6 @@ class DeferredUnprepare:
             # A deleted claim does not come back.
             self._take_back_if(ref, lambda: True)
         except DriverError:
-            return False  # it is used, that cannot be told, or something cannot be undone yet
+            return False  # it is used, that is not known, or something cannot be undone yet
         log.info("gave back a claim that is deleted", extra={"claim": str(ref), "uid": ref.uid})
         return True

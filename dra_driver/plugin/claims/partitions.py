@@ -25,7 +25,7 @@ from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
 def instance_at(node: GpuNode, gpu: GpuUuid, key: PartitionKey) -> MigInstance | None:
-    """None: nothing is cut there. NodeError: the GPU does not answer."""
+    """None: no instance is there. NodeError: the GPU does not answer."""
     try:
         return node.instance(gpu, key)
     except MigInstanceNotFound:
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class ClaimPartitions:
-    """Cuts the GPUs of *node*, and asks them, each time anew."""
+    """Creates the partitions of claims, and asks the GPUs of *node* for them, each time anew."""
 
     def __init__(self, node: GpuNode) -> None:
         self._node = node
@@ -47,7 +47,7 @@ class ClaimPartitions:
 
     def refuse_taken(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> None:
         """PlacementTaken: what *plan* counts on is not there, also after another look. Once the
-        claim is recorded, somebody else's instance could not be told from ours."""
+        claim is recorded, somebody else's instance could not be distinguished from ours."""
         if problems := list(self._problems(plan, others)):
             raise PlacementTaken(
                 f"claim {plan.claim.ref} cannot be prepared: {'; '.join(problems)}"
@@ -57,7 +57,7 @@ class ClaimPartitions:
         gpus = {grant.device.gpu.uuid: grant.device.gpu for grant in plan.grants}
         for step in plan.steps:
             if isinstance(step, CreatePartition | SetMigMode):
-                keys = self._strangers(step, others)
+                keys = self._unmanaged(step, others)
                 yield from (_in_the_way(gpus[step.gpu], key) for key in keys)
         for board in whole_gpus(plan.grants, plan.steps):
             if self._mode(board.uuid):
@@ -67,7 +67,7 @@ class ClaimPartitions:
                     f"nvidia-smi -i {board.pci_bus_id} -mig 0"
                 )
 
-    def _strangers(
+    def _unmanaged(
         self, step: CreatePartition | SetMigMode, others: Sequence[ClaimRecord]
     ) -> tuple[PartitionKey, ...]:
         """Instances that are not of *others*, and that keep *step* from being done."""
@@ -81,15 +81,15 @@ class ClaimPartitions:
             case _:
                 assert_never(step)
 
-    def _is_of(self, cut: CreatePartition, others: Sequence[ClaimRecord]) -> bool:
+    def _is_of(self, step: CreatePartition, others: Sequence[ClaimRecord]) -> bool:
         """Whether what is there now is what one of *others* was given."""
         known = {
-            instances[cut] for other in others if cut in (instances := partition_instances(other))
+            instances[step] for other in others if step in (instances := partition_instances(other))
         }
         if None in known:
             return True
-        instance = instance_at(self._node, cut.gpu, cut.key)
-        return instance is None or instance.uuid in known  # where nothing is, it is cut anew
+        instance = instance_at(self._node, step.gpu, step.key)
+        return instance is None or instance.uuid in known  # where none is, one is created
 
     def _mode(self, gpu: GpuUuid) -> bool:
         """A GPU that does not answer is a matter of who computes on it."""
@@ -99,14 +99,14 @@ class ClaimPartitions:
             return False
 
     def carry_out(self, step: Step, begun: set[CreatePartition]) -> None:
-        """Do it; what may be cut by that is among *begun* then. PlacementTaken: a partition
-        was not cut, since somebody else was quicker."""
-        cut = {step} if isinstance(step, CreatePartition) else set()
-        begun |= cut
+        """Do *step*; a partition that it may have created is among *begun* then. PlacementTaken:
+        none was created, since somebody else was quicker."""
+        partition = {step} if isinstance(step, CreatePartition) else set()
+        begun |= partition
         try:
             self._node.carry_out(step)
         except PlacementTaken:
-            begun -= cut
+            begun -= partition
             raise
 
     def remove_recorded(self, record: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
@@ -117,7 +117,7 @@ class ClaimPartitions:
     def of(self, plan: ClaimPlan) -> CreatedInstances:
         """What the partitions of *plan* are now. MigInstanceNotFound: one is not there.
 
-        Who looks on at one that no claim has sees nothing of it yet.
+        A claim with admin access sees no partition that is not created yet.
         """
         grants = [grant for grant in plan.grants if grant.device.partition is not None]
         instances = in_parallel(self._find, grants)
@@ -145,14 +145,14 @@ class ClaimPartitions:
         taken = [holding for holding in record.holdings if not holding.admin]
         gone = [holding for holding in lost if not holding.admin]
         if not gone:
-            return bool(taken) or not lost  # who only looks on is given what is there now
+            return bool(taken) or not lost  # admin access is to what is there now
         facts = {"claim": str(record.claim), "devices": _names(gone)}
         log.error("the partition of a prepared claim is gone", extra=facts)
         if remaining := [holding for holding in taken if holding not in lost]:
             raise MigInstanceNotFound(
                 f"claim {record.claim} has lost {_names(gone)}: nvidia-smi, a MIG manager or a "
-                f"reset removed it; its pods may still use {_names(remaining)}, so nothing is cut "
-                "anew while they are there: delete them"
+                f"reset removed it; its pods may still use {_names(remaining)}, so no "
+                "partition is created anew while they are there: delete them"
             )
         return False
 
@@ -166,11 +166,11 @@ class ClaimPartitions:
 
 
 def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
-    cut: list[MigInstance | UnusableGpuInstance] = (
+    instances: list[MigInstance | UnusableGpuInstance] = (
         [*gpu.mig.instances, *gpu.mig.unusable] if gpu.mig else []
     )
     of = next(
-        (f"-gi {instance.gi}" for instance in cut if instance.key == key),
+        (f"-gi {instance.gi}" for instance in instances if instance.key == key),
         "-gi <its id in nvidia-smi mig -lgi>",
     )
     mig = f"nvidia-smi mig -i {gpu.pci_bus_id}"

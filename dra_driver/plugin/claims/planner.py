@@ -40,12 +40,12 @@ def refuse_unreadable(record: ClaimRecord, set_aside: Iterable[DamagedRecord]) -
     gpus = {holding.gpu for holding in record.holdings if not holding.admin}
     for aside in set_aside:
         if aside.uid != record.claim.uid and any(map(aside.may_hold, gpus)):
-            held = f"claim {record.claim} has to wait: its device may be held by"
-            then = "it is settled as soon as the API server can be asked about that claim"
+            waits = f"claim {record.claim} has to wait: its device may be held by"
+            until = "it is settled as soon as the API server can be asked about that claim"
             raise NodeError(
-                f"{held} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
-                f"({aside.reason}); {then}",
-                f"{held} a claim whose record cannot be read; {then}",
+                f"{waits} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
+                f"({aside.reason}); {until}",
+                f"{waits} a claim whose record cannot be read; {until}",
             )
 
 

@@ -226,7 +226,7 @@ class Preparer:
             self._carry_out(plan.record, begun)
             if instances := self._partitions.of(plan):
                 plan = plan.settled(instances)
-                self._ledger.write(plan.record)  # after a crash they can be told from others
+                self._ledger.write(plan.record)  # after a crash they are known from others
                 documents = self._documents(plan)
             spec = self._render(plan, documents, self._serve(plan.record))
             text = self._files.write(claim.ref.uid, spec, documents)
@@ -251,7 +251,7 @@ class Preparer:
         return metadata_documents(plan, self._names.driver, self._files.metadata_directory)
 
     def _carry_out(self, record: ClaimRecord, begun: set[CreatePartition]) -> None:
-        """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
+        """Steps of one kind side by side; all but MPS, which needs the instances."""
         steps = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
         carry_out = partial(self._partitions.carry_out, begun=begun)
         for _, alike in itertools.groupby(steps, key=type):

@@ -25,14 +25,14 @@ class StuckClaims:
         node: Callable[[], NodeRef],
         in_use: Callable[[ClaimRef], None],
     ) -> None:
-        """*known*: what is recorded of a claim; None: it holds nothing here. *in_use* is told of
-        each claim that a process still uses."""
+        """*known*: what is recorded of a claim; None: it holds nothing here. *in_use* is called
+        with each claim that a process still uses."""
         self._preparer = preparer
         self._known = known
         self._events = events
         self._node = node
         self._in_use = in_use
-        self._told: dict[ClaimUid, str] = {}  # the words
+        self._messages: dict[ClaimUid, str] = {}  # the last one of each claim
         self._lock = threading.Lock()
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
@@ -42,33 +42,33 @@ class StuckClaims:
         try:
             self._preparer.unprepare(ref)
         except DriverError as e:
-            self._tell(ref, e)
+            self._emit(ref, e)
             raise
         with self._lock:
-            self._told.pop(ref.uid, None)
+            self._messages.pop(ref.uid, None)
 
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
-        """Here only claims that are used are told of: to whoever asks, the others are no news."""
+        """Events are about claims that are still used only: whoever asks knows of the others."""
         try:
             return self._preparer.take_back_if(ref, gone)
         except ClaimInUse as e:
-            self._tell(ref, e)
+            self._emit(ref, e)
             raise
 
-    def _tell(self, ref: ClaimRef, error: DriverError) -> None:
-        """Once for each change of the words: the kubelet tries again and again."""
+    def _emit(self, ref: ClaimRef, error: DriverError) -> None:
+        """One event for each change of the message: the kubelet tries again and again."""
         record, why = self._known(ref.uid), str(error)
         with self._lock:  # others may have been given back without the kubelet
-            messages = {uid: words for uid, words in self._told.items() if self._known(uid)}
+            messages = {uid: message for uid, message in self._messages.items() if self._known(uid)}
             is_new = record is not None and messages.get(ref.uid) != why
-            self._told = messages | ({ref.uid: why} if record is not None else {})
+            self._messages = messages | ({ref.uid: why} if record is not None else {})
         if isinstance(error, ClaimInUse):
             self._in_use(ref)
         if record is None or not is_new:
             return
         for regarding in _concerned(record, self._node(), error):
-            words = why if isinstance(regarding, NodeRef) else error.public
-            message = f"claim {record.claim} cannot be given back yet: {words}"
+            reason = why if isinstance(regarding, NodeRef) else error.public
+            message = f"claim {record.claim} cannot be given back yet: {reason}"
             self._events.emit(Event(regarding, _REASON, str(record.claim), message))
 
 
