@@ -12,11 +12,11 @@ from tests.e2e.kills import goes, killed_at, runs
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod, template
 from tests.e2e.mig import modes, part, partitions, serving
-from tests.fakes.nvml_calls import AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CUTS, REMOVES
+from tests.fakes.nvml_calls import AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CREATES, REMOVES
 
 SMALL = 19  # the id of 1g.10gb
 HALF = 9  # of 3g.40gb
-MODE, CUT, FILL = CUTS
+MODE, CUT, FILL = CREATES
 EMPTY, REMOVE, _ = REMOVES
 BY_UUID = "nvmlDeviceGetHandleByUUID"  # how somebody's GPU is found, not what there is
 # What NVML itself calls what pynvml asks for.
@@ -140,7 +140,7 @@ def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver
     layout("all-3g.40gb")
     for function in functions(BEFORE_A_LAYOUT):
         killed_at(driver, function, KILLED)
-    for function, when in [(name, when) for name in CUTS for when in both]:
+    for function, when in [(name, when) for name in CREATES for when in both]:
         killed_at(driver, function, when)
     driver.start()
     halves = [(HALF, 0, 1), (HALF, 4, 1)]

@@ -1,4 +1,4 @@
-"""The functions of NVML by when the plugin calls them where partitions are cut, for tests that kill
+"""The functions of NVML by when the plugin calls them where partitions change, for tests that kill
 it at each of them."""
 
 OF_NO_GPU = frozenset(
@@ -31,7 +31,7 @@ AT_A_LOOK = frozenset(
         "nvmlDeviceGetVirtualizationMode",
     }
 )
-"""Called at the first look at a GPU of which nothing is cut, and so at each start."""
+"""Called at the first look at a GPU without partitions, and so at each start."""
 
 AT_WORK = frozenset(
     {
@@ -46,7 +46,7 @@ AT_WORK = frozenset(
         "nvmlGpuInstanceGetInfo",
     }
 )
-"""Called besides while something is cut or removed, for a claim or by a layout."""
+"""Called besides while a partition is created or removed, for a claim or by a layout."""
 
 BEFORE_A_LAYOUT = frozenset(
     {
@@ -57,7 +57,7 @@ BEFORE_A_LAYOUT = frozenset(
 )
 """Called to see that nobody uses what a layout changes."""
 
-CUTS = (
+CREATES = (
     "nvmlDeviceSetMigMode",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
@@ -67,7 +67,7 @@ CUTS = (
 REMOVES = ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode")
 """What changes a GPU as a partition goes, in order."""
 
-CHANGES = frozenset({*CUTS, *REMOVES})
+CHANGES = frozenset({*CREATES, *REMOVES})
 
 FOR_OTHERS = {
     "nvmlDeviceGetComputeRunningProcesses_v2": "of a library before driver 510",

@@ -189,7 +189,10 @@ def test_the_xml_has_what_monitoring_reads(node, shell):
     done = subprocess.run(
         [*shell, smi, "-q", "-x"], capture_output=True, text=True, env={}, timeout=30
     )
-    first, second = ET.fromstring(done.stdout).findall("gpu")
+    document = ET.fromstring(done.stdout)
+    first, second = document.findall("gpu")
+    assert (document.findtext("attached_gpus"), second.get("id")) == ("2", "00000000:43:00.0")
+    assert second.findtext("uuid") == node.live.current().gpus[1].uuid
     expected = {
         "product_name": "NVIDIA H100 80GB HBM3",
         "uuid": node.live.current().gpus[0].uuid,

@@ -14,7 +14,7 @@ from tests.fakes.nvml_calls import (
     AT_WORK,
     BEFORE_A_LAYOUT,
     CHANGES,
-    CUTS,
+    CREATES,
     FOR_OTHERS,
     OF_NO_GPU,
     REMOVES,
@@ -59,10 +59,10 @@ def unprepare(node: PartitionedNode) -> None:
 halve, make_whole = layout("all-3g.40gb"), layout("all-disabled")
 EVERY = OF_NO_GPU | AT_A_LOOK | AT_WORK
 BETWEEN = AT_WORK | BEFORE_A_LAYOUT  # a layout begins and ends with looks, which change nothing
-BOTH_HALVES = (CUTS[0], *CUTS[1:], *CUTS[1:])
+BOTH_HALVES = (CREATES[0], *CREATES[1:], *CREATES[1:])
 BOTH_GO = (*REMOVES[:2], *REMOVES[:2], REMOVES[2])
 CASES = {
-    "prepared": Change(prepare, unprepare, WHOLE, PARTITIONED, CUTS, EVERY),
+    "prepared": Change(prepare, unprepare, WHOLE, PARTITIONED, CREATES, EVERY),
     "given back": Change(unprepare, prepare, PARTITIONED, WHOLE, REMOVES, EVERY),
     "halved": Change(halve, make_whole, WHOLE, HALVES, BOTH_HALVES, BETWEEN),
     "made whole": Change(make_whole, halve, HALVES, WHOLE, BOTH_GO, BETWEEN),
