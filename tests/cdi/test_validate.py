@@ -71,7 +71,7 @@ def test_an_illegal_kind_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("edits", "problem"),
+    ("edit", "problem"),
     [
         (DeviceNode(""), "deviceNodes[0].path: must not be empty"),
         (DeviceNode("dev/a"), "deviceNodes[0].path: must be absolute, not 'dev/a'"),
@@ -106,20 +106,12 @@ def test_an_illegal_kind_is_refused(kind):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_illegal_edit_is_refused_with_its_path(edits, problem):
-    match edits:
-        case DeviceNode():
-            edits = ContainerEdits(device_nodes=(edits,))
-        case Mount():
-            edits = ContainerEdits(mounts=(edits,))
-        case Hook():
-            edits = ContainerEdits(hooks=(edits,))
-        case IntelRdt():
-            edits = ContainerEdits(intel_rdt=edits)
-        case NetDevice():
-            edits = ContainerEdits(net_devices=(edits,))
-        case int():
-            edits = ContainerEdits(additional_gids=(edits,))
+def test_an_illegal_edit_is_refused_with_its_path(edit, problem):
+    fields = {DeviceNode: "device_nodes", Mount: "mounts", Hook: "hooks", NetDevice: "net_devices"}
+    if isinstance(edit, IntelRdt):
+        edits = ContainerEdits(intel_rdt=edit)
+    else:
+        edits = ContainerEdits(**{fields.get(type(edit), "additional_gids"): (edit,)})
     [message] = problems(one_device(edits))
     assert message.startswith(f"{AT}.{problem}")
 

@@ -1,5 +1,6 @@
 """What becomes of each GPU, by its profile, by what the API server keeps, and by what is held."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,11 @@ def one_gpu(**fields):
     return Inventory((gpu(0, **fields),))
 
 
+def part(default, least, **fields):
+    """The shape of a GPU of which claims get so many MiB."""
+    return Fractional(default * MIB, least * MIB, MIB, **fields)
+
+
 def holding(shape, device="gpu-0", **fields):
     name = DeviceName(device)
     return {name: (Holding(ref("holder"), name, gpu(0).uuid, shape=shape, **fields),)}
@@ -64,107 +70,71 @@ def holding(shape, device="gpu-0", **fields):
 def test_without_a_profile_every_gpu_is_sliceable_and_can_be_watched():
     offered_shapes = shapes(Inventory((gpu(0), gpu(1))))
 
-    assert offered_shapes == {
-        "gpu-0": SLICEABLE,
-        "gpu-1": SLICEABLE,
-        "gpu-0-mon": AdminAccess(),
-        "gpu-1-mon": AdminAccess(),
-    }
-    assert list(offered_shapes) == [
-        "gpu-0",
-        "gpu-1",
-        "gpu-0-mon",
-        "gpu-1-mon",
+    assert list(offered_shapes.items()) == [
+        ("gpu-0", SLICEABLE),
+        ("gpu-1", SLICEABLE),
+        ("gpu-0-mon", AdminAccess()),
+        ("gpu-1-mon", AdminAccess()),
     ]  # monitors come last
 
 
-def test_the_exclusive_device_of_nvidias_driver_comes_alone():
-    assert shapes(one_gpu(), profile(fractions=False)) == {"gpu-0": Exclusive()}
+HALF = 81559 * MIB // 2 // MIB * MIB
 
 
 @pytest.mark.point(76)
-def test_where_taints_are_dropped_nothing_would_keep_pods_off_monitors():
-    assert shapes(one_gpu(), features=ApiFeatures(device_taints=False)) == {"gpu-0": SLICEABLE}
-
-
-@pytest.mark.point(76)
-def test_where_capacity_is_not_consumable_gpus_are_exclusive():
-    assert shapes(one_gpu(), features=NO_CAPACITY) == {"gpu-0": Exclusive()}
-
-
-def test_where_capacity_is_not_consumable_replicas_are_devices():
-    half = 81559 * MIB // 2 // MIB * MIB
-
-    offered_shapes = shapes(one_gpu(), profile(replicas=2, rename=True), NO_CAPACITY)
-
-    assert offered_shapes == {f"gpu-0-{n}": Replica(n, 2, half, renamed=True) for n in range(2)}
-
-
-def test_too_many_devices_are_not_made_of_a_gpu():
-    offer = build_offer(one_gpu(), profile(replicas=65), NO_CAPACITY, {})
-
-    assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
-    assert "lower replicas to 64" in offer.pending[0].reason
-
-
-def test_replicas_divide_the_memory_and_the_shares():
-    shape = shapes(one_gpu(), profile(replicas=4))["gpu-0"]
-
-    assert shape == Fractional(20389 * MIB, GIB, MIB, shares=4, replicas=4)
-
-
-def test_the_least_amount_is_never_more_than_the_default():
-    shape = shapes(one_gpu(memory_bytes=16 * GIB), profile(replicas=32))["gpu-0"]
-
-    assert (shape.memory_default, shape.memory_least) == (512 * MIB, 512 * MIB)
-
-
-def test_amounts_lie_on_the_steps_of_the_profile():
-    shape = shapes(one_gpu(), profile(memory_step=512 * MIB, memory_least=700 * MIB))["gpu-0"]
-
-    assert (shape.memory_default, shape.memory_least) == (81408 * MIB, 1024 * MIB)
+@pytest.mark.parametrize(
+    ("fields", "rules", "features", "expected"),
+    [
+        ({}, {"fractions": False}, EVERYTHING, [Exclusive()]),  # as with NVIDIA's driver
+        ({}, {}, ApiFeatures(device_taints=False), [SLICEABLE]),  # monitors would be open to all
+        ({}, {}, NO_CAPACITY, [Exclusive()]),
+        (
+            {},
+            {"replicas": 2, "rename": True},
+            NO_CAPACITY,
+            [Replica(place, 2, HALF, renamed=True) for place in range(2)],
+        ),
+        (
+            {"memory_bytes": None},
+            {"replicas": 4, **BY_MPS},
+            NO_CAPACITY,
+            [Replica(place, 4, None, cores=25) for place in range(4)],
+        ),
+    ],
+)
+def test_a_gpu_is_offered_in_a_way_that_the_api_server_keeps(fields, rules, features, expected):
+    assert list(shapes(one_gpu(**fields), profile(**rules), features).values()) == expected
 
 
 @pytest.mark.parametrize(
-    ("fields", "clients"),
+    ("fields", "rules", "expected"),
     [
-        pytest.param({}, 48, id="cuda-13.0"),
-        pytest.param({"cuda_driver_version": Version(13, 1)}, 60, id="cuda-13.1"),
-        pytest.param({"compute_capability": Version(6, 1)}, 16, id="before-volta"),
+        # Replicas divide the memory and the shares, and the cores where they share by MPS.
+        ({}, {"replicas": 4}, part(20389, 1024, shares=4, replicas=4)),
+        ({}, {"replicas": 200}, part(407, 407, shares=200, replicas=200)),
+        ({}, {"replicas": 3, **BY_MPS}, part(27186, 1024, shares=3, replicas=3, cores_default=33)),
+        ({}, BY_MPS, SLICEABLE),
+        # The least amount is never more than the default, and both lie on the steps.
+        ({"memory_bytes": 16 * GIB}, {"replicas": 32}, part(512, 512, shares=32, replicas=32)),
+        (
+            {},
+            {"memory_step": 512 * MIB, "memory_least": 700 * MIB},
+            replace(SLICEABLE, memory_default=81408 * MIB, memory_step=512 * MIB),
+        ),
+        # Booked replicas may be as small as the device plugin makes them.
+        (
+            {"memory_bytes": GIB},
+            {"replicas": 8, "limited": False},
+            part(128, 128, shares=8, replicas=8),
+        ),
+        # As many shares as MPS takes clients; cores cannot be reserved where it cannot limit.
+        ({"cuda_driver_version": Version(13, 1)}, {}, replace(SLICEABLE, shares=60)),
+        (OLD, {}, replace(SLICEABLE, shares=16, cores=False)),
+        ({}, {"strategies": (SharingStrategy.TIME_SLICING,)}, replace(SLICEABLE, cores=False)),
     ],
 )
-def test_as_many_shares_as_mps_takes_clients(fields, clients):
-    assert shapes(one_gpu(**fields))["gpu-0"].shares == clients
-
-
-def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
-    slicing = profile(strategies=(SharingStrategy.TIME_SLICING,))
-
-    assert not shapes(one_gpu(), slicing)["gpu-0"].cores
-    assert not shapes(one_gpu(compute_capability=Version(6, 1)))["gpu-0"].cores
-
-
-def test_replicas_that_share_by_mps_divide_the_cores_too():
-    shape = shapes(one_gpu(), profile(replicas=3, **BY_MPS))["gpu-0"]
-
-    assert (shape.cores, shape.cores_default) == (True, 33)
-
-
-def test_replicas_that_are_devices_and_share_by_mps_have_their_part_of_the_cores():
-    offered_shapes = shapes(one_gpu(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
-
-    assert offered_shapes == {f"gpu-0-{n}": Replica(n, 4, None, cores=25) for n in range(4)}
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        pytest.param({"replicas": 4}, id="replicas that take turns"),
-        pytest.param(BY_MPS, id="a GPU that is not divided"),
-    ],
-)
-def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
-    assert shapes(one_gpu(), profile(**rules))["gpu-0"].cores_default == 0
+def test_the_rules_and_the_board_say_which_parts_of_a_gpu_can_be_had(fields, rules, expected):
+    assert shapes(one_gpu(**fields), profile(**rules))["gpu-0"] == expected
 
 
 @pytest.mark.parametrize("features", [EVERYTHING, NO_CAPACITY])
@@ -187,32 +157,32 @@ def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_m
     assert fewer.pending == ()
 
 
-def test_as_many_replicas_as_one_likes_take_turns():
-    assert shapes(one_gpu(), profile(replicas=200))["gpu-0"].replicas == 200
+def test_too_many_devices_are_not_made_of_a_gpu():
+    offer = build_offer(one_gpu(), profile(replicas=65), NO_CAPACITY, {})
+
+    assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
+    assert "lower replicas to 64" in offer.pending[0].reason
 
 
 @pytest.mark.parametrize(
-    ("fields", "mps"),
-    [pytest.param(OLD, True, id="old-board"), pytest.param({}, False, id="no-agent")],
+    ("fields", "mps", "strategies"),
+    [
+        pytest.param(OLD, True, (SharingStrategy.TIME_SLICING,), id="old-board"),
+        pytest.param({}, False, (SharingStrategy.TIME_SLICING,), id="no-agent"),
+        pytest.param(
+            {"compute_capability": Version(7, 0)},
+            True,
+            (SharingStrategy.TIME_SLICING, SharingStrategy.MPS),
+            id="from Volta on",
+        ),
+    ],
 )
-def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
+def test_where_mps_cannot_work_no_device_allows_it(fields, mps, strategies):
     offer = build_offer(one_gpu(**fields), profile(replicas=4), EVERYTHING, {}, mps)
 
-    assert {device.rules.strategies for device in offer.devices} == {
-        (SharingStrategy.TIME_SLICING,)
-    }
-    shape = offer.by_name[DeviceName("gpu-0")].shape
-    assert isinstance(shape, Fractional)
-    assert not shape.cores
+    assert {device.rules.strategies for device in offer.devices} == {strategies}
+    assert offer.devices[0].shape.cores is (SharingStrategy.MPS in strategies)
     assert offer.warnings == ()
-
-
-def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
-    (device, _) = build_offer(
-        one_gpu(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}
-    ).devices
-
-    assert device.rules.strategies == (SharingStrategy.TIME_SLICING, SharingStrategy.MPS)
 
 
 @pytest.mark.parametrize(
@@ -370,12 +340,6 @@ def test_rules_that_cannot_be_published_cost_the_gpu_its_fractions_only(fields, 
     assert DeviceName("gpu-1") in offer.by_name
 
 
-def test_booked_replicas_may_be_as_small_as_the_device_plugin_makes_them():
-    offered_shapes = shapes(one_gpu(memory_bytes=GIB), profile(replicas=8, limited=False))
-
-    assert offered_shapes["gpu-0"].memory_default == 128 * MIB
-
-
 def test_a_gpu_that_is_left_out_says_so():
     offer = build_offer(one_gpu(), profile(include=False), EVERYTHING, {})
 
@@ -438,7 +402,7 @@ def test_a_gpu_in_the_shape_that_it_should_have_has_nothing_pending():
     assert build_offer(one_gpu(), DEFAULT_PROFILE, EVERYTHING, holding(SLICEABLE)).pending == ()
 
 
-def test_who_looks_on_keeps_no_shape():
+def test_admin_access_keeps_no_shape():
     held = holding(SLICEABLE, admin=True)
 
     assert shapes(one_gpu(), profile(fractions=False), held=held) == {"gpu-0": Exclusive()}

@@ -420,7 +420,9 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(content, name):
     [
         ("a", {PROFILE_LABEL: "b"}, "a", "--profile"),
         ("", {PROFILE_LABEL: "b", OLDER: "c"}, "b", f"label {PROFILE_LABEL} of node n"),
+        ("", {PROFILE_LABEL: "b"}, "b", f"label {PROFILE_LABEL} of node n"),
         ("", {PROFILE_LABEL: "", OLDER: "c"}, "c", f"label {OLDER} of node n"),
+        ("", {PROFILE_LABEL: "", OLDER: ""}, "default", "nothing chooses another"),
         ("", {}, "default", "nothing chooses another"),
     ],
 )
