@@ -1,30 +1,5 @@
 """All errors of the project, named and worded for the person who has to act on them.
 
-::
-
-    DriverError
-    ├── ClaimError               it cannot be served as it is; asking again is no use
-    │   ├── UnknownDevice        it was allocated a device that this node does not have
-    │   └── DeviceHeldByClaim    another claim holds its device; it can be served after that one
-    ├── NodeError                this machine (NVML, files, disk) failed; asking again can help
-    │   ├── MigInstanceNotFound  a MIG instance does not exist, or not yet
-    │   ├── ClaimRecordLost      the record of a prepared claim is gone or damaged
-    │   ├── ClaimInUse           a process still uses the claim that is to be unprepared
-    │   ├── PlacementTaken       a partition was not created: another instance is in its place
-    │   ├── CommandFailed        a program ended with an error
-    │   ├── MpsStateUnknown      a program or process could not be asked, which says nothing of it
-    │   ├── TimedOut             an outside call or a wait did not end in time
-    │   │   └── MpsClientStuck   an MPS server does not end a client
-    │   └── MpsAgentUnreachable  nothing answers at the socket of the node's MPS agent
-    ├── ApiServerError           the API server refused or is away; asking again can help
-    │   ├── NotFound             404
-    │   ├── Conflict             409: somebody else wrote first
-    │   ├── Gone                 410: the resource version is too old, list again
-    │   ├── Forbidden            401 or 403: the rights are missing
-    │   ├── Refused              400, 405 or 422: the API server will not take this
-    │   └── Unreachable          no answer, 429 or 5xx
-    └── SettingsError            a flag, a variable or a file given to us is wrong; stop and say so
-
 Every message names the thing and what to change. Errors of foreign libraries become these at the
 one door of that library, with the cause kept (``raise ... from``).
 """

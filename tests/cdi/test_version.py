@@ -1,6 +1,7 @@
 """The oldest version that can say a spec."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,56 +15,26 @@ from tests.cdi.strategies import one_device, specs
 ENV = ContainerEdits(env=("A=1",))
 
 
+def of(**edits):
+    return one_device(ContainerEdits(**edits))
+
+
 @pytest.mark.parametrize(
     ("spec", "version"),
     [
-        pytest.param(one_device(ENV), "0.3.0", id="what was always there"),
-        pytest.param(
-            one_device(ContainerEdits(mounts=(Mount("/a", "/a", "none"),))),
-            "0.4.0",
-            id="mount type",
-        ),
-        pytest.param(
-            one_device(ContainerEdits(device_nodes=(DeviceNode("/a", "/b"),))),
-            "0.5.0",
-            id="the host path of a node",
-        ),
-        pytest.param(one_device(ENV, name="0a"), "0.5.0", id="a device that begins with a digit"),
-        pytest.param(one_device(ENV, kind="v.example/a.b"), "0.6.0", id="a dot in the class"),
-        pytest.param(
-            Spec("vendor/gpu", (("a", "b"),), (CdiDevice("d", (), ENV),)),
-            "0.6.0",
-            id="annotated spec",
-        ),
-        pytest.param(
-            Spec("vendor/gpu", devices=(CdiDevice("d", (("a", "b"),), ENV),)),
-            "0.6.0",
-            id="annotated device",
-        ),
-        pytest.param(one_device(ContainerEdits(additional_gids=(1,))), "0.7.0", id="groups"),
-        pytest.param(one_device(ContainerEdits(intel_rdt=IntelRdt())), "0.7.0", id="cache class"),
-        pytest.param(
-            one_device(ContainerEdits(intel_rdt=IntelRdt(schemata=("L3:0=f",)))),
-            "1.1.0",
-            id="schemata",
-        ),
-        pytest.param(
-            one_device(ContainerEdits(intel_rdt=IntelRdt(enable_monitoring=True))),
-            "1.1.0",
-            id="monitoring",
-        ),
-        pytest.param(
-            one_device(ContainerEdits(net_devices=(NetDevice("a", "b"),))), "1.1.0", id="network"
-        ),
-        pytest.param(
-            Spec(
-                "vendor/gpu",
-                devices=(CdiDevice("d", (), ENV),),
-                container_edits=ContainerEdits(additional_gids=(1,)),
-            ),
-            "0.7.0",
-            id="the edits of the spec count too",
-        ),
+        (one_device(ENV), "0.3.0"),
+        (of(mounts=(Mount("/a", "/a", "none"),)), "0.4.0"),
+        (of(device_nodes=(DeviceNode("/a", "/b"),)), "0.5.0"),
+        (one_device(ENV, name="0a"), "0.5.0"),
+        (one_device(ENV, kind="v.example/a.b"), "0.6.0"),
+        (Spec("vendor/gpu", (("a", "b"),), (CdiDevice("d", (), ENV),)), "0.6.0"),
+        (Spec("vendor/gpu", devices=(CdiDevice("d", (("a", "b"),), ENV),)), "0.6.0"),
+        (of(additional_gids=(1,)), "0.7.0"),
+        (of(intel_rdt=IntelRdt()), "0.7.0"),
+        (of(intel_rdt=IntelRdt(schemata=("L3:0=f",))), "1.1.0"),
+        (of(intel_rdt=IntelRdt(enable_monitoring=True)), "1.1.0"),
+        (of(net_devices=(NetDevice("a", "b"),)), "1.1.0"),
+        (replace(one_device(ENV), container_edits=ContainerEdits(additional_gids=(1,))), "0.7.0"),
     ],
 )
 def test_each_field_needs_the_version_that_brought_it(spec, version):

@@ -21,7 +21,13 @@ from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
 QUICK = ApiTimeouts(retry=0.005)
+NODE = "/api/v1/nodes/n"
 PODS = "/api/v1/namespaces/ns/pods"
+
+
+@pytest.fixture(autouse=True)
+def node(server):
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
 
 
 @pytest.fixture
@@ -96,25 +102,23 @@ def test_a_long_list_comes_in_pages_and_is_one(server, api):
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_read_is_tried_again_while_the_server_cannot_answer(server, api, status):
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
     server.fail(status, "GET", times=2)
 
-    assert api.get("/api/v1/nodes/n")["metadata"]["name"] == "n"
+    assert api.get(NODE)["metadata"]["name"] == "n"
     assert server.count("GET") == 3
 
 
 def test_a_read_is_tried_again_after_a_connection_was_cut(server, api):
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
     server.hang_up("GET")
 
-    assert api.get("/api/v1/nodes/n")["metadata"]["name"] == "n"
+    assert api.get(NODE)["metadata"]["name"] == "n"
 
 
 def test_a_read_gives_up_after_three_tries(server, api):
     server.fail(503, "GET", times=9)
 
     with pytest.raises(Unreachable, match="503"):
-        api.get("/api/v1/nodes/n")
+        api.get(NODE)
     assert server.count("GET") == 3
 
 
@@ -123,16 +127,15 @@ def test_a_read_waits_as_long_as_it_is_asked_to_but_not_beyond_its_deadline(serv
     began = time.monotonic()
 
     with pytest.raises(Unreachable, match="429"):
-        api.get("/api/v1/nodes/n", deadline_seconds=100)
+        api.get(NODE, deadline_seconds=100)
     assert server.count("GET") == 1
     assert time.monotonic() - began < 60
 
 
 def test_a_read_tries_again_when_it_was_asked_to(server, api):
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
     server.fail(429, "GET", retry_after=0)
 
-    assert api.get("/api/v1/nodes/n")
+    assert api.get(NODE)
     assert server.count("GET") == 2
 
 
@@ -141,7 +144,7 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(server, api, stat
     server.fail(status, "GET", times=9)
 
     with pytest.raises((Refused, Forbidden, NotFound, Conflict, Gone)):
-        api.get("/api/v1/nodes/n")
+        api.get(NODE)
     assert server.count("GET") == 1
 
 
@@ -260,25 +263,23 @@ def test_a_token_file_is_read_again_when_it_was_rotated(server, connect, tmp_pat
     token = tmp_path / "token"
     token.write_text("first\n")
     api = connect(tokenFile="token")
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
 
     server.tokens = {"first"}
-    assert api.get("/api/v1/nodes/n")
+    assert api.get(NODE)
     server.tokens = {"second"}
     with pytest.raises(Forbidden, match="service account token"):
-        api.get("/api/v1/nodes/n")
+        api.get(NODE)
     token.write_text("second\n")
-    assert api.get("/api/v1/nodes/n")
+    assert api.get(NODE)
     token.unlink()
     with pytest.raises(Forbidden, match=str(token)):
-        api.get("/api/v1/nodes/n")
+        api.get(NODE)
 
 
 def test_a_token_of_the_kubeconfig_is_sent(server, connect):
     server.tokens = {"secret"}
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
 
-    assert connect(token="secret").get("/api/v1/nodes/n")
+    assert connect(token="secret").get(NODE)
 
 
 def test_a_missing_right_is_said_with_its_mend(server, api):
@@ -362,11 +363,8 @@ def test_a_closed_client_sends_nothing_more(server, api):
 
 
 def test_many_threads_share_a_client(server, api):
-    server.put({"kind": "Node", "metadata": {"name": "n"}})
     nodes = []
-    threads = [
-        threading.Thread(target=lambda: nodes.append(api.get("/api/v1/nodes/n"))) for _ in range(12)
-    ]
+    threads = [threading.Thread(target=lambda: nodes.append(api.get(NODE))) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:

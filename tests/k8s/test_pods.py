@@ -163,73 +163,46 @@ def test_extended_resources_are_uses_of_the_claim_that_the_scheduler_made():
 SAFE = {"allowPrivilegeEscalation": False}
 
 
-@pytest.mark.parametrize(
-    ("of_container", "of_pod", "root"),
-    [
-        pytest.param(SAFE, None, True, id="nobody says anything: the image may"),
-        pytest.param(SAFE, {"runAsUser": 1000}, False, id="the pod names a user"),
-        pytest.param(SAFE, {"runAsUser": 0}, True, id="the pod names root"),
-        pytest.param(SAFE, {"runAsNonRoot": True}, False, id="the pod wants no root"),
-        pytest.param(
-            SAFE | {"runAsUser": 0}, {"runAsUser": 1000}, True, id="the container's user counts"
-        ),
-        pytest.param(
-            SAFE | {"runAsUser": 7}, {"runAsUser": 0}, False, id="also where the pod's is root"
-        ),
-        pytest.param(
-            SAFE | {"runAsNonRoot": False},
-            {"runAsNonRoot": True},
-            True,
-            id="the container may be root",
-        ),
-        pytest.param(
-            SAFE | {"runAsUser": 0},
-            {"runAsNonRoot": True},
-            False,
-            id="the kubelet does not start it",
-        ),
-        pytest.param(
-            SAFE | {"runAsNonRoot": False},
-            {"runAsUser": 5},
-            False,
-            id="a user is not undone by that",
-        ),
-        pytest.param(SAFE, {"fsGroup": 5}, True, id="other fields say nothing"),
-    ],
-)
+ROOT = {
+    "nobody says anything: the image may": ({}, None, True),
+    "the pod names a user": ({}, {"runAsUser": 1000}, False),
+    "the pod names root": ({}, {"runAsUser": 0}, True),
+    "the pod wants no root": ({}, {"runAsNonRoot": True}, False),
+    "the container's user counts": ({"runAsUser": 0}, {"runAsUser": 1000}, True),
+    "also where the pod's is root": ({"runAsUser": 7}, {"runAsUser": 0}, False),
+    "the container may be root": ({"runAsNonRoot": False}, {"runAsNonRoot": True}, True),
+    "the kubelet does not start it": ({"runAsUser": 0}, {"runAsNonRoot": True}, False),
+    "a user is not undone by that": ({"runAsNonRoot": False}, {"runAsUser": 5}, False),
+    "other fields say nothing": ({}, {"fsGroup": 5}, True),
+}
+
+
+@pytest.mark.parametrize(("of_container", "of_pod", "root"), ROOT.values(), ids=ROOT)
 def test_who_may_run_as_root(of_container, of_pod, root):
-    document = pod(container(securityContext=of_container), securityContext=of_pod)
+    document = pod(container(securityContext=SAFE | of_container), securityContext=of_pod)
 
     assert [parsed.root for parsed in parse_pod(document).containers] == [root]
 
 
-@pytest.mark.parametrize(
-    ("more", "root"),
-    [
-        pytest.param({}, True, id="a program may be setuid"),
-        pytest.param({"allowPrivilegeEscalation": True}, True, id="said"),
-        pytest.param(SAFE, False, id="nothing gives it more"),
-        pytest.param(
-            SAFE | {"privileged": False, "capabilities": None}, False, id="said to be not"
-        ),
-        pytest.param(SAFE | {"privileged": True}, True, id="privileged"),
-        pytest.param(
-            SAFE | {"capabilities": {"add": ["SYS_ADMIN"]}}, True, id="one that is enough"
-        ),
-        pytest.param(SAFE | {"capabilities": {"add": ["ALL"]}}, True, id="all of them"),
-        pytest.param(
-            SAFE | {"capabilities": {"add": ["NET_BIND_SERVICE", "SETUID"]}}, True, id="one of two"
-        ),
-        pytest.param(
-            SAFE | {"capabilities": {"add": ["NET_BIND_SERVICE", "CAP_NET_BIND_SERVICE"]}},
-            False,
-            id="one that only opens ports",
-        ),
-        pytest.param(
-            SAFE | {"capabilities": {"drop": ["ALL"]}}, False, id="what is taken away is no harm"
-        ),
-    ],
-)
+def adding(*capabilities):
+    return SAFE | {"capabilities": {"add": list(capabilities)}}
+
+
+BECOMES_ROOT = {
+    "a program may be setuid": ({}, True),
+    "said": ({"allowPrivilegeEscalation": True}, True),
+    "nothing gives it more": (SAFE, False),
+    "said to be not": (SAFE | {"privileged": False, "capabilities": None}, False),
+    "privileged": (SAFE | {"privileged": True}, True),
+    "one that is enough": (adding("SYS_ADMIN"), True),
+    "all of them": (adding("ALL"), True),
+    "one of two": (adding("NET_BIND_SERVICE", "SETUID"), True),
+    "one that only opens ports": (adding("NET_BIND_SERVICE", "CAP_NET_BIND_SERVICE"), False),
+    "what is taken away is no harm": (SAFE | {"capabilities": {"drop": ["ALL"]}}, False),
+}
+
+
+@pytest.mark.parametrize(("more", "root"), BECOMES_ROOT.values(), ids=BECOMES_ROOT)
 def test_a_user_who_can_become_root_may_be_root(more, root):
     document = pod(container(securityContext={"runAsUser": 1000, "runAsNonRoot": True, **more}))
 

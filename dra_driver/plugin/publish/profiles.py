@@ -47,13 +47,8 @@ from dra_driver.plan.profiles.rules import (
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ProfileDocument:
-    """A document as a profile, or what is wrong with it."""
-
-    where: str
-    profile: Profile | None
-    problems: tuple[str, ...] = ()
+_Profiles = tuple[tuple[str, Profile | str], ...]
+"""Of one name: where each stands, and the profile or what is wrong with it."""
 
 
 class ProfileCatalog:
@@ -68,7 +63,7 @@ class ProfileCatalog:
         self._files = ProfileFiles(path) if path else None
         self._lock = threading.Lock()
         self._contents = ProfileFileContents()
-        self._by_name: Mapping[str, tuple[_ProfileDocument, ...]] = {}
+        self._by_name: Mapping[str, _Profiles] = {}
 
     def named(self, name: str) -> Profile:
         """The profile called *name*, the same object as long as no file changes.
@@ -78,12 +73,14 @@ class ProfileCatalog:
         """
         by_name, unreadable = self._look()
         # NVIDIA's config manager takes the whole name of a file.
-        documents = by_name.get(name) or by_name.get(profile_stem(name), ())
-        if len(documents) > 1:
-            places = " and ".join(document.where for document in documents)
+        profiles = by_name.get(name) or by_name.get(profile_stem(name), ())
+        if len(profiles) > 1:
+            places = " and ".join(where for where, _ in profiles)
             raise SettingsError(f"profile {name!r} is in {places}; remove one, or rename it")
-        if documents:
-            return _profile_or_error(documents[0], name)
+        for where, profile in profiles:
+            if isinstance(profile, str):
+                raise SettingsError(f"profile {name!r}: {where}: {profile}")
+            return profile
         if unreadable:
             raise SettingsError(
                 f"profile {name!r} is in no file that can be read: {'; '.join(unreadable)}"
@@ -94,7 +91,7 @@ class ProfileCatalog:
         names = ", ".join(sorted({*by_name, *bundled_profiles()}))
         raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
 
-    def _look(self) -> tuple[Mapping[str, tuple[_ProfileDocument, ...]], tuple[str, ...]]:
+    def _look(self) -> tuple[Mapping[str, _Profiles], tuple[str, ...]]:
         """The profiles in the files now, and what is wrong with files as such."""
         if self._files is None:
             return {}, ()
@@ -115,31 +112,25 @@ def bundled_profiles() -> Mapping[str, Profile]:
     return {name: decode_profile(by_name[name], name) for name in sorted(by_name)}
 
 
-def _by_name(contents: ProfileFileContents) -> dict[str, tuple[_ProfileDocument, ...]]:
-    by_name: dict[str, tuple[_ProfileDocument, ...]] = {}
+def _by_name(contents: ProfileFileContents) -> dict[str, _Profiles]:
+    by_name: dict[str, _Profiles] = {}
     for document in contents.documents:
         if is_mig_parted(document.content):  # ``plugin.mig.desired_layouts`` reads those
             continue
         name = profile_name(document.content, document.stem)
-        by_name[name] = (*by_name.get(name, ()), _read(document, name))
+        by_name[name] = (*by_name.get(name, ()), (document.where, _read(document, name)))
     return by_name
 
 
-def _read(document: ProfileDocument, name: str) -> _ProfileDocument:
+def _read(document: ProfileDocument, name: str) -> Profile | str:
     if document.content is None:
-        return _ProfileDocument(document.where, None, ("is empty; write a NodeProfile",))
+        return "is empty; write a NodeProfile"
     try:
-        return _ProfileDocument(document.where, decode_profile(document.content, name))
+        return decode_profile(document.content, name)
     except ConfigError as e:
-        return _ProfileDocument(document.where, None, e.problems)
+        return str(e)
     except (ValueError, RecursionError) as e:  # of a document that no one writes by accident
-        return _ProfileDocument(document.where, None, (f"cannot be read: {e}",))
-
-
-def _profile_or_error(document: _ProfileDocument, name: str) -> Profile:
-    if document.profile is None:
-        raise SettingsError(f"profile {name!r}: {document.where}: {'; '.join(document.problems)}")
-    return document.profile
+        return f"cannot be read: {e}"
 
 
 @dataclass(frozen=True, slots=True)

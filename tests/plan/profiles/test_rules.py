@@ -125,25 +125,20 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        pytest.param(
+        (
             {"mig": {"replicas": {"3g.40gb": 2, "1g.10gb": 4}}},
             Rules(mig=MigRules(replicas=(("1g.10gb", 4), ("3g.40gb", 2)))),
-            id="replicas of partitions, in the order of their names",
         ),
-        pytest.param(
-            {"mig": {"layout": "all-balanced"}},
-            Rules(mig=MigRules(layout="all-balanced")),
-            id="a layout of partitions",
-        ),
-        pytest.param({"mig": "Off"}, Rules(), id="nothing is created for claims"),
-        pytest.param({"mig": {"strategy": "Mixed"}}, Rules(), id="nor by the strategy Mixed"),
-        pytest.param({"mig": {"mode": "Off"}}, Rules(), id="nor by the mode Off"),
-        pytest.param({"shares": 8}, Rules(shares=8), id="a most of claims at once"),
-        pytest.param({"fractions": "Never"}, Rules(fractions=False), id="no fractions"),
-        pytest.param({"include": False}, Rules(include=False), id="no offer"),
-        pytest.param({"memory": {"least": "256Mi"}}, Rules(memory_least=GIB // 4), id="the least"),
+        ({"mig": {"layout": "all-balanced"}}, Rules(mig=MigRules(layout="all-balanced"))),
+        ({"mig": "Off"}, Rules()),
+        ({"mig": {"strategy": "Mixed"}}, Rules()),
+        ({"mig": {"mode": "Off"}}, Rules()),
+        ({"shares": 8}, Rules(shares=8)),
+        ({"fractions": "Never"}, Rules(fractions=False)),
+        ({"include": False}, Rules(include=False)),
+        ({"memory": {"least": "256Mi"}}, Rules(memory_least=GIB // 4)),
         *(
-            pytest.param({"memoryGuard": guard}, Rules(guard=rule), id=f"half a guard: {guard}")
+            ({"memoryGuard": guard}, Rules(guard=rule))
             for guard, rule in (
                 ({"policy": "Off"}, GuardRules(GuardPolicy.OFF, 10)),
                 ({"grace": "500ms"}, GuardRules(GuardPolicy.KILL, 0.5)),
@@ -152,41 +147,34 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
                 ({}, GuardRules(GuardPolicy.KILL, 10)),
             )
         ),
-        pytest.param(
+        (
             {"fractions": "Never", "strategies": ["TimeSlicing"]},
             Rules(fractions=False, strategies=(SharingStrategy.TIME_SLICING,)),
-            id="a choice of strategies on GPUs that are taken whole",
         ),
-        pytest.param(
+        (
             {"strategies": ["MPS", "TimeSlicing"]},
             Rules(strategies=(SharingStrategy.MPS, SharingStrategy.TIME_SLICING)),
-            id="of several strategies time slicing is the default one",
         ),
-        pytest.param({"mpsTenants": "Any"}, Rules(), id="any tenants"),
-        pytest.param({"mpsTenants": "NonRoot"}, Rules(tenants=MpsTenants.NON_ROOT), id="no root"),
-        pytest.param(
+        ({"mpsTenants": "Any"}, Rules()),
+        ({"mpsTenants": "NonRoot"}, Rules(tenants=MpsTenants.NON_ROOT)),
+        (
             {"mpsTenants": "UserNamespaces", "strategies": ["MPS"]},
             Rules(
                 tenants=MpsTenants.USER_NAMESPACES,
                 strategies=(SharingStrategy.MPS,),
                 default_strategy=SharingStrategy.MPS,
             ),
-            id="tenants in user namespaces, and the only strategy is the default one",
         ),
-        pytest.param(
+        (
             {"mpsTenants": "NonRoot", "fractions": "Never"},
             Rules(tenants=MpsTenants.NON_ROOT, fractions=False),
-            id="tenants of whole GPUs",
         ),
-        pytest.param({"timeSliceInterval": "wholeGPUs"}, Rules(), id="fractions set no interval"),
-        pytest.param(
-            {"timeSliceInterval": "Any"}, Rules(fractions_set_interval=True), id="they may"
-        ),
-        pytest.param({"mpsServer": "PerNamespace"}, Rules(), id="MPS servers of namespaces"),
-        pytest.param(
+        ({"timeSliceInterval": "wholeGPUs"}, Rules()),
+        ({"timeSliceInterval": "Any"}, Rules(fractions_set_interval=True)),
+        ({"mpsServer": "PerNamespace"}, Rules()),
+        (
             {"mpsServer": "Shared", "fractions": "Never"},
             Rules(mps_servers=MpsServerScope.SHARED, fractions=False),
-            id="one MPS server for all",
         ),
     ],
 )
@@ -330,44 +318,38 @@ def test_where_there_are_no_entries_only_that_is_wrong(spec):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        pytest.param("text", ["'text' is no profile; write a NodeProfile"], id="text"),
-        pytest.param([], ["[] is no profile; write a NodeProfile"], id="a list"),
-        pytest.param(
+        ("text", ["'text' is no profile; write a NodeProfile"]),
+        ([], ["[] is no profile; write a NodeProfile"]),
+        (
             {"apiVersion": "v1", "kind": "ConfigMap"},
             [
                 "apiVersion: 'v1' is unknown; write resource.nvidia.com/v1beta1",
                 "kind: 'ConfigMap' is unknown; write NodeProfile",
                 "spec: missing",
             ],
-            id="another kind",
         ),
-        pytest.param(
+        (
             {"kind": "NodeProfile", "spec": {"gpus": [{}]}},
             ["apiVersion: None is unknown; write resource.nvidia.com/v1beta1"],
-            id="no version",
         ),
-        pytest.param(
-            {"mig-configs": {}}, ["mig-configs: unknown field; remove it"], id="another program's"
-        ),
-        pytest.param(
+        ({"mig-configs": {}}, ["mig-configs: unknown field; remove it"]),
+        (
             shared("timeSlicing", resource(), resource(replicas=3)),
             [
                 "sharing.timeSlicing.resources[1].name: nvidia.com/gpu is in "
                 "sharing.timeSlicing.resources[0] already; a NodeProfile can divide GPUs of one "
                 "node differently"
             ],
-            id="the same twice",
         ),
-        pytest.param(
+        (
             shared("mps", resource("nvidia.com/gpus"), resource("example.com/gpu")),
             [
                 f"sharing.mps.resources[{number}].name: {name!r} is not known here; write "
                 "nvidia.com/gpu"
                 for number, name in enumerate(("nvidia.com/gpus", "example.com/gpu"))
             ],
-            id="unknown names",
         ),
-        pytest.param(
+        (
             {
                 "sharing": {
                     "timeSlicing": {"resources": [resource("a")]},
@@ -380,16 +362,14 @@ def test_where_there_are_no_entries_only_that_is_wrong(spec):
                 "sharing.timeSlicing.resources[0].name: 'a' is not known here; write "
                 "nvidia.com/gpu",
             ],
-            id="both ways to share",
         ),
-        pytest.param(
+        (
             shared("mps", resource("a")) | {"flags": {"gdsEnabled": "yes"}, "config": {}},
             [
                 "flags.gdsEnabled: 'yes' should be a valid boolean",
                 "config: unknown field; remove it",
                 "sharing.mps.resources[0].name: 'a' is not known here; write nvidia.com/gpu",
             ],
-            id="a name beside fields that are wrong",
         ),
     ],
 )
@@ -447,25 +427,14 @@ def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
 @pytest.mark.parametrize(
     ("file", "expected", "fields_without_meaning"),
     [
-        pytest.param(
-            "time-slicing-short",
-            Rules(replicas=10, **WITHOUT_LIMIT),
-            [],
-            id="the shortest divides every GPU too",
-        ),
-        pytest.param(
-            "mps",
-            Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS),
-            [],
-            id="MPS gives each its share of the memory, and nobody two",
-        ),
-        pytest.param(
+        ("time-slicing-short", Rules(replicas=10, **WITHOUT_LIMIT), []),
+        ("mps", Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS), []),
+        (
             "mps-many-shares",
             Rules(replicas=2, rename=True, default_strategy=SharingStrategy.MPS),
             ["flags.mpsRoot"],
-            id="MPS may let a pod have shares of several GPUs",
         ),
-        pytest.param(
+        (
             "mixed-partitions",
             Rules(
                 replicas=2,
@@ -473,7 +442,6 @@ def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
                 **WITHOUT_LIMIT,
             ),
             [],
-            id="partitions are divided as it says",
         ),
     ],
 )
