@@ -97,6 +97,15 @@ def run(client, tmp_path):
         running.choice.stop()
 
 
+@pytest.fixture
+def running(server, label, run):
+    """Profile a is in force, by its label, and the Node is watched."""
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+    return running
+
+
 def is_watching(server, times=1):
     return server.wait(lambda: server.count("WATCH", "nodes") >= times)
 
@@ -111,30 +120,7 @@ def test_the_flag_decides_and_the_api_server_is_not_asked(server, label, run):
     assert server.requests == ()
 
 
-@pytest.mark.parametrize(
-    ("labels", "name"),
-    [
-        ({}, "default"),
-        ({"new": "a"}, "a"),
-        ({"old": "b"}, "b"),
-        ({"new": "a", "old": "b"}, "a"),
-        ({"new": "", "old": "b"}, "b"),
-        ({"new": "", "old": ""}, "default"),
-    ],
-)
-def test_without_a_flag_the_newer_label_decides_then_the_older_then_nobody(
-    label, run, labels, name
-):
-    label(**labels)
-
-    assert run().start().choice.current().name == name
-
-
-def test_a_label_that_changes_or_goes_counts_at_once(server, label, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
-
+def test_a_label_that_changes_or_goes_counts_at_once(server, label, running):
     label(new="b", old="c")
     assert running.is_in_force("b")
     label(old="c")
@@ -144,10 +130,7 @@ def test_a_label_that_changes_or_goes_counts_at_once(server, label, run):
     assert server.count("GET") == 1
 
 
-def test_other_changes_of_the_node_change_nothing(server, label, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
+def test_other_changes_of_the_node_change_nothing(server, label, running):
     before, changes = running.choice.current(), running.changes
 
     node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata({LABEL: "a"})}
@@ -183,11 +166,7 @@ def test_the_profile_stays_the_same_object_when_another_file_changes(label, run)
     assert running.choice.error is None
 
 
-def test_an_unknown_profile_leaves_the_last_one_in_force_and_is_said(label, server, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
-
+def test_an_unknown_profile_leaves_the_last_one_in_force_and_is_said(server, label, running):
     label(new="x")
 
     assert running.wait(lambda choice: choice.error)
@@ -248,11 +227,7 @@ def test_an_api_server_that_is_away_at_the_start_is_said_and_waited_for(server, 
     assert running.choice.error is None
 
 
-def test_an_outage_changes_nothing_and_afterwards_the_label_counts_again(server, label, run):
-    label(new="a")
-    running = run().start()
-    assert is_watching(server)
-
+def test_an_outage_changes_nothing_and_afterwards_the_label_counts_again(server, label, running):
     server.refuse_connections()
     label(new="b")
     time.sleep(0.1)
