@@ -1,5 +1,7 @@
 """What is wrong with a spec is said at once, each with its path."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 
@@ -108,11 +110,10 @@ def test_an_illegal_kind_is_refused(kind):
 )
 def test_an_illegal_edit_is_refused_with_its_path(edit, problem):
     fields = {DeviceNode: "device_nodes", Mount: "mounts", Hook: "hooks", NetDevice: "net_devices"}
+    values: dict[str, Any] = {fields.get(type(edit), "additional_gids"): (edit,)}
     if isinstance(edit, IntelRdt):
-        edits = ContainerEdits(intel_rdt=edit)
-    else:
-        edits = ContainerEdits(**{fields.get(type(edit), "additional_gids"): (edit,)})
-    [message] = problems(one_device(edits))
+        values = {"intel_rdt": edit}
+    [message] = problems(one_device(ContainerEdits(**values)))
     assert message.startswith(f"{AT}.{problem}")
 
 

@@ -181,7 +181,9 @@ def test_where_mps_cannot_work_no_device_allows_it(fields, mps, strategies):
     offer = build_offer(one_gpu(**fields), profile(replicas=4), EVERYTHING, {}, mps)
 
     assert {device.rules.strategies for device in offer.devices} == {strategies}
-    assert offer.devices[0].shape.cores is (SharingStrategy.MPS in strategies)
+    shape = offer.devices[0].shape
+    assert isinstance(shape, Fractional)
+    assert shape.cores is (SharingStrategy.MPS in strategies)
     assert offer.warnings == ()
 
 
