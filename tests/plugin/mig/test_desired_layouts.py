@@ -61,12 +61,6 @@ def test_without_files_there_are_those_of_the_boards():
     assert LayoutCatalog(None).named("all-1g.5gb", GPUS).where == "built in"
 
 
-def test_a_users_own_layout_of_the_same_name_counts(tmp_path):
-    (tmp_path / "mig.yaml").write_text(FILE.format("all-1g.5gb", 2))
-
-    assert LayoutCatalog(tmp_path).named("all-1g.5gb", GPUS).entries[0].counts == (("1g.5gb", 2),)
-
-
 def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format("few", 2))
 

@@ -1,53 +1,19 @@
-"""What comes of layouts and of boards is told of the node once, as events."""
+"""Events about layouts and MIG modes are events of the Node; each is posted once."""
 
 import threading
 import time
 
 import pytest
 
-from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
+from dra_driver.base.errors import NodeError
 from dra_driver.k8s.events import EventRecorder
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.plan.mig.manager.state import MigEvent, failure_event
 from dra_driver.plugin.mig.start import post_event
-from tests.fakes.boards import AMPERE, part
 from tests.plugin.mig.reconciler import profile
 
 NODE = "n1"
-
-
-def test_a_layout_that_was_applied_is_told_once(scene):
-    scene.apply("all-1g.5gb")
-    scene.look()
-    scene.start().look()
-
-    assert scene.new_events() == [
-        ("MIGLayoutApplied", "partitioned as layout 'all-1g.5gb' says: gpu-0")
-    ]
-
-
-def test_a_layout_that_nobody_knows_is_told_once_and_again_in_other_words(scene):
-    scene.apply("nonsense")
-    scene.look()
-    ((reason, words),) = scene.new_events()
-    assert reason == "MIGLayoutFailed"
-    assert "the layout of this node cannot be used: there is no layout 'nonsense'" in words
-
-    scene.apply("rubbish")
-
-    assert "there is no layout 'rubbish'" in scene.new_events()[0][1]
-
-
-def test_a_layout_that_does_not_fit_is_told_once(scene, board):
-    scene.layout("much", g1_5gb=8)
-
-    why = scene.apply("much").outcomes[board.uuid].reason
-    scene.look()
-
-    assert scene.new_events() == [
-        ("MIGLayoutFailed", f"gpu-0 is not partitioned as layout 'much' says: {why}"),
-    ]
 
 
 def test_an_error_while_partitioning_is_told_and_so_is_that_it_works_again(scene, board):
@@ -61,20 +27,9 @@ def test_an_error_while_partitioning_is_told_and_so_is_that_it_works_again(scene
     assert (reason, "NVML: unknown error" in words) == ("MIGLayoutFailed", True)
     assert words.endswith("the GPU is as it was before")
 
-    scene.boards.step = lambda call: None
-    scene.start().look()
+    scene.next_process()
 
     assert [reason for reason, _ in scene.new_events()] == ["MIGLayoutApplied"]
-
-
-def test_unmanaged_instances_in_the_way_are_told(scene, board):
-    board.on, board.instances = True, {part(AMPERE, "3g.20gb", 0): True}
-
-    scene.apply("all-1g.5gb")
-    scene.look()
-
-    ((_, words),) = scene.new_events()
-    assert "instances that this driver did not make" in words
 
 
 def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_words(scene, board):
@@ -87,42 +42,6 @@ def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_wor
     assert scene.new_events() == [
         ("MIGModeNotSet", f"{waits}: process {pid}") for pid in (4711, 12)
     ]
-
-
-def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):
-    scene.apply("all-1g.5gb")
-    scene.new_events()
-
-    scene.profile = SettingsError("profile x: no such file")
-    scene.look()
-    scene.look()
-
-    words = "cannot tell how GPUs are to be partitioned: profile x: no such file"
-    assert scene.new_events() == [("MIGLayoutFailed", words)]
-
-
-@pytest.mark.parametrize("error", [ApiServerError("away"), SettingsError("no such file")])
-def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(scene, error):
-    scene.profile = error
-
-    scene.look()
-
-    assert scene.new_events() == []
-
-
-def test_what_the_state_file_could_not_take_is_told_when_it_can(scene):
-    scene.label = "nonsense"
-    in_the_way = scene.directory / ".mig.json.tmp"
-    in_the_way.mkdir()
-    scene.look()
-    ((_, words),) = scene.new_events()
-    assert "cannot write" in words
-
-    in_the_way.rmdir()
-    scene.look()
-
-    ((_, words),) = scene.new_events()
-    assert "there is no layout 'nonsense'" in words
 
 
 @pytest.fixture

@@ -52,8 +52,10 @@ def partitioned(scene):
     return {device.gpu.name for device in offered(scene).devices if device.created_for_claims}
 
 
-def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(scene):
-    scene.look()
+@pytest.mark.parametrize("was_known", [True, False])
+def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(scene, was_known):
+    if was_known:
+        scene.look()
     del scene.layouts["mine"]  # a typing error, or its file cannot be read for a moment
 
     state = scene.look()
@@ -63,12 +65,6 @@ def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(sc
     assert state.problem.endswith(
         "; no partitions are created for claims meanwhile on the GPUs that it may be meant for"
     )
-
-
-def test_a_layout_that_is_unknown_from_the_start_governs_too(scene):
-    scene.apply("al-balanced")
-
-    assert not partitioned(scene)
 
 
 def test_before_the_first_look_the_label_alone_counts(scene):

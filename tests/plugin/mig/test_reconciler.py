@@ -53,6 +53,9 @@ def test_the_layout_that_the_label_names_is_applied_once(scene, board, caplog):
     assert scene.claims.asked == [board.uuid], "claims were kept away from it once"
     assert scene.states == [LayoutState.PENDING, *[LayoutState.SUCCESS] * 3]
     assert caplog.text.count("layout of a GPU") == 1
+    assert scene.new_events() == [
+        ("MIGLayoutApplied", "partitioned as layout 'all-1g.5gb' says: gpu-0")
+    ]
 
 
 def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene):
@@ -169,6 +172,8 @@ def test_an_unmanaged_instance_in_the_way_is_named_and_stays_until_somebody_remo
     outcome = state.outcomes[board.uuid]
     assert (outcome.state, state.failures) == (LayoutState.FAILED, 1)
     assert "2g.10gb at 2" in outcome.reason
+    ((_, message),) = scene.new_events()
+    assert "instances that this driver did not make" in message
     board.instances = {}
     scene.look()
     assert scene.look().state is LayoutState.SUCCESS
@@ -181,7 +186,11 @@ def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
 
     assert (scene.boards.done, scene.claims.asked) == ([], [])
     assert state.state is LayoutState.FAILED
-    assert "there is no place for all of them" in state.outcomes[board.uuid].reason
+    reason = state.outcomes[board.uuid].reason
+    assert "there is no place for all of them" in reason
+    scene.look()
+    message = f"gpu-0 is not partitioned as layout 'too-much' says: {reason}"
+    assert scene.new_events() == [("MIGLayoutFailed", message)]
 
 
 def test_an_unknown_layout_fails_and_says_which_there_are(scene, caplog):
@@ -193,6 +202,12 @@ def test_an_unknown_layout_fails_and_says_which_there_are(scene, caplog):
     )
     assert "the layout of this node cannot be used" in caplog.text
     assert scene.states == [LayoutState.FAILED]
+    scene.look()
+    message = f"the layout of this node cannot be used: {state.problem}"
+    assert scene.new_events() == [("MIGLayoutFailed", message)]
+    scene.apply("rubbish")
+    ((_, message),) = scene.new_events()
+    assert "there is no layout 'rubbish'" in message
 
 
 BUSY = "a claim that is being prepared on gpu-0 did not finish in 10 s"
@@ -569,31 +584,47 @@ def test_a_damaged_state_file_is_set_aside_and_all_goes_on(scene, board, text, c
 
 def test_without_a_record_nothing_is_changed_and_that_is_a_failure(scene, board):
     scene.label = "all-1g.5gb"
-    (scene.directory / ".mig.json.tmp").mkdir()
+    in_the_way = scene.directory / ".mig.json.tmp"
+    in_the_way.mkdir()
 
-    scene.reconciler.look()
-    scene.reconciler.look()
+    for _ in range(2):
+        scene.reconciler.look()
 
     assert scene.boards.done == []
     assert scene.states[-1] is LayoutState.FAILED
     assert "cannot write" in scene.problems[-1]
+    ((_, message),) = scene.new_events()
+    assert "cannot write" in message
+    in_the_way.rmdir()
+    scene.apply("nonsense")
+    ((_, message),) = scene.new_events()
+    assert "there is no layout 'nonsense'" in message
 
 
-def test_a_look_that_fails_is_no_failure_of_a_layout_where_none_is_desired(scene):
-    (scene.directory / "mig.json").mkdir()
+@pytest.mark.parametrize("error", [None, ApiServerError("away"), SettingsError("no such file")])
+def test_a_look_that_fails_is_no_failure_where_no_layout_is_known_to_be_desired(scene, error):
+    if error is None:
+        (scene.directory / "mig.json").mkdir()
+    else:
+        scene.profile = error
 
     scene.reconciler.look()
 
-    assert scene.states == [None]
-    assert "cannot read" in scene.problems[-1]
+    assert scene.new_events() == []
+    assert LayoutState.FAILED not in scene.states
+    if error is None:
+        assert (scene.states, "cannot read" in scene.problems[-1]) == ([None], True)
 
 
 def test_a_profile_that_cannot_be_used_is_a_failure_of_the_desired_layout(scene):
     scene.label, scene.profile = "all-1g.5gb", SettingsError("no such profile")
 
-    scene.reconciler.look()
+    for _ in range(2):
+        scene.reconciler.look()
 
-    assert (scene.states, scene.problems) == ([LayoutState.FAILED], ["no such profile"])
+    assert (scene.states, scene.problems) == ([LayoutState.FAILED] * 2, ["no such profile"] * 2)
+    message = "cannot tell how GPUs are to be partitioned: no such profile"
+    assert scene.new_events() == [("MIGLayoutFailed", message)]
 
 
 def failing(where, *, forever):
