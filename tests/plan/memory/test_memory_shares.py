@@ -60,13 +60,12 @@ def test_a_limited_claim_has_a_share_of_its_gpu():
     assert memory_shares([record(A)]) == {GPU: (share(A),)}
 
 
-def test_a_gpu_whose_claims_nobody_limits_needs_no_look():
-    assert memory_shares([record(A, holding(A, memory=None))]) == {}
+@pytest.mark.parametrize("guard", [None, GuardRules(GuardPolicy.OFF)])
+def test_a_gpu_whose_claims_nobody_limits_or_guards_needs_no_look(guard):
+    fields = {"memory": None} if guard is None else {"guard": guard}
+    records = [record(claim, holding(claim, **fields)) for claim in (A, B)]
 
-
-def test_a_gpu_whose_guards_are_all_off_needs_no_look():
-    off = GuardRules(GuardPolicy.OFF)
-    assert memory_shares([record(A, holding(A, guard=off)), record(B, holding(B, guard=off))]) == {}
+    assert memory_shares(records) == {}
 
 
 def partition(claim, start, uuid="", **fields):
@@ -160,12 +159,6 @@ def test_a_container_uses_the_claims_that_it_was_given():
     assert used == ContainerClaims(known=frozenset({A.uid}), namespace="default")
 
 
-def test_a_container_that_was_given_no_claim_uses_none():
-    assert (
-        possible_owners([share(A)], IN_WEB, container_claims(container_with(), holder(A))) == set()
-    )
-
-
 def test_of_a_container_that_cannot_be_read_every_claim_of_its_pod_is_possible():
     assert container_claims(None, holder(A, B)) == ContainerClaims(
         possible=frozenset({A.uid, B.uid})
@@ -173,44 +166,39 @@ def test_of_a_container_that_cannot_be_read_every_claim_of_its_pod_is_possible()
     assert container_claims(None, None) == ContainerClaims(), "nor has its pod any that is recorded"
 
 
-def test_a_process_is_of_the_claims_that_its_container_uses():
-    assert possible_owners([share(A), share(B)], IN_WEB, known(A)) == {A.uid}
+MONITOR = share(M, None, admin=True)
 
 
-def test_a_process_of_a_pod_that_joined_unseen_is_of_the_claim_that_its_container_was_given():
-    assert possible_owners([share(A)], IN_OTHER, known(A)) == {A.uid}
-
-
-def test_a_process_of_another_pod_is_of_no_claim():
-    assert possible_owners([share(A)], IN_OTHER, container_claims(None, holder(A))) == set()
-
-
-def test_a_container_of_another_namespace_uses_no_claim_of_this_one():
-    elsewhere = replace(container_with(A), namespace="other")
-
-    assert possible_owners([share(A)], IN_OTHER, container_claims(elsewhere, None)) == set()
-
-
-def test_a_process_of_a_container_that_uses_no_claim_is_of_none():
-    assert possible_owners([share(A)], IN_WEB, ContainerClaims()) == set()
-
-
-def test_a_process_of_a_monitor_is_of_no_claim():
-    monitor = share(M, None, admin=True)
-
-    assert possible_owners([share(A), monitor], IN_WEB, known(M)) == set()
-
-
-def test_a_process_that_may_be_a_monitors_is_left_alone():
-    monitor = share(M, None, admin=True)
-    used = ContainerClaims(possible=frozenset({A.uid, M.uid}))
-
-    assert possible_owners([share(A), monitor], IN_WEB, used) == set()
-
-
-def test_a_process_that_surely_uses_a_share_is_counted_though_it_may_look_on():
-    monitor = share(M, None, admin=True)
-
-    assert possible_owners([share(A), monitor], IN_WEB, known(A, M)) == {A.uid}
-    used = replace(known(A), possible=frozenset({M.uid}))
-    assert possible_owners([share(A), monitor], IN_WEB, used) == {A.uid}
+@pytest.mark.parametrize(
+    ("shares", "process", "claims", "owners"),
+    [
+        pytest.param([share(A), share(B)], IN_WEB, known(A), {A}, id="which its container uses"),
+        pytest.param([share(A)], IN_OTHER, known(A), {A}, id="of a pod that joined unseen"),
+        pytest.param([share(A)], IN_WEB, known(), set(), id="of a container that was given none"),
+        pytest.param([share(A)], IN_WEB, ContainerClaims(), set(), id="of one that uses none"),
+        pytest.param(
+            [share(A)], IN_OTHER, container_claims(None, holder(A)), set(), id="of another pod"
+        ),
+        pytest.param(
+            [share(A)], IN_OTHER, replace(known(A), namespace="other"), set(), id="elsewhere"
+        ),
+        pytest.param([share(A), MONITOR], IN_WEB, known(M), set(), id="of a monitor"),
+        pytest.param(
+            [share(A), MONITOR],
+            IN_WEB,
+            ContainerClaims(possible=frozenset({A.uid, M.uid})),
+            set(),
+            id="perhaps of a monitor",
+        ),
+        pytest.param([share(A), MONITOR], IN_WEB, known(A, M), {A}, id="surely of a share"),
+        pytest.param(
+            [share(A), MONITOR],
+            IN_WEB,
+            replace(known(A), possible=frozenset({M.uid})),
+            {A},
+            id="surely of a share, and perhaps of a monitor",
+        ),
+    ],
+)
+def test_of_which_claims_a_process_may_be(shares, process, claims, owners):
+    assert possible_owners(shares, process, claims) == {claim.uid for claim in owners}

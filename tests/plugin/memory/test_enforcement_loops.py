@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -31,15 +30,13 @@ class Plugin:
         shared = holding(SHARED, gpu=GPU, limit=LIMIT)
         self._records = (record(SHARED, shared, pods=["web"]),)
         self.newest = True
-        self.tells_of_pods = False
-        self.a_pod_came: Callable[[], None] | None = None
         self.on_owners_unknown = lambda: None
         self.done = []
         self._changed = threading.Condition()
 
-    def _note(self, what):
+    def _note(self, event):
         with self._changed:
-            self.done.append((threading.current_thread().name, what))
+            self.done.append((threading.current_thread().name, event))
             self._changed.notify_all()
 
     def wait(self, *expected, times=1):
@@ -86,8 +83,7 @@ class Plugin:
         self._note(f"settled the limits of {sorted({share.pod for share in read(())})}")
 
     def report_new_pods(self, on_new_pod):
-        self.a_pod_came = on_new_pod
-        return self.tells_of_pods
+        return False
 
     def emit(self, event):
         self._note("told of an event")
@@ -130,13 +126,6 @@ def begin(plugin, stack, guard_seconds=60.0):
     return parts.claim_changed
 
 
-def test_everything_is_looked_after_from_the_beginning(stack):
-    plugin = Plugin()
-    begin(plugin, stack)
-
-    assert plugin.wait(GUARDED, JOINED, SETTLED)
-
-
 def test_the_guard_looks_as_often_as_it_is_told_to(stack):
     plugin = Plugin()
     begin(plugin, stack, guard_seconds=0.1)
@@ -144,58 +133,28 @@ def test_the_guard_looks_as_often_as_it_is_told_to(stack):
     assert plugin.wait(("memory-guard", "asked whether it is the newest"), times=5)
 
 
-def test_a_claim_that_changed_wakes_the_limits(stack):
+@pytest.mark.parametrize("wakes", ["a claim changed", "a limit came undone"])
+def test_what_changes_limits_wakes_who_settles_them(stack, wakes):
     plugin = Plugin()
     changed = begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    changed(None)
-
-    assert plugin.wait(SETTLED, times=2)
-
-
-def test_a_limit_that_came_undone_wakes_the_limits(stack):
-    plugin = Plugin()
-    begin(plugin, stack)
-    assert plugin.wait(SETTLED)
-
-    plugin.on_owners_unknown()
-
-    assert plugin.wait(SETTLED, times=2)
-
-
-def test_a_pod_that_comes_has_claims_read_again_at_once(stack):
-    plugin = Plugin()
-    plugin.tells_of_pods = True
-    begin(plugin, stack)
-    assert plugin.wait(JOINED, SETTLED)
-    before = plugin.done.count(JOINED)  # 1 or 2: those who came first are looked at again
-
-    for number in (1, 2):
-        assert plugin.a_pod_came is not None
-        plugin.a_pod_came()
-        assert plugin.wait(JOINED, times=before + number)
-
-
-def test_an_older_process_of_the_plugin_leaves_everything_alone():
-    plugin = Plugin()
-    plugin.newest = False
-    with ExitStack() as stack:
-        changed = begin(plugin, stack, guard_seconds=0.1)
-        assert plugin.wait(*ASKED)
+    if wakes == "a claim changed":
         changed(None)
-        assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
-    for thread in threads_of_loops():
-        thread.join(SECONDS)
+    else:
+        plugin.on_owners_unknown()
 
-    assert {what for _, what in plugin.done} == {"asked whether it is the newest"}
+    assert plugin.wait(SETTLED, times=2)
 
 
-def test_a_process_that_becomes_the_newest_takes_over(stack):
+def test_an_older_process_of_the_plugin_leaves_everything_alone_until_it_is_the_newest(stack):
     plugin = Plugin()
     plugin.newest = False
-    begin(plugin, stack, guard_seconds=0.1)
+    changed = begin(plugin, stack, guard_seconds=0.1)
     assert plugin.wait(*ASKED)
+    changed(None)
+    assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
+    assert {event for _, event in plugin.done} == {"asked whether it is the newest"}
 
     plugin.newest = True
 
