@@ -37,7 +37,7 @@ class DeviceRequest:
     """One way to serve a request: itself, or one entry of its ``firstAvailable``."""
 
     path: str
-    asked: Document
+    spec: Document
     name: str = ""  # with its subrequest: "gpu/large"
     configs: Sequence[Document] = ()  # of its claim
     has_fields: bool = True  # False: what is at its path is no more than a number
@@ -48,54 +48,57 @@ class DeviceRequest:
 
     @property
     def class_name(self) -> str:
-        return str(self.asked.get("deviceClassName"))
+        return str(self.spec.get("deviceClassName"))
 
     @property
     def selectors(self) -> Sequence[Document]:
         """Its own, besides those of its class."""
-        return self.asked.get("selectors") or ()
+        return self.spec.get("selectors") or ()
 
     @property
     def admin(self) -> bool:
-        return bool(self.asked.get("adminAccess"))
+        return bool(self.spec.get("adminAccess"))
 
     @property
     def every(self) -> bool:
         """Whether it is for all devices of a node that match."""
-        return self.asked.get("allocationMode") == "All"
+        return self.spec.get("allocationMode") == "All"
 
     @property
     def count(self) -> int:
-        return int(self.asked.get("count") or 1)
+        return int(self.spec.get("count") or 1)
 
     @property
     def amounts(self) -> Mapping[str, str]:
         return {
             str(name): str(amount)
-            for name, amount in ((self.asked.get("capacity") or {}).get("requests") or {}).items()
+            for name, amount in ((self.spec.get("capacity") or {}).get("requests") or {}).items()
         }
 
 
 def requests_of(claim: Document) -> list[list[DeviceRequest]]:
     """Every request of a claim as the ways to serve it."""
-    found = []
+    requests = []
     devices = (claim.get("spec") or {}).get("devices") or {}
     configs = devices.get("config") or ()
     for index, request in enumerate(devices.get("requests") or ()):
         path, name = f"spec.devices.requests[{index}]", str(request.get("name"))
         if "exactly" in request:
-            found.append([DeviceRequest(f"{path}.exactly", request["exactly"], name, configs)])
+            requests.append([DeviceRequest(f"{path}.exactly", request["exactly"], name, configs)])
         else:
             listed = request.get("firstAvailable") or ()
-            found.append(
+            requests.append(
                 [
                     DeviceRequest(
-                        f"{path}.firstAvailable[{i}]", one, f"{name}/{one.get('name')}", configs
+                        f"{path}.firstAvailable[{i}]",
+                        alternative,
+                        f"{name}/{alternative.get('name')}",
+                        configs,
                     )
-                    for i, one in enumerate(listed)
+                    for i, alternative in enumerate(listed)
                 ]
             )
-    return found
+    return requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +166,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 def missing_key(request: DeviceRequest, devices: Sequence[PublishedDevice]) -> str:
     """At which of *devices*, those of its class, *request* ends with an error, and how it would
     not; empty: at none, as far as that can be told."""
-    found = [(device, lack) for device in devices if (lack := _missing(request, device.variables))]
-    if not found:
+    lacks = [(device, lack) for device in devices if (lack := _missing(request, device.variables))]
+    if not lacks:
         return ""
-    device, (field, key) = found[0]
-    more = f" (and {len(found) - 1} more of its class)" if len(found) > 1 else ""
+    device, (field, key) = lacks[0]
+    more = f" (and {len(lacks) - 1} more of its class)" if len(lacks) > 1 else ""
     domain = device.variables.fields["driver"]
     return (
         f"{request.path}.selectors: {device.place}{more} has no {key}, which ends "
@@ -201,18 +204,18 @@ def _culprit(expression: str, variables: Variables) -> _Key | None:
 def _helps(key: _Key, expression: str, variables: Variables) -> bool:
     field, word = key
     domains = variables.fields[field].items()
-    more = Domains({domain: {word: UNKNOWN} | its for domain, its in domains})
+    more = Domains({domain: {word: UNKNOWN} | keys for domain, keys in domains})
     with_it = Variables({**variables.fields, field: more})
     return evaluate(expression, with_it) is not ERROR
 
 
-def is_ours(request: DeviceRequest, market: PublishedDevices) -> bool:
+def is_ours(request: DeviceRequest, published: PublishedDevices) -> bool:
     """Whether no device of another driver can serve *request*."""
-    found = market.classes.get(request.class_name)
-    if found is None:  # the chart's are called like that
-        return f".{request.class_name}".endswith(f".{market.driver}")
+    device_class = published.classes.get(request.class_name)
+    if device_class is None:  # the chart's are called like that
+        return f".{request.class_name}".endswith(f".{published.driver}")
     return not may_match(
-        [*_selectors(found), *request.selectors], variables_of_others(market.driver)
+        [*_selectors(device_class), *request.selectors], variables_of_others(published.driver)
     )
 
 
@@ -221,50 +224,50 @@ def _selectors(device_class: Document) -> Sequence[Document]:
 
 
 def candidates(
-    request: DeviceRequest, market: PublishedDevices
+    request: DeviceRequest, published: PublishedDevices
 ) -> tuple[Sequence[PublishedDevice], str]:
     """The devices that can serve *request*, or why there is none. Each step leaves fewer; the first
     that leaves none is the reason."""
-    if request.class_name not in market.classes:
+    if request.class_name not in published.classes:
         where = request.field("deviceClassName")
         return (), f"{where}: there is no DeviceClass {request.class_name}"
-    devices: Sequence[PublishedDevice] = market.devices
-    for left, why in _STEPS:
-        fewer = left(request, devices, market)
+    devices: Sequence[PublishedDevice] = published.devices
+    for keep, why in _STEPS:
+        fewer = keep(request, devices, published)
         if not fewer:
-            return (), why(request, devices, market)
+            return (), why(request, devices, published)
         devices = fewer
     return devices, _too_many(request, devices)
 
 
 def of_class(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
-    selectors = _selectors(market.classes[request.class_name])
+    selectors = _selectors(published.classes[request.class_name])
     return [device for device in devices if may_match(selectors, device.variables)]
 
 
 def _no_class(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     kinds = ", ".join(sorted({device.kind for device in devices if device.kind}))
     why = (
         f"{request.field('deviceClassName')}: no node publishes a device that DeviceClass "
         f"{request.class_name} selects; there are devices of type {kinds}"
     )
-    if _shared_so(request, devices, market):
+    if _shared_so(request, devices, published):
         return why
-    return f"{why}; {_not_shared_so(request, devices, market)}"
+    return f"{why}; {_not_shared_so(request, devices, published)}"
 
 
 def _selected(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
     return [device for device in devices if may_match(request.selectors, device.variables)]
 
 
 def _none_selected(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     why = f"{request.path}.selectors: none of the {len(devices)} devices of its class match them"
     profiles = sorted({device.profile for device in devices if device.profile})
@@ -273,13 +276,13 @@ def _none_selected(
 
 
 def _permitted(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
     return [d for d in devices if request.admin or d.kind != names.TYPE_GPU_MONITOR]
 
 
 def _not_permitted(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     return (
         f"{request.field('adminAccess')}: only monitor devices match, which are for claims with "
@@ -289,16 +292,16 @@ def _not_permitted(
 
 
 def _tolerated(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
     """Only the monitor taint counts, which a monitor device always has: others may be temporary."""
-    tolerations = request.asked.get("tolerations") or ()
+    tolerations = request.spec.get("tolerations") or ()
     return [
         device
         for device in devices
         if device.kind != names.TYPE_GPU_MONITOR
         or all(
-            any(_tolerates(one, taint) for one in tolerations)
+            any(_tolerates(each, taint) for each in tolerations)
             for taint in device.document.get("taints") or ()
             if taint.get("key") == names.MONITOR_TAINT
         )
@@ -306,7 +309,7 @@ def _tolerated(
 
 
 def _not_tolerated(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     return (
         f"{request.field('tolerations')}: monitor devices have the taint {names.MONITOR_TAINT}; "
@@ -315,20 +318,20 @@ def _not_tolerated(
 
 
 def _strategies(
-    request: DeviceRequest, market: PublishedDevices
+    request: DeviceRequest, published: PublishedDevices
 ) -> Mapping[bool, RequestedStrategy]:
-    """What it asks for of partitions (true) and of GPUs (false). Who looks on shares nothing,
+    """What it asks for of partitions (true) and of GPUs (false). Admin access shares nothing,
     whatever its configuration says."""
     if request.admin:
         return {}
-    device_class = market.classes[request.class_name]
-    each = {
+    device_class = published.classes[request.class_name]
+    strategies = {
         partition: strategy_of(
-            request.name, market.driver, device_class, request.configs, partition
+            request.name, published.driver, device_class, request.configs, partition
         )
         for partition in (False, True)
     }
-    return {partition: asked for partition, asked in each.items() if asked}
+    return {partition: strategy for partition, strategy in strategies.items() if strategy}
 
 
 def _is_partition(device: PublishedDevice) -> bool:
@@ -336,47 +339,50 @@ def _is_partition(device: PublishedDevice) -> bool:
 
 
 def _shared_so(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
-    asked = _strategies(request, market)
+    strategies = _strategies(request, published)
     return [
         device
         for device in devices
-        if (one := asked.get(_is_partition(device))) is None or one.offered_by(device)
+        if (strategy := strategies.get(_is_partition(device))) is None
+        or strategy.offered_by(device)
     ]
 
 
 def _not_shared_so(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     number = Counter(map(_is_partition, devices))
-    asked = _strategies(request, market)
-    return "; ".join(one.refused(number[kind]) for kind, one in asked.items() if number[kind])
+    strategies = _strategies(request, published)
+    return "; ".join(
+        strategy.refused(number[kind]) for kind, strategy in strategies.items() if number[kind]
+    )
 
 
 def _large_enough(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
-    wanted = request.amounts.items()
+    amounts = request.amounts.items()
     return [
         device
         for device in devices
-        if all(fits(amount, device.capacity.get(name)) for name, amount in wanted)
+        if all(fits(amount, device.capacity.get(name)) for name, amount in amounts)
     ]
 
 
 def _none_large_enough(
-    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+    request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> str:
     reasons = [
         f"{request.path}.capacity.requests[{name}]: {why}"
         for name, amount in sorted(request.amounts.items())
-        if (why := lacking(name, amount, devices, market.driver))
+        if (why := lacking(name, amount, devices, published.driver))
     ]
     if reasons:
         return "; ".join(reasons)
-    asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(request.amounts.items()))
-    return f"{request.path}.capacity.requests: no one device has all of it ({asked})"
+    amounts = ", ".join(f"{name}: {amount}" for name, amount in sorted(request.amounts.items()))
+    return f"{request.path}.capacity.requests: no one device has all of it ({amounts})"
 
 
 _Step = Callable[

@@ -77,61 +77,66 @@ class _Search:
     ) -> None:
         self._requests = [
             [
-                Candidate(way.name, way.number, [one for one in way.devices if one.node == node])
+                Candidate(
+                    way.name, way.number, [device for device in way.devices if device.node == node]
+                )
                 for way in ways
             ]
             for ways in requests
         ]
         self._takes = {
-            one.name: one.takes for ways in self._requests for way in ways for one in way.devices
+            device.name: device.takes
+            for ways in self._requests
+            for way in ways
+            for device in way.devices
         }
         self._constraints = constraints
         self._steps = steps
         self._chosen: list[tuple[str, PublishedDevice]] = []
 
-    def finds(self, left: dict[Counter, Fraction], at: int = 0) -> bool:
+    def finds(self, counters: dict[Counter, Fraction], at: int = 0) -> bool:
         if at == len(self._requests):
             return True
-        return any(self._more(way, way.number, 0, left, at) for way in self._requests[at])
+        return any(self._more(way, way.number, 0, counters, at) for way in self._requests[at])
 
     def _more(
-        self, way: Candidate, number: int, start: int, left: dict[Counter, Fraction], at: int
+        self, way: Candidate, number: int, start: int, counters: dict[Counter, Fraction], at: int
     ) -> bool:
         """*number* more devices of *way*, from its *start*-th on; then the next requests."""
         if number == 0:
-            return self.finds(left, at + 1)
+            return self.finds(counters, at + 1)
         for place in range(start, len(way.devices) - number + 1):
             if next(self._steps) >= _STEPS:
                 return True
             device = way.devices[place]
-            rest = self._without(device, left)
-            if rest is None or not self._matches(way.name, device):
+            remaining = self._without(device, counters)
+            if remaining is None or not self._matches(way.name, device):
                 continue
             self._chosen.append((way.name, device))
-            if self._more(way, number - 1, place + 1, rest, at):
+            if self._more(way, number - 1, place + 1, remaining, at):
                 return True
             self._chosen.pop()
         return False
 
     def _without(
-        self, device: PublishedDevice, left: dict[Counter, Fraction]
+        self, device: PublishedDevice, counters: dict[Counter, Fraction]
     ) -> dict[Counter, Fraction] | None:
-        """What is *left* of the counters beside *device*; None: it cannot be had any more."""
-        if any(one.name == device.name for _, one in self._chosen):
-            return left if device.document.get("allowMultipleAllocations") else None
-        rest = dict(left)
+        """What is left of *counters* beside *device*; None: it cannot be had any more."""
+        if any(chosen.name == device.name for _, chosen in self._chosen):
+            return counters if device.document.get("allowMultipleAllocations") else None
+        remaining = dict(counters)
         for counter, amount in self._takes[device.name].items():
-            rest[counter] = rest.get(counter, Fraction(0)) - amount
-            if rest[counter] < 0:
+            remaining[counter] = remaining.get(counter, Fraction(0)) - amount
+            if remaining[counter] < 0:
                 return None
-        return rest
+        return remaining
 
     def _matches(self, name: str, device: PublishedDevice) -> bool:
         for constraint in self._constraints:
             attribute = constraint.get("matchAttribute")
             if not attribute or not _concerns(constraint, name):
                 continue
-            others = [one for other, one in self._chosen if _concerns(constraint, other)]
+            others = [chosen for name, chosen in self._chosen if _concerns(constraint, name)]
             if others and _differ(others[0].attribute(attribute), device.attribute(attribute)):
                 return False
         return True
@@ -158,35 +163,35 @@ class Verdict:
     risks: tuple[tuple[str, str], ...] = ()  # why it may not be, though it could
 
 
-def judge(claims: Iterable[Document], market: PublishedDevices) -> Verdict:
+def judge(claims: Iterable[Document], published: PublishedDevices) -> Verdict:
     """What is wrong with those of *claims* (documents of v1) that wait for devices of the driver;
     claims that other drivers could serve are not judged."""
     judged = 0
     problems, risks = [], []
     for claim in claims:
         ways = requests_of(claim) if _is_pending(claim) else []
-        if not any(is_ours(way, market) for request in ways for way in request):
+        if not any(is_ours(way, published) for request in ways for way in request):
             continue
         judged += 1
         name = f"{claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
         constraints = ((claim.get("spec") or {}).get("devices") or {}).get("constraints") or ()
-        if why := unservable(ways, market, "spec.devices", constraints):
+        if why := unservable(ways, published, "spec.devices", constraints):
             problems.append((name, why))
-        elif risk := "; ".join(_risks((way for request in ways for way in request), market)):
+        elif risk := "; ".join(_risks((way for request in ways for way in request), published)):
             risks.append((name, risk))
     return Verdict(judged, tuple(sorted(problems)), tuple(sorted(risks)))
 
 
 def unservable(
     requests: Sequence[Sequence[DeviceRequest]],
-    market: PublishedDevices,
+    published: PublishedDevices,
     where: str,
     constraints: Sequence[Document] = (),
 ) -> str:
     """Why *requests*, each as the ways to serve it, can never be served; empty: they may be.
     *where*: what they are all together."""
-    hopeless = [found for ways in requests if (found := _hopeless(ways, market))]
-    if hopeless or not _crowded(requests, market, constraints):
+    hopeless = [reason for ways in requests if (reason := _hopeless(ways, published))]
+    if hopeless or not _crowded(requests, published, constraints):
         return "; ".join(hopeless)
     return (
         f"{where}: on no node can it have all of that at once: partitions of one GPU take the "
@@ -194,11 +199,11 @@ def unservable(
     )
 
 
-def _risks(ways: Iterable[DeviceRequest], market: PublishedDevices) -> Iterator[str]:
+def _risks(ways: Iterable[DeviceRequest], published: PublishedDevices) -> Iterator[str]:
     for way in ways:
-        if way.class_name in market.classes:
-            found = missing_key(way, of_class(way, market.devices, market))
-            yield from (found,) if found else ()
+        if way.class_name in published.classes:
+            risk = missing_key(way, of_class(way, published.devices, published))
+            yield from (risk,) if risk else ()
 
 
 def _is_pending(claim: Document) -> bool:
@@ -206,11 +211,11 @@ def _is_pending(claim: Document) -> bool:
     return not gone and not (claim.get("status") or {}).get("allocation")
 
 
-def _hopeless(ways: Sequence[DeviceRequest], market: PublishedDevices) -> str:
+def _hopeless(ways: Sequence[DeviceRequest], published: PublishedDevices) -> str:
     """Why none of the *ways* to serve a request can be gone; empty: one of them may be."""
     reasons = []
     for way in ways:
-        reason = is_ours(way, market) and candidates(way, market)[1]
+        reason = is_ours(way, published) and candidates(way, published)[1]
         if not reason:
             return ""
         reasons.append(reason)
@@ -219,7 +224,7 @@ def _hopeless(ways: Sequence[DeviceRequest], market: PublishedDevices) -> str:
 
 def _crowded(
     requests: Sequence[Sequence[DeviceRequest]],
-    market: PublishedDevices,
+    published: PublishedDevices,
     constraints: Sequence[Document],
 ) -> bool:
     """Whether *requests*, each of which could be served, cannot be served together.
@@ -229,19 +234,21 @@ def _crowded(
     """
     if len(requests) == 1 and all(way.count == 1 for way in requests[0]):
         return False
-    every = [[_way(way, market) for way in ways if not way.admin] for ways in requests]
-    wanted = [ways for ways in every if ways]
-    flat = [way for ways in wanted for way in ways]
-    if None in flat or not any(d.takes for way in flat if way for d in way.devices):
+    ways_of_requests = [
+        [_way(way, published) for way in ways if not way.admin] for ways in requests
+    ]
+    relevant = [ways for ways in ways_of_requests if ways]
+    all_ways = [way for ways in relevant for way in ways]
+    if None in all_ways or not any(d.takes for way in all_ways if way for d in way.devices):
         return False
-    found = [[way for way in ways if way and way.devices] for ways in wanted]
-    return not fit_together(found, market.counters, constraints)
+    possible = [[way for way in ways if way and way.devices] for ways in relevant]
+    return not fit_together(possible, published.counters, constraints)
 
 
-def _way(request: DeviceRequest, market: PublishedDevices) -> Candidate | None:
-    if request.every or not is_ours(request, market):
+def _way(request: DeviceRequest, published: PublishedDevices) -> Candidate | None:
+    if request.every or not is_ours(request, published):
         return None
-    devices, why = candidates(request, market)
+    devices, why = candidates(request, published)
     return Candidate(request.name, request.count, () if why else devices)
 
 
@@ -251,19 +258,19 @@ _NOTE = "CEL selectors are looked at as far as they ask for driver, type and the
 
 
 def pending_claims(
-    cluster: CheckedCluster, market: Callable[[], PublishedDevices]
+    cluster: CheckedCluster, read_published: Callable[[], PublishedDevices]
 ) -> Iterator[Finding]:
     try:
-        found = market()
+        published = read_published()
         claims = (convert_claim_to_v1(each) for each in cluster.listed("resourceclaims"))
-        verdict = judge(claims, found)
+        verdict = judge(claims, published)
     except Forbidden as e:
         yield skip(
             CLAIMS,
             f"cannot be judged by this account ({e}); name an administrator's --kubeconfig",
         )
         return
-    if found.devices:
+    if published.devices:
         yield from of_verdict(verdict)
     else:
         yield of_nothing(verdict.judged, cluster.driver)
@@ -286,9 +293,9 @@ def of_verdict(verdict: Verdict) -> Iterator[Finding]:
             f"{name} may not be served although it could be: {why}",
             "who made it has to delete it and make another with such a selector",
         )
-    rest = verdict.judged - len(verdict.problems) - len(verdict.risks)
-    if rest or not (verdict.problems or verdict.risks):
-        yield ok(CLAIMS, f"{rest} wait, and nothing is known that they could not get ({_NOTE})")
+    number = verdict.judged - len(verdict.problems) - len(verdict.risks)
+    if number or not (verdict.problems or verdict.risks):
+        yield ok(CLAIMS, f"{number} wait, and nothing is known that they could not get ({_NOTE})")
 
 
 def of_nothing(waiting: int, driver: str) -> Finding:

@@ -39,47 +39,49 @@ class ExtendedResourceRequest:
 def amounts_of(pod: Document) -> list[ExtendedResourceRequest]:
     """What is claimed for *pod*, by the names of resources that are none of Kubernetes' own."""
     containers = list(_containers(pod))
-    names = sorted({name for one, _ in containers for name in _asked(one) if "/" in name})
+    names = sorted(
+        {name for container, _ in containers for name in _asked(container) if "/" in name}
+    )
     return [amount for name in names for amount in _of_resource(name, containers)]
 
 
 def classes_of(classes: Mapping[str, Document]) -> dict[str, str]:
     """By the name of a resource the DeviceClass that serves it: of two the newer one, else the
     first by name."""
-    found = {f"{IMPLICIT}{name}": name for name in classes}
-    for name in sorted(sorted(classes, reverse=True), key=lambda one: _made(classes[one])):
+    class_names = {f"{IMPLICIT}{name}": name for name in classes}
+    for name in sorted(sorted(classes, reverse=True), key=lambda name: _made(classes[name])):
         if resource := (classes[name].get("spec") or {}).get("extendedResourceName"):
-            found[resource] = name
-    return found
+            class_names[resource] = name
+    return class_names
 
 
 def _of_resource(
     name: str, containers: list[tuple[Document, bool]]
 ) -> Iterator[ExtendedResourceRequest]:
-    counts = [_count(one, name) for one, _ in containers]
+    counts = [_count(container, name) for container, _ in containers]
     stays = [0 if goes else count for count, (_, goes) in zip(counts, containers, strict=True)]
-    found = [
-        ExtendedResourceRequest(one["name"], name, count)
-        for count, (one, _) in zip(stays, containers, strict=True)
+    of_containers = [
+        ExtendedResourceRequest(container["name"], name, count)
+        for count, (container, _) in zip(stays, containers, strict=True)
         if count
     ]
     before = [
-        ExtendedResourceRequest(one["name"], name, counts[place] - sum(stays[place:]))
-        for place, (one, goes) in enumerate(containers)
+        ExtendedResourceRequest(container["name"], name, counts[place] - sum(stays[place:]))
+        for place, (container, goes) in enumerate(containers)
         if goes
     ]
-    most = max(before, key=lambda one: one.count, default=None)
+    most = max(before, key=lambda request: request.count, default=None)
     if most is not None and most.count > 0:  # they run one after the other
         yield most
-    yield from found
+    yield from of_containers
 
 
 def _containers(pod: Document) -> Iterator[tuple[Document, bool]]:
     """Each, in the order in which they start, and whether it goes before the next one does."""
-    for one in pod["spec"].get("initContainers") or ():
-        yield one, one.get("restartPolicy") != "Always"
-    for one in pod["spec"].get("containers") or ():
-        yield one, False
+    for container in pod["spec"].get("initContainers") or ():
+        yield container, container.get("restartPolicy") != "Always"
+    for container in pod["spec"].get("containers") or ():
+        yield container, False
 
 
 def _asked(container: Document) -> Mapping[str, str]:
@@ -113,58 +115,60 @@ def asks_for_gpus(pod: Document) -> bool:
 
 
 def judge_pods(
-    pods: Iterable[Document], market: PublishedDevices, plugins: Collection[str]
+    pods: Iterable[Document], published: PublishedDevices, plugins: Collection[str]
 ) -> PodVerdict:
     """*pods*: those that ``asks_for_gpus`` accepts; *plugins*: the resources that nodes have of
     device plugins."""
-    classes = classes_of(market.classes)
+    classes = classes_of(published.classes)
 
     @cache  # all pods of one owner ask for the same
     def judgement(amounts: tuple[ExtendedResourceRequest, ...]) -> tuple[bool, str]:
-        ours = [one for one in amounts if _is_ours(one, classes, market)]
-        return bool(ours), _why_not(ours, classes, market)
+        ours = [amount for amount in amounts if _is_ours(amount, classes, published)]
+        return bool(ours), _why_not(ours, classes, published)
 
     judged = 0
     problems: dict[str, list[str]] = {}
     for pod in pods:
-        amounts = tuple(one for one in amounts_of(pod) if one.resource not in plugins)
+        amounts = tuple(amount for amount in amounts_of(pod) if amount.resource not in plugins)
         for_us, why = judgement(amounts)
         judged += for_us
         if why:
             name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
             problems.setdefault(why, []).append(name)
-    return PodVerdict(judged, {why: tuple(sorted(found)) for why, found in problems.items()})
+    return PodVerdict(judged, {why: tuple(sorted(names)) for why, names in problems.items()})
 
 
-def to_be_had(market: PublishedDevices) -> Iterator[str]:
+def to_be_had(published: PublishedDevices) -> Iterator[str]:
     """The resources that pods can ask for, each of which some device serves."""
-    for name, device_class in sorted(classes_of(market.classes).items()):
+    for name, device_class in sorted(classes_of(published.classes).items()):
         request = _request(ExtendedResourceRequest("", name, 1), device_class)
-        if name.startswith(IMPLICIT) or not is_ours(request, market):
+        if name.startswith(IMPLICIT) or not is_ours(request, published):
             continue
-        if not candidates(request, market)[1]:
+        if not candidates(request, published)[1]:
             yield name
 
 
 def _is_ours(
-    amount: ExtendedResourceRequest, classes: Mapping[str, str], market: PublishedDevices
+    amount: ExtendedResourceRequest, classes: Mapping[str, str], published: PublishedDevices
 ) -> bool:
     """One that no DeviceClass serves goes by its name."""
     name = amount.resource
     if name in classes:
-        return is_ours(_request(amount, classes[name]), market)
+        return is_ours(_request(amount, classes[name]), published)
     implicit = name.startswith(IMPLICIT) and f".{name.removeprefix(IMPLICIT)}"
-    return name.startswith(_FAMILIES) or bool(implicit and implicit.endswith(f".{market.driver}"))
+    return name.startswith(_FAMILIES) or bool(
+        implicit and implicit.endswith(f".{published.driver}")
+    )
 
 
 def _why_not(
-    amounts: list[ExtendedResourceRequest], classes: Mapping[str, str], market: PublishedDevices
+    amounts: list[ExtendedResourceRequest], classes: Mapping[str, str], published: PublishedDevices
 ) -> str:
-    nobodys = [one for one in amounts if one.resource not in classes]
-    if nobodys:
-        return "; ".join(_no_class(one) for one in nobodys)
-    requests = [[_request(one, classes[one.resource])] for one in amounts]
-    return unservable(requests, market, "its containers together")
+    without_class = [amount for amount in amounts if amount.resource not in classes]
+    if without_class:
+        return "; ".join(_no_class(amount) for amount in without_class)
+    requests = [[_request(amount, classes[amount.resource])] for amount in amounts]
+    return unservable(requests, published, "its containers together")
 
 
 def _no_class(amount: ExtendedResourceRequest) -> str:
@@ -174,8 +178,8 @@ def _no_class(amount: ExtendedResourceRequest) -> str:
 
 
 def _request(amount: ExtendedResourceRequest, device_class: str) -> DeviceRequest:
-    asked = {"deviceClassName": device_class, "count": amount.count}
-    return DeviceRequest(str(amount), asked, str(amount), has_fields=False)
+    spec = {"deviceClassName": device_class, "count": amount.count}
+    return DeviceRequest(str(amount), spec, str(amount), has_fields=False)
 
 
 PODS = "pending pods"
@@ -188,7 +192,7 @@ _WITHOUT_NAMES = (
 
 
 def pending_pods(
-    cluster: CheckedCluster, market: Callable[[], PublishedDevices]
+    cluster: CheckedCluster, read_published: Callable[[], PublishedDevices]
 ) -> Iterator[Finding]:
     """Those that ask as they would ask a device plugin."""
     try:
@@ -201,43 +205,43 @@ def pending_pods(
         if not pods:
             yield ok(PODS, "none asks for a GPU by the name of a resource")
             return
-        found = market()
-        verdict = judge_pods(pods, found, _of_plugins(cluster))
+        published = read_published()
+        verdict = judge_pods(pods, published, _of_plugins(cluster))
     except Forbidden as e:
         yield skip(
             PODS,
             f"cannot be judged by this account ({e}); name an administrator's --kubeconfig",
         )
         return
-    yield from of_pods(verdict, found)
+    yield from of_pods(verdict, published)
 
 
-def of_pods(verdict: PodVerdict, market: PublishedDevices) -> Iterator[Finding]:
+def of_pods(verdict: PodVerdict, published: PublishedDevices) -> Iterator[Finding]:
     """Whoever wrote such a pod has to change it: that is no fault of this node."""
-    if verdict.judged and not market.devices:
+    if verdict.judged and not published.devices:
         yield warn(
             PODS,
-            f"{verdict.judged} wait, and no node publishes a device of {market.driver}",
+            f"{verdict.judged} wait, and no node publishes a device of {published.driver}",
             "kubectl get resourceslices; see what the plugin's pods log",
         )
         return
-    mend = _mend(market) if verdict.problems else ""
+    mend = _mend(published) if verdict.problems else ""
     for why, pods in sorted(verdict.problems.items())[:_MOST_TOLD]:
         yield warn(PODS, f"{abbreviated(pods)} can never be scheduled: {why}", mend)
     if (more := len(verdict.problems) - _MOST_TOLD) > 0:
         yield warn(PODS, f"{more} more reasons", "mend those first, then ask again")
-    rest = verdict.judged - sum(map(len, verdict.problems.values()))
-    if rest or not verdict.problems:
-        yield ok(PODS, f"{rest} wait for a GPU, and nothing is known that they could not get")
+    number = verdict.judged - sum(map(len, verdict.problems.values()))
+    if number or not verdict.problems:
+        yield ok(PODS, f"{number} wait for a GPU, and nothing is known that they could not get")
 
 
-def _mend(market: PublishedDevices) -> str:
+def _mend(published: PublishedDevices) -> str:
     """Names are what such a pod can choose from."""
     if not any(
-        (one.get("spec") or {}).get("extendedResourceName") for one in market.classes.values()
+        (each.get("spec") or {}).get("extendedResourceName") for each in published.classes.values()
     ):
         return _WITHOUT_NAMES
-    listed = abbreviated(to_be_had(market)) or "none now"
+    listed = abbreviated(to_be_had(published)) or "none now"
     return (
         f"have the pod ask for what there is ({listed}), or let a node offer that by its profile; "
         "a kind of partition needs a DeviceClass, too (the chart's mig.profiles)"
