@@ -22,6 +22,7 @@ to create lacks the one attribute that nobody can know before: ``uuid``.
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -89,58 +90,40 @@ def device_tables(devices: Sequence[Device], wide: bool) -> list[str]:
     """One table, two, or none. Partitions created for claims that differ only in their placement
     share a row, unless it is to be *wide*."""
     gpus = [_row(device, wide) for device in devices if device.partition is None]
-    parts = _partition_rows(devices, wide)
-    tables = []
-    if gpus:
-        tables.append(format_table((*_HEAD, *(_WIDE_HEAD if wide else ())), gpus))
-    if parts:
-        tables.append(format_table((*_PARTITIONS, *(_WIDE_PARTITIONS if wide else ())), parts))
-    return tables
-
-
-def _row(device: Device, wide: bool) -> tuple[str, ...]:
-    gpu = device.gpu
-    row = (
-        device.name,
-        gpu.product_name,
-        _shape(device.shape),
-        _memory(device),
-        *_amounts(device.shape),
-        gpu.uuid,
-    )
-    return (*row, _shared_by(device.rules), *_place(gpu)) if wide else row
-
-
-def _partition_rows(devices: Sequence[Device], wide: bool) -> list[tuple[str, ...]]:
-    alike: dict[tuple[str, ...], list[Device]] = {}
+    alike: dict[tuple[str, ...], list[Device]] = defaultdict(list)
     for device in devices:
         if device.partition is not None:
             row = _partition_row(device, device.partition.profile, wide)
-            alike.setdefault((device.name if wide else device.gpu.name, *row), []).append(device)
-    return [(_names(group), *row) for (_, *row), group in alike.items()]
+            alike[device.name if wide else device.gpu.name, *row].append(device)
+    partitions = [(_names(group), *row) for (_, *row), group in alike.items()]
+    gpu_head = (*_HEAD, *(_WIDE_HEAD if wide else ()))
+    partition_head = (*_PARTITIONS, *(_WIDE_PARTITIONS if wide else ()))
+    tables = ((gpu_head, gpus), (partition_head, partitions))
+    return [format_table(head, rows) for head, rows in tables if rows]
+
+
+def _row(device: Device, wide: bool) -> tuple[str, ...]:
+    gpu, shape = device.gpu, device.shape
+    name, memory, amounts = _shape(shape), _memory(device), _amounts(shape)
+    row = (device.name, gpu.product_name, name, memory, *amounts, gpu.uuid)
+    return (*row, _shared_by(device.rules), *_place(gpu)) if wide else row
 
 
 def _partition_row(device: Device, profile: MigProfile, wide: bool) -> tuple[str, ...]:
     """Without its name."""
-    shape = _shape(device.shape)
+    shape, engines, instance = _shape(device.shape), profile.engines, device.instance
+    uuid = (instance.uuid or "created by a layout") if instance else "created for claims"
     row = (
         profile.name,
-        str(profile.engines.multiprocessors),
+        str(engines.multiprocessors),
         _memory(device),
         f"{shape} (also as GPU)" if device.as_gpu else shape,
         *_amounts(device.shape),
-        (device.instance.uuid or "created by a layout")
-        if device.instance
-        else "created for claims",
+        uuid,
     )
-    return (*row, *_wide_partition(device, profile)) if wide else row
-
-
-def _wide_partition(device: Device, profile: MigProfile) -> tuple[str, ...]:
-    engines = profile.engines
     numbers = (engines.copy, engines.decoders, engines.encoders, engines.jpeg, engines.ofa)
-    takes = ", ".join(f"{amount} of {name}" for name, amount in device.takes)
-    return (_shared_by(device.rules), *map(str, numbers), takes or "-")
+    takes = ", ".join(f"{amount} of {name}" for name, amount in device.takes) or "-"
+    return (*row, _shared_by(device.rules), *map(str, numbers), takes) if wide else row
 
 
 def _names(devices: Sequence[Device]) -> str:
@@ -159,10 +142,9 @@ def _memory(device: Device) -> str:
 
 def _shared_by(rules: Rules) -> str:
     """The strategies that are possible, the default one first."""
-    other_strategies = [
-        strategy for strategy in rules.strategies if strategy is not rules.default_strategy
-    ]
-    return ", ".join([rules.default_strategy, *other_strategies]) if rules.strategies else "-"
+    default = rules.default_strategy
+    others = (strategy for strategy in rules.strategies if strategy is not default)
+    return ", ".join((default, *others)) if rules.strategies else "-"
 
 
 def _shape(shape: Shape) -> str:
@@ -215,68 +197,73 @@ _RESET = "; whether a board can be reset for that is seen then"
 
 @dataclass(frozen=True, slots=True)
 class MigPreview:
-    """The node once the plugin has switched MIG modes and applied layouts. *profile*: as it counts
-    for what is offered. GPUs neither *switched* nor in *gpus_by_layout* are shown as they are."""
+    """The node once the plugin has switched MIG modes and applied layouts."""
 
     inventory: Inventory
-    profile: Profile
+    profile: Profile  # as it counts for what is offered
     mig_state: MigState  # with what is known of layouts besides
-    problem: str = ""  # why it is not known what GPUs should look like
-    label: str = ""  # the layout that the Node's label names
-    switched: tuple[DeviceName, ...] = ()
-    gpus_by_layout: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # as they were before
+    lines: tuple[str, ...]  # what is shown as it will be, and the state of what is not
 
 
 def preview_mig(inputs: MigModeInputs, layouts: LayoutCatalog, mig_state: MigState) -> MigPreview:
     """*inputs*: as it is now. Problems of boards and layouts in *mig_state* stay: they are from the
     plugin that tried it. The label of the Node is as that plugin read it, too."""
-    inventory, profile, held = inputs.inventory, inputs.profile, inputs.holdings
+    inventory, profile = inputs.inventory, inputs.profile
     label = _label(mig_state, inventory)
     desired = desired_layouts(label, profile, layouts, inventory)
     gpus, outcomes = _after_layouts(inputs, desired, mig_state)
     # nor switched for that
-    without_dynamic = without_dynamic_mig(profile, inventory.gpus, desired.governed)
-    after_layouts = replace(inventory, gpus=gpus)
+    profile = without_dynamic_mig(profile, inventory.gpus, desired.governed)
     after = after_switch(
-        after_layouts, without_dynamic, inputs.features, held, stuck=mig_state.mode_problems
+        replace(inventory, gpus=gpus),
+        profile,
+        inputs.features,
+        inputs.holdings,
+        stuck=mig_state.mode_problems,
     )
-    other_outcomes = {
-        uuid: outcome for uuid, outcome in mig_state.outcomes.items() if uuid not in desired.by_gpu
-    }
-    return MigPreview(
-        after,
-        without_dynamic,
-        replace(mig_state, outcomes=other_outcomes | outcomes),
-        desired.problem,
-        label,
-        tuple(gpu.name for gpu in _other(after.gpus, gpus)),
-        _by_layout(desired, _other(inventory.gpus, gpus)),
-    )
+    others = {u: outcome for u, outcome in mig_state.outcomes.items() if u not in desired.by_gpu}
+    known_problem, mig_state = mig_state.problem, replace(mig_state, outcomes=others | outcomes)
+    lines = [
+        *_label_lines(label),
+        *_switch_lines([new.name for new, gpu in zip(after.gpus, gpus, strict=True) if new != gpu]),
+        *_layout_lines(desired, inventory.gpus, gpus),
+        *([f"layout: {desired.problem}"] if desired.problem not in ("", known_problem) else ()),
+        *layout_lines(mig_state, after.gpus),
+    ]
+    return MigPreview(after, profile, mig_state, tuple(lines))
 
 
-def preview_lines(preview: MigPreview) -> Iterator[str]:
-    """What is shown as it will be, and the state of the rest."""
-    if preview.label:
+def _label_lines(label: str) -> Iterator[str]:
+    if label:
         yield (
-            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {preview.label}; "
+            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {label}; "
             "it goes before the profile"
         )
-    if preview.switched:
+
+
+def _switch_lines(names: Sequence[DeviceName]) -> Iterator[str]:
+    if names:
         yield (
-            f"shown as after their switch to MIG mode: {', '.join(preview.switched)}; the plugin "
+            f"shown as after their switch to MIG mode: {', '.join(names)}; the plugin "
             f"switches them {_WHEN}{_RESET}"
         )
-    gpus_after = {gpu.uuid: gpu for gpu in preview.inventory.gpus}
-    for layout, gpus in preview.gpus_by_layout:
-        names = ", ".join(gpu.name for gpu in gpus)
-        reset = _RESET if any(_is_reset(gpu, gpus_after[gpu.uuid]) for gpu in gpus) else ""
+
+
+def _layout_lines(
+    desired: DesiredLayouts, gpus: Sequence[Gpu], gpus_after: Sequence[Gpu]
+) -> Iterator[str]:
+    """A line for each layout that changes some of *gpus*."""
+    changes: dict[str, list[tuple[Gpu, Gpu]]] = defaultdict(list)
+    for gpu, after in zip(gpus, gpus_after, strict=True):
+        if gpu != after:
+            changes[desired.by_gpu[gpu.uuid].layout].append((gpu, after))
+    for layout, pairs in sorted(changes.items()):
+        names = ", ".join(gpu.name for gpu, _ in pairs)
+        reset = _RESET if any(_is_reset(gpu, after) for gpu, after in pairs) else ""
         yield (
             f"shown as after layout {layout}: {names}; "
             f"the plugin creates its partitions {_WHEN}{reset}"
         )
-    if preview.problem and preview.problem != preview.mig_state.problem:
-        yield f"layout: {preview.problem}"
-    yield from layout_lines(preview.mig_state, preview.inventory.gpus)
 
 
 def _is_reset(gpu: Gpu, gpu_after: Gpu) -> bool:
@@ -307,29 +294,14 @@ def _after_layouts(
     gpus: list[Gpu] = []
     outcomes: dict[GpuUuid, LayoutOutcome] = {}
     for gpu in inputs.inventory.gpus:
-        after, outcome = gpu, None
+        after = gpu
         if (layout := desired.by_gpu.get(gpu.uuid)) is not None:
-            after, outcome = preview_layout(
-                gpu, layout, mig_state, claimed, claims_holding(gpu, inputs.holdings)
-            )
+            holders = claims_holding(gpu, inputs.holdings)
+            after, outcome = preview_layout(gpu, layout, mig_state, claimed, holders)
+            if outcome is not None:
+                outcomes[gpu.uuid] = outcome
         gpus.append(after)
-        outcomes |= {} if outcome is None else {gpu.uuid: outcome}
     return tuple(gpus), outcomes
-
-
-def _other(gpus: tuple[Gpu, ...], than: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Those of *gpus* that look otherwise."""
-    return tuple(one for one, other in zip(gpus, than, strict=True) if one != other)
-
-
-def _by_layout(
-    desired: DesiredLayouts, gpus: tuple[Gpu, ...]
-) -> tuple[tuple[str, tuple[Gpu, ...]], ...]:
-    by_layout: dict[str, tuple[Gpu, ...]] = {}
-    for gpu in gpus:
-        layout = desired.by_gpu[gpu.uuid].layout
-        by_layout[layout] = (*by_layout.get(layout, ()), gpu)
-    return tuple(sorted(by_layout.items()))
 
 
 log = logging.getLogger(__name__)
@@ -370,7 +342,7 @@ def devices(
             "\n\n".join(tables) or "this node has no GPU to offer",
             *([f"no driver: {problem}"] if problem else ()),
             *([f"\n{mig_picture(pictures, terminal)}\n"] if pictures else ()),
-            *preview_lines(preview),
+            *preview.lines,
             *_notes(offered, profile, pending_layouts(preview.mig_state, preview.inventory.gpus)),
         ]
         return "\n".join(lines)
