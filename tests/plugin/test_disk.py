@@ -13,12 +13,9 @@ from dra_driver.base.errors import DriverError, NodeError
 from dra_driver.base.files import hanging_disk_calls
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.steps import TimeSliceInterval
-from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles
-from dra_driver.node.state.ledger import Ledger
 from tests.builders import claim, config, ref
 from tests.fakes.disk import Disk, FailingCalls, small_disk
 from tests.plugin.claims.test_prepare import World as Preparing
-from tests.plugin.claims.test_prepare import metadata_in
 
 LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
 
@@ -27,9 +24,7 @@ class World(Preparing):
     """A node whose claims and CDI files are on one disk, with the lease of a real plugin."""
 
     def restart(self):
-        self.ledger = Ledger(self.directory / "claims", "boot")
-        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        self.files = ClaimFiles(self.specs, metadata_in(self.directory))
+        self.open_disk()
         self.turn = PluginLease(self.directory, "pod", lambda: self.preparer.recover())
         self.preparer = self.preparer_with(lease=self.held)
         return self.preparer

@@ -7,7 +7,6 @@ import tempfile
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dra_driver.base.errors import DriverError
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
-from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import (
     DEFAULT_PROFILE,
     GpuSelector,
@@ -26,44 +24,31 @@ from dra_driver.model.profiles import (
     SharingStrategy,
 )
 from dra_driver.model.steps import ComputeMode, SetComputeMode, TimeSliceInterval
-from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.claim_files import CdiSpecFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.memory.pod_limits import pod_memory_shares
 from dra_driver.plan.prepare.amounts import requested_amount
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.publish.offers import OfferBuilder
-from tests.builders import MIB, allocation, config, fraction, inventory, pod, ref
+from tests.builders import MIB, allocation, config, fraction, gpu_uuid, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
-from tests.fakes.preparers import preparer_of
-from tests.fakes.users import FakeUsers
+from tests.fakes.preparers import ClaimWorld
 
 GIB = 1024 * MIB
 TOTAL = 81559 * MIB
-KEEPS = ApiFeatures()
 BY_MPS = (SharingStrategy.MPS,)
-EXCLUSIVE = Profile(
-    "exclusive", (ProfileEntry(GpuSelector(), Rules(fractions=False), "spec.gpus[0]"),)
-)
-STRICT = Profile("strict", (ProfileEntry(GpuSelector(), Rules(strict=True), "spec.gpus[0]"),))
-MPS_ONLY = Profile(
-    "mps-only",
-    (
-        ProfileEntry(
-            GpuSelector(),
-            Rules(strategies=BY_MPS, default_strategy=SharingStrategy.MPS),
-            "spec.gpus[0]",
-        ),
-    ),
-)
-ANY_INTERVAL = Profile(
-    "any-interval",
-    (ProfileEntry(GpuSelector(), Rules(fractions_set_interval=True), "spec.gpus[0]"),),
-)
-FOUND = (
-    TimeSliceInterval.DEFAULT,
-    TimeSliceInterval.MEDIUM,
-)  # of the two GPUs, before anybody came
+
+
+def profile(name, **rules):
+    return Profile(name, (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
+
+
+EXCLUSIVE = profile("exclusive", fractions=False)
+STRICT = profile("strict", strict=True)
+MPS_ONLY = profile("mps-only", strategies=BY_MPS, default_strategy=SharingStrategy.MPS)
+ANY_INTERVAL = profile("any-interval", fractions_set_interval=True)
+# Of the two GPUs, before anybody came.
+FOUND = (TimeSliceInterval.DEFAULT, TimeSliceInterval.MEDIUM)
 FOUND_MODES = (ComputeMode.DEFAULT, ComputeMode.PROHIBITED)
 
 
@@ -121,60 +106,42 @@ class FusedSpecs(CdiSpecFiles):
         super().remove(uid)
 
 
-class World:
+class World(ClaimWorld):
     """A node with two GPUs; claims are read as a test last wrote them."""
 
+    ledger_type, specs_type = FusedLedger, FusedSpecs
+
     def __init__(self, directory):
-        self.directory = Path(directory)
-        self.node: Any = FakeNode(inventory(2))
-        self.node.intervals = {
-            gpu.uuid: previous for gpu, previous in zip(self.node.now.gpus, FOUND, strict=True)
-        }
-        self.node.modes = {
-            gpu.uuid: previous
-            for gpu, previous in zip(self.node.now.gpus, FOUND_MODES, strict=True)
-        }
+        node = FakeNode(inventory(2))
+        super().__init__(Path(directory), node, CallTimeouts(all=5, hand_over=0))
+        uuids = [gpu.uuid for gpu in node.now.gpus]
+        node.intervals = dict(zip(uuids, FOUND, strict=True))
+        node.modes = dict(zip(uuids, FOUND_MODES, strict=True))
         self.pods = FakePods(pods())
-        self.users = FakeUsers()
         self.profile = ANY_INTERVAL
         self.fuse = Fuse()
-        self.node.before_step = self.fuse.burn
-        self.claims = {}
+        node.before_step = self.fuse.burn
         self.restart()
-
-    def read(self, claim):
-        return self.claims[claim.name]
 
     def restart(self):
         self.fuse.remaining = None
-        self.ledger = FusedLedger(self.directory / "claims", "boot")
-        self.specs = FusedSpecs(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        self.ledger.fuse = self.specs.fuse = self.fuse
-        self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        self.preparer = preparer_of(
-            self.node,
-            offers,
-            self,
-            self.ledger,
-            self.files,
-            CallTimeouts(all=5, hand_over=0),
-            pods=self.pods,
-            users=self.users,
-        )
-        self.preparer.recover()
+        super().restart()
         self.settle()
+
+    def open_disk(self):
+        super().open_disk()
+        self.ledger.fuse = self.specs.fuse = self.fuse
 
     def prepare(self, claim, after=None):
         """Whether it was prepared; *after* so many effects the process is killed."""
-        self.claims[claim.ref.name] = claim
+        self.api.put(claim)
         return self._until_killed(lambda: self.preparer.prepare(claim.ref), after)
 
     def unprepare(self, name, after=None):
         return self._until_killed(lambda: self.preparer.unprepare(ref(name)), after)
 
     def join(self, claim, after=None):
-        self.claims[claim.ref.name] = claim
+        self.api.put(claim)
         done = self._until_killed(lambda: self.preparer.prepared_claims.note_pods(claim), after)
         self.settle()
         return done
@@ -281,7 +248,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(pods=PODS, after=FUSES, data=st.data())
     def pods_come_and_go(self, pods, after, data):
         record = data.draw(st.sampled_from(self.world.ledger.records()))
-        claim = self.world.claims[record.claim.name]
+        claim = self.world.api.claims[record.claim]
         joined = tuple(pod(each) for each in sorted(pods))
         changed = Claim(claim.ref, claim.allocations, claim.configs, joined)
         if not self.world.join(changed, after):
@@ -359,8 +326,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_interval_is_the_one_asked_for_or_the_one_found(self):
         asked = {}
-        uuids = {gpu.name: gpu.uuid for gpu in inventory(2).gpus}
-        for claim in (self.world.claims[record.claim.name] for record in self.records()):
+        uuids = {str(gpu.name): gpu.uuid for gpu in inventory(2).gpus}
+        for claim in (self.world.api.claims[record.claim] for record in self.records()):
             for device in (result for result in claim.allocations if not result.admin):
                 configs = [config for config in claim.configs if config.concerns(device.request)]
                 sharing = configs[-1].parameters["sharing"] if configs else {}
@@ -473,37 +440,24 @@ def part(name, memory="20Gi", pods=(), **fields):
     return Claim(ref(name), (fraction(memory, **fields),), pods=tuple(pod(p) for p in pods))
 
 
-def test_killed_before_any_effect_of_a_fraction_the_next_start_finds_all_or_nothing(world):
+@pytest.mark.parametrize("killed", ["prepare", "unprepare"])
+def test_killed_before_any_effect_of_a_fraction_the_next_start_finds_all_or_nothing(world, killed):
     sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
     asked = Claim(ref("a"), (fraction(),), (config(sharing=sharing),), (pod("p"),))
     for after in itertools.count():
-        done = world.prepare(asked, after)
+        if killed == "prepare":
+            done = world.prepare(asked, after)
+        else:
+            assert world.prepare(asked)
+            done = world.unprepare("a", after)
         prepared = world.ledger.known(ClaimUid("uid-a")) is not None
+        interval = world.node.intervals[gpu_uuid()]
         assert bool(world.node.limits) == bool(world.specs.claims()) == prepared
-        assert (
-            world.node.intervals[inventory(1).gpus[0].uuid] == TimeSliceInterval.SHORT
-        ) == prepared
+        assert (interval == TimeSliceInterval.SHORT) == prepared
         if done:
             break
         world.unprepare("a")
-    assert after >= 6
-
-
-def test_killed_before_any_effect_of_giving_back_the_next_start_ends_it_or_it_was_not_begun(world):
-    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
-    asked = Claim(ref("a"), (fraction(),), (config(sharing=sharing),), (pod("p"),))
-    for after in itertools.count():
-        assert world.prepare(asked)
-        done = world.unprepare("a", after)
-        prepared = world.ledger.known(ClaimUid("uid-a")) is not None
-        assert bool(world.node.limits) == bool(world.specs.claims()) == prepared
-        assert (
-            world.node.intervals[inventory(1).gpus[0].uuid] == TimeSliceInterval.SHORT
-        ) == prepared
-        if done:
-            break
-        world.unprepare("a")
-    assert after >= 4
+    assert after >= {"prepare": 6, "unprepare": 4}[killed]
 
 
 BOTH_GPUS_BY_MPS = Claim(

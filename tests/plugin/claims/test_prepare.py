@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,92 +16,26 @@ from dra_driver.base.errors import (
     NodeError,
     TimedOut,
     UnknownDevice,
-    Unreachable,
 )
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures, Device, Offer
-from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.model.offer import Device, Offer
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import POOL, allocation, claim, config, gpu, gpu_uuid, inventory, pod, ref
 from tests.fakes.node import FakeNode
-from tests.fakes.preparers import preparer_of
+from tests.fakes.preparers import ClaimWorld
 from tests.fakes.users import FakeUsers
 
-KEEPS = ApiFeatures()
 
-
-def metadata_in(directory):
-    return MetadataFiles(directory / "plugin")
-
-
-class Api:
-    """The claims that the API server has."""
-
-    def __init__(self):
-        self.claims = {}
-        self.down = False
-        self.reads = 0
-
-    def put(self, claim):
-        self.claims[claim.ref] = claim
-        return claim.ref
-
-    def read(self, claim):
-        self.reads += 1
-        if self.down:
-            raise Unreachable("the API server does not answer")
-        if claim not in self.claims:
-            raise ClaimError(f"claim {claim} does not exist")
-        return self.claims[claim]
-
-
-class World:
-    """A node with its disk. ``restart`` is what a new process finds after a crash."""
-
+class World(ClaimWorld):
     def __init__(self, directory):
-        self.directory = directory
-        self.api = Api()
-        self.node: Any = FakeNode(inventory(3))
-        self.users = FakeUsers()
-        self.profile = DEFAULT_PROFILE
-        self.waits = CallTimeouts(all=5, hand_over=0.2)
-        self.preparer = self.restart()
-
-    def restart(self):
-        self.ledger = Ledger(self.directory / "claims", "boot")
-        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        self.preparer = self.preparer_with()
-        self.preparer.recover()
-        return self.preparer
-
-    def preparer_with(self, **fields):
-        """The preparer, with other parts than usual."""
-        ledger = fields.get("ledger", self.ledger)
-        usual: dict[str, Any] = {
-            "offers": OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, ledger),
-            "ledger": ledger,
-            "files": self.files,
-            "users": self.users,
-            "timeouts": self.waits,
-        }
-        return preparer_of(self.node, claims=self.api, **usual | fields)
+        super().__init__(directory, FakeNode(inventory(3)), CallTimeouts(all=5, hand_over=0.2))
+        self.restart()
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
-
-    def spec(self, name="claim"):
-        path = self.directory / "cdi" / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    @property
-    def nothing_left(self):
-        files = [p for p in self.directory.rglob("*") if p.is_file()]
-        return not files and not self.ledger.records()
 
 
 @pytest.fixture
@@ -261,7 +194,7 @@ def test_a_held_device_is_refused_and_its_holder_untouched(world):
 
 
 def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
-    world.waits = CallTimeouts(all=300, hand_over=300)
+    world.timeouts = CallTimeouts(all=300, hand_over=300)
     world.restart()
     world.prepare("gpu-0", name="holder")
     threading.Timer(0.1, world.preparer.unprepare, [ref("holder")]).start()
@@ -274,7 +207,7 @@ def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
 
 
 def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
-    world.waits = CallTimeouts(all=40, hand_over=30)
+    world.timeouts = CallTimeouts(all=40, hand_over=30)
     world.restart()
     world.prepare("gpu-0", name="holder")
     waiting = threading.Thread(
@@ -317,7 +250,7 @@ def test_claims_on_different_gpus_are_prepared_side_by_side(world):
 
 def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world):
     released = threading.Event()
-    world.waits = CallTimeouts(all=0.3, hand_over=0)
+    world.timeouts = CallTimeouts(all=0.3, hand_over=0)
     world.restart()
     world.node.before_step = lambda step: released.wait(5) if step.minors == (0,) else None
     stuck = threading.Thread(target=world.prepare, args=("gpu-0",), kwargs={"name": "stuck"})
@@ -440,7 +373,7 @@ class WatchedSpecs(CdiSpecFiles):
 def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world):
     world.prepare("gpu-0")
     world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
-    files = ClaimFiles(world.specs, metadata_in(world.directory))
+    files = ClaimFiles(world.specs, MetadataFiles(world.directory / "plugin"))
     preparer = world.preparer_with(files=files)
     round_ = threading.Thread(target=preparer.restore_files)
 
@@ -501,7 +434,7 @@ def die_after(world, effect):
     ledger.dies_when_completed = {"record started": False, "record completed": True}.get(effect)
     specs = DyingSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     specs.dies = effect == "CDI file"
-    metadata = metadata_in(world.directory)
+    metadata = MetadataFiles(world.directory / "plugin")
     if effect == "metadata":
         metadata = DyingMetadata(world.directory / "plugin")
     files = ClaimFiles(specs, metadata)
@@ -667,7 +600,7 @@ def test_a_cdi_directory_that_cannot_be_read_does_not_keep_the_process_from_star
 
 
 def test_waiting_for_everything_together_ends_in_time(world):
-    world.waits = CallTimeouts(all=0.3, hand_over=40)
+    world.timeouts = CallTimeouts(all=0.3, hand_over=40)
     world.restart()
     world.prepare("gpu-0", name="holder")
     begun = time.monotonic()

@@ -1,18 +1,14 @@
 """Claims by MPS, from request to CDI file and back, with an agent that is down at times."""
 
-import json
 import threading
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dra_driver.base.errors import ClaimError, DriverError, MpsAgentUnreachable, NodeError
 from dra_driver.k8s.claims import Claim, ClaimUid, PodUid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
-from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import (
-    DEFAULT_PROFILE,
     GpuSelector,
     MpsTenants,
     Profile,
@@ -27,16 +23,13 @@ from dra_driver.model.steps import (
     SetComputeMode,
     SetMemoryLimits,
 )
-from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import allocation, config, fraction, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
-from tests.fakes.preparers import preparer_of
+from tests.fakes.preparers import ClaimWorld
 
-KEEPS = ApiFeatures()
 MPS = config(sharing={"strategy": "MPS"})
 FOUND = ComputeMode.PROHIBITED
 ALONE = ComputeMode.EXCLUSIVE_PROCESS
@@ -71,43 +64,25 @@ def two_requests(**fields):
     return claim_of(allocation("gpu-0", "a"), allocation("gpu-1", "b"), **fields)
 
 
-class World:
+class World(ClaimWorld):
     """A node with its disk, its MPS agent, and the claims and pods of an API server."""
 
     def __init__(self, directory):
-        self.directory = directory
-        self.node: Any = FakeNode(inventory(2))
-        self.node.modes = dict.fromkeys(self.node.modes, FOUND)
+        node = FakeNode(inventory(2))
+        node.modes = dict.fromkeys(node.modes, FOUND)
+        super().__init__(directory, node, CallTimeouts(all=5, hand_over=0))
         self.pods = FakePods()
-        self.claims = {}
-        self.profile = DEFAULT_PROFILE
-        self.waits = CallTimeouts(all=5, hand_over=0)
         self.restart()
-
-    def read(self, claim):
-        return self.claims[claim]
-
-    def restart(self, ledger=Ledger):
-        self.ledger = ledger(self.directory / "claims", "boot")
-        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = OfferBuilder(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        self.preparer = preparer_of(
-            self.node, offers, self, self.ledger, files, self.waits, pods=self.pods
-        )
-        self.preparer.recover()
 
     def run(self, *pods):
         self.pods.pods |= {(pod.namespace, pod.name): pod for pod in pods}
 
     def prepare(self, claim):
-        self.claims[claim.ref] = claim
-        return self.preparer.prepare(claim.ref)
+        return self.preparer.prepare(self.api.put(claim))
 
     def environment(self, name="claim"):
         """What the containers find that have the first device of the claim."""
-        path = self.specs.directory / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
-        env = json.loads(path.read_text())["devices"][0]["containerEdits"]["env"]
+        env = self.spec(name)["devices"][0]["containerEdits"]["env"]
         return dict(line.split("=", 1) for line in env)
 
     @property
@@ -115,8 +90,7 @@ class World:
         return {namespace.claim for namespace in self.node.namespaces.values()}
 
     def assert_nothing_is_left(self):
-        assert not [path for path in self.directory.rglob("*") if path.is_file()]
-        assert self.ledger.records() == ()
+        assert self.nothing_left
         assert self.node.namespaces == {}
         assert self.node.limits == {}
         assert set(self.node.modes.values()) == {FOUND}
@@ -452,7 +426,8 @@ class MeetingLedger(Ledger):
 
 def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_once(world):
     world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
-    world.restart(MeetingLedger)
+    world.ledger_type = MeetingLedger
+    world.restart()
     refused = []
 
     def prepare(claim):
