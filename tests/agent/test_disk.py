@@ -72,7 +72,7 @@ def test_on_a_full_disk_a_namespace_is_refused_clearly_and_nothing_is_begun(host
     assert agent.serve(namespace())
 
 
-def test_a_read_only_disk_is_said_and_all_goes_on_once_it_is_writable(host, disk):
+def test_a_read_only_disk_is_an_error_and_all_goes_on_once_it_is_writable(host, disk):
     agent = host.agent()
     agent.serve(namespace())
     disk.make("ro")
@@ -101,9 +101,9 @@ def test_a_file_that_cannot_be_read_for_now_ends_no_server(mps_dir, number):
                 host.agent()
             except NodeError as error:
                 assert "cannot" in str(error)
-        again = host.agent()
-        assert names(again) == ["c_1"]
-        assert len(again.status().incidents) == 1
+        successor = host.agent()
+        assert names(successor) == ["c_1"]
+        assert len(successor.status().incidents) == 1
         assert len(host.daemons.running) == 1
         if failing.calls <= at:
             break

@@ -24,10 +24,10 @@ SECONDS = 60
 
 @pytest.fixture
 def service(host):
-    made = AgentService(host.agent(), host.directory)
-    made.start()
-    yield made
-    made.stop()
+    service = AgentService(host.agent(), host.directory)
+    service.start()
+    yield service
+    service.stop()
     for thread in threading.enumerate():  # which may still write into the directory
         if thread.name == REQUEST_THREAD:
             thread.join(SECONDS)
@@ -120,7 +120,7 @@ def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, proble
     assert problem in ask(service, line)
 
 
-def test_a_request_without_end_is_cut_off(service):
+def test_a_request_without_end_is_refused(service):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SECONDS)
         connection.connect(str(service.path))
@@ -161,9 +161,9 @@ def test_who_says_nothing_is_not_waited_for_without_end():
 
 
 def test_sockets_of_dead_agents_are_replaced_and_nothing_else_is(host):
-    kept = [host.directory / name for name in (".notours", ".0123abcd.tmp", ".89abcdef")]
-    for path in kept:
-        path.touch()  # no sockets
+    no_sockets = [host.directory / name for name in (".notours", ".0123abcd.tmp", ".89abcdef")]
+    for path in no_sockets:
+        path.touch()
     for name in ("agent.sock", ".0123abcd"):  # the second was not renamed yet
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(host.directory / name))
@@ -173,7 +173,7 @@ def test_sockets_of_dead_agents_are_replaced_and_nothing_else_is(host):
 
     assert MpsAgentClient(service.path).status().servers == ()
     assert not (host.directory / ".0123abcd").exists()
-    assert all(path.exists() for path in kept)
+    assert all(path.exists() for path in no_sockets)
     service.stop()
 
 
@@ -218,9 +218,9 @@ def test_whoever_ends_the_agent_does_not_wait_for_a_spare(host, service, agent):
     agent.serve(namespace("c_2"))
     assert add.begun.wait(SECONDS)
 
-    before = time.monotonic()
+    began = time.monotonic()
     service.stop()
-    assert time.monotonic() - before < 40
+    assert time.monotonic() - began < 40
     add.go_on.set()
 
 
@@ -245,7 +245,7 @@ def test_a_second_agent_in_the_same_directory_is_refused(mps_dir):
     os.close(lock_directory(mps_dir / "new"))
 
 
-def test_a_directory_that_cannot_be_made_is_said(mps_dir):
+def test_a_directory_that_cannot_be_made_is_an_error(mps_dir):
     (mps_dir / "file").touch()
 
     with pytest.raises(NodeError, match="cannot make the directory for MPS"):

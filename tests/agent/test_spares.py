@@ -42,14 +42,14 @@ def test_a_namespace_gets_the_spare_with_one_run_of_the_program_at_most(
 ):
     ready = spare(host, agent)
     runs(host)
-    wanted = namespace("c_2", **{"percent": 30, "mib": 1024, **other})
+    unserved = namespace("c_2", **{"percent": 30, "mib": 1024, **other})
 
-    served = agent.serve(wanted)
+    served = agent.serve(unserved)
 
     assert runs(host) == expected_runs
     assert served.pipe_directory.endswith(f"/gpu/{ready}")
-    assert served.namespace == wanted
-    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": wanted.limits}
+    assert served.namespace == unserved
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": unserved.limits}
 
 
 def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
@@ -83,7 +83,7 @@ def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(h
     assert host.granted(agent)["c_3"] == limits_of(40, 100)
 
 
-def test_namespaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host, agent):
+def test_namespaces_that_the_daemon_calls_otherwise_are_reported_by_their_own_name(host, agent):
     agent.serve(namespace("c_2", mib=2048))
     host.connect(agent, 71, "c_2")
     host.seconds += 2
@@ -115,14 +115,14 @@ def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host
 def test_the_next_agent_sets_the_limits_of_what_it_finds(host, agent):
     """The last one may have been killed after it changed them."""
     spare_name = spare(host, agent)
-    again = host.agent()
+    successor = host.agent()
     host.daemons.of(OVER_ONE).namespaces[spare_name] = limits_of(100)
     runs(host)
 
-    again.serve(namespace("c_2", percent=30, mib=1024))
+    successor.serve(namespace("c_2", percent=30, mib=1024))
 
     assert runs(host) == ["limit_namespace"]
-    assert host.granted(again)["c_2"] == limits_of(30, 1024)
+    assert host.granted(successor)["c_2"] == limits_of(30, 1024)
 
 
 def test_what_somebody_removed_is_not_given_out_and_is_made_anew(host, agent):

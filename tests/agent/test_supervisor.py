@@ -58,7 +58,7 @@ def test_namespaces_on_the_same_gpus_share_a_server_that_ends_with_the_last(host
     assert (host.left(), agent.status().servers) == ([], ())
 
 
-def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_said(host, agent):
+def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_they_come(host, agent):
     agent.serve(namespace("c_1", ONE))
     agent.serve(namespace("c_2", TWO, ONE))
     agent.serve(namespace("c_3", ONE, TWO))
@@ -173,9 +173,9 @@ def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent):
     server = the_server(agent)
     assert (server.ready, server.restarts) == (False, 0)
     assert server.reason
-    again = agent.maintain()
-    assert again is not None
-    host.pass_time(agent, again)
+    seconds = agent.maintain()
+    assert seconds is not None
+    host.pass_time(agent, seconds)
 
     server = the_server(agent)
     assert (server.ready, server.restarts, server.reason) == (True, 1, "")
@@ -338,7 +338,7 @@ def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
     assert host.daemons.calls[before:] == [f"check {NAME}"]
 
 
-def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_told(host, agent):
+def test_a_client_that_cannot_be_ended_ends_with_its_server_which_is_reported(host, agent):
     woken = []
     agent.on_problem = lambda: woken.append(True)
     agent.serve(namespace("c_1"))
@@ -501,14 +501,14 @@ def test_limits_are_not_set_again_for_ever(host, agent):
     assert len(agent.status().incidents) == 3
 
 
-def test_a_namespace_that_somebody_removed_is_made_again_and_a_stranger_removed(host, agent):
+def test_a_removed_namespace_is_created_again_and_an_unknown_one_removed(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.of(NAME).namespaces = {"stranger": limits_of(100)}
+    host.daemons.of(NAME).namespaces = {"unknown": limits_of(100)}
 
     host.pass_time(agent, 13)
 
     assert host.granted(agent) == {"c_1": limits_of(50), "a spare": limits_of(50)}
-    assert "stranger" not in host.daemons.of(NAME).namespaces
+    assert "unknown" not in host.daemons.of(NAME).namespaces
     assert agent.status().incidents[0].reason == "it was removed"
 
 
@@ -608,12 +608,12 @@ def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_togethe
 
 
 def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(host, agent):
-    mine = namespace("c_1", tenant="a")
-    agent.serve(mine)
+    unserved = namespace("c_1", tenant="a")
+    agent.serve(unserved)
     host.daemons.crash(NAME)
     host.daemons.newest = 2
 
-    assert agent.serve(mine).protocol == 2
+    assert agent.serve(unserved).protocol == 2
     assert [server.name for server in agent.status().servers] == [mps_server_name([ONE], "a")]
 
 
@@ -660,13 +660,13 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
         server.name: (server.tenant, len(server.namespaces)) for server in agent.status().servers
     } == {servers[0]: ("", 2), servers[2]: ("a", 2), servers[4]: ("b", 1)}
 
-    again = host.agent()
-    again.maintain()
-    assert [again.serve(namespace) for namespace in namespaces] == served
-    again.release(served[0].namespace.name)
-    assert sorted(names(again)) == ["c_1", "c_2", "c_3", "c_4"]
+    successor = host.agent()
+    successor.maintain()
+    assert [successor.serve(namespace) for namespace in namespaces] == served
+    successor.release(served[0].namespace.name)
+    assert sorted(names(successor)) == ["c_1", "c_2", "c_3", "c_4"]
     for endpoint in served:
-        again.release(endpoint.namespace.name)
+        successor.release(endpoint.namespace.name)
     assert host.left() == []
 
 
@@ -688,25 +688,23 @@ def test_after_a_newer_driver_came_a_tenant_does_not_join_what_others_share_by_p
     shared = agent.serve(namespace("c_1"))
     older.daemons.newest = 3
 
-    mine = agent.serve(namespace("c_2", tenant="a"))
-
-    assert mine.protocol == 3
+    assert agent.serve(namespace("c_2", tenant="a")).protocol == 3
     assert agent.serve(namespace("c_1")) == shared
     assert {server.name for server in agent.status().servers} == {NAME, mps_server_name([ONE], "a")}
 
 
 def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
-    before = agent.serve(namespace())
+    served = agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     running = dict(host.daemons.running)
 
-    again = host.agent()
-    again.maintain()
+    successor = host.agent()
+    successor.maintain()
 
     assert host.daemons.running == running
-    assert tuple(again.status().namespaces()) == (before,)
-    assert again.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_1")),)
-    assert again.status().incidents == ()
+    assert tuple(successor.status().namespaces()) == (served,)
+    assert successor.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_1")),)
+    assert successor.status().incidents == ()
 
 
 def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(host, agent):
@@ -733,8 +731,8 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2", TWO))
     path = host.directory / "state" / f"{NAME}.json"
-    before = path.read_text()
-    path.write_text("" if how == "empty" else before.replace('"version":1', '"version":2'))
+    document = path.read_text()
+    path.write_text("" if how == "empty" else document.replace('"version":1', '"version":2'))
 
     agent = host.agent()
 
@@ -786,16 +784,16 @@ def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(
     assert agent.serve(namespace()).namespace == namespace()
 
 
-def test_a_server_that_was_not_sheltered_is_when_the_next_agent_can(host, agent):
-    host.daemons.sheltered = False
+def test_a_daemon_leaves_the_container_when_a_later_agent_can_move_it(host, agent):
+    host.daemons.detachable = False
     agent.serve(namespace())
     assert agent.servers_in_container == 1
     assert host.agent().servers_in_container == 1
-    host.daemons.sheltered = True
+    host.daemons.detachable = True
     assert host.agent().servers_in_container == 0
 
 
-def test_a_write_that_a_crash_cut_short_is_cleared_up(host, agent):
+def test_a_write_that_a_crash_interrupted_is_cleared_up(host, agent):
     (host.directory / "state" / ".half.tmp").write_text("{")
 
     host.agent()
@@ -866,17 +864,17 @@ def test_servers_do_not_wait_for_each_other_but_namespaces_of_one_do(host, agent
 def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host, agent):
     agent.serve(namespace("c_1", ONE))
     agent.serve(namespace("c_2", TWO))
-    first, other = sorted([mps_server_name([ONE]), mps_server_name([TWO])])
+    broken_server, well_server = sorted([mps_server_name([ONE]), mps_server_name([TWO])])
     is_running = host.daemons.is_running
 
     def broken(daemon):
-        if daemon.name == first:
+        if daemon.name == broken_server:
             raise ValueError("a bug")
         return is_running(daemon)
 
     host.daemons.is_running = broken
-    host.daemons.crash(other)
+    host.daemons.crash(well_server)
     host.pass_time(agent, 5)
 
     restarts = {server.name: server.restarts for server in agent.status().servers}
-    assert restarts == {first: 0, other: 1}
+    assert restarts == {broken_server: 0, well_server: 1}

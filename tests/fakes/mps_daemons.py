@@ -48,7 +48,7 @@ class Running:
     unanswering: bool = False  # to anything
     hanging: bool = False  # when a client is to be ended
     faulty: bool = False  # its server, which says so
-    sheltered: bool = True
+    detached: bool = True
 
 
 class FakeDaemons(MpsDaemons):
@@ -62,7 +62,7 @@ class FakeDaemons(MpsDaemons):
         self.others: tuple[str, ...] = ()
         self.calls: list[str] = []
         self.trimmed: list[str] = []  # servers whose logs were cut
-        self.sheltered = True  # what is started is safe from the end of the agent's container
+        self.detachable = True  # daemons can be moved out of the agent's container
         self.unaskable = ""  # why no program can be run
         self.stuck: set[GpuUuid] = set()  # what runs on one of them does not end
 
@@ -99,14 +99,14 @@ class FakeDaemons(MpsDaemons):
             raise NodeError(f"protocol {daemon.protocol} is unknown")
         if any(existing.daemon.directory == daemon.directory for existing in self.running.values()):
             raise NodeError(f"another daemon lives in {daemon.directory}")
-        there = Path(daemon.directory).exists()
+        existed = Path(daemon.directory).exists()
         Path(daemon.pipe).mkdir(parents=True, exist_ok=True)
         self.fate.point()
         if self.absent & set(daemon.gpus):
-            if not there:
+            if not existed:
                 shutil.rmtree(daemon.directory)
             raise NodeError(f"MPS server {daemon.name} does not start: no such GPU")
-        running = self.running[daemon.token] = Running(daemon, sheltered=self.sheltered)
+        running = self.running[daemon.token] = Running(daemon, detached=self.detachable)
         self.fate.point()
         if daemon.protocol > 2:
             running.namespaces = {namespace.name: namespace.limits for namespace in namespaces}
@@ -133,8 +133,8 @@ class FakeDaemons(MpsDaemons):
     def add_namespace(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
         running = self._answering("add_namespace", daemon)
         if daemon.protocol > 2:
-            there = running.namespaces.get(namespace.name)
-            if there not in (None, MpsLimits(), namespace.limits):
+            limits = running.namespaces.get(namespace.name)
+            if limits not in (None, MpsLimits(), namespace.limits):
                 raise NodeError(f"namespace {namespace.name} has other limits")
             running.namespaces.setdefault(namespace.name, MpsLimits())
             self.fate.point()
@@ -196,11 +196,11 @@ class FakeDaemons(MpsDaemons):
 
     def detach(self, daemon: ControlDaemon) -> bool:
         if daemon.token in self.running:
-            self.running[daemon.token].sheltered = self.sheltered
-        return self.sheltered
+            self.running[daemon.token].detached = self.detachable
+        return self.detachable
 
     def is_detached(self, daemon: ControlDaemon) -> bool:
-        return daemon.token not in self.running or self.running[daemon.token].sheltered
+        return daemon.token not in self.running or self.running[daemon.token].detached
 
     def unmanaged(self, tokens: Collection[str]) -> tuple[str, ...]:
         unknown = self.running.keys() - set(tokens)

@@ -112,6 +112,18 @@ def _unknown_unless_asked() -> Iterator[None]:
         raise MpsStateUnknown(f"the driver's {PROGRAM} cannot be run: {e}") from e
 
 
+@contextmanager
+def unless_gone(is_there: Callable[[], bool]) -> Iterator[None]:
+    """Around a command that ends or removes something: it may fail where that is gone."""
+    try:
+        yield
+    except (MpsStateUnknown, TimedOut):
+        raise
+    except NodeError:
+        if is_there():
+            raise
+
+
 def _mount_into(root: str, directory: str) -> None:
     """Make *directory* visible by the same path to a program that runs in *root*.
 

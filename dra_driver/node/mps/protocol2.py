@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.base.errors import NodeError
 from dra_driver.model.mps import MpsClient, MpsNamespace, MpsNamespaceName
 from dra_driver.node.driver.commands import Command
-from dra_driver.node.mps.control import ControlProgram
+from dra_driver.node.mps.control import ControlProgram, unless_gone
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
 from dra_driver.node.mps.draining import TerminateClient
 from dra_driver.node.mps.formats import format_size, parse_percent
@@ -95,14 +95,8 @@ class Protocol2:
         self._control.ask(daemon, deadline, stdin="quit -t 1\n")
 
     def _terminate(self, daemon: ControlDaemon, server: int, pid: int, deadline: Deadline) -> None:
-        order = f"terminate_client {server} {pid}\n"
-        try:
-            self._control.ask(daemon, deadline, stdin=order)
-        except TimedOut:
-            raise
-        except NodeError:
-            if pid in self._clients(daemon, server, deadline):
-                raise
+        with unless_gone(lambda: pid in self._clients(daemon, server, deadline)):
+            self._control.ask(daemon, deadline, stdin=f"terminate_client {server} {pid}\n")
 
     def _clients(self, daemon: ControlDaemon, server: int, deadline: Deadline) -> set[int]:
         return set(self._numbers(daemon, f"get_client_list {server}", deadline))

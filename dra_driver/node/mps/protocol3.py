@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline, within_request
-from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
 from dra_driver.model.mps import ALL_CORES, MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.node.driver.commands import Command
-from dra_driver.node.mps.control import ControlProgram
+from dra_driver.node.mps.control import ControlProgram, unless_gone
 from dra_driver.node.mps.daemon import SERVER, ControlDaemon, DaemonStatus
 from dra_driver.node.mps.draining import TerminateClient
 from dra_driver.node.mps.formats import (
@@ -178,15 +178,10 @@ class Protocol3:
     def remove_namespace(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> None:
-        try:
+        with unless_gone(lambda: self._find(daemon, namespace, deadline) is not None):
             self._control.ask(
                 daemon, deadline, "namespace", "delete", namespace, _ON_SERVER, "--force"
             )
-        except TimedOut:
-            raise
-        except NodeError:
-            if self._find(daemon, namespace, deadline) is not None:
-                raise
 
     def terminators(
         self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
@@ -199,13 +194,8 @@ class Protocol3:
         self._control.ask(daemon, deadline, "-q")
 
     def _terminate(self, daemon: ControlDaemon, pid: int, deadline: Deadline) -> None:
-        try:
+        with unless_gone(lambda: pid in self._clients(daemon, deadline)):
             self._control.ask(daemon, deadline, "client", "terminate", str(pid))
-        except (MpsStateUnknown, TimedOut):
-            raise
-        except NodeError:
-            if pid in self._clients(daemon, deadline):
-                raise
 
     def _clients(self, daemon: ControlDaemon, deadline: Deadline) -> set[int]:
         return {client.pid for client in parse_clients(self._listed(daemon, deadline, "client"))}

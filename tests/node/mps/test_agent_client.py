@@ -37,14 +37,14 @@ def answering(path):
     threads, over = [], threading.Event()
 
     def start(answer):
-        asked = []
+        requests = []
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
 
         def run():
             with listener, listener.accept()[0] as connection, suppress(OSError):
-                asked.append(json.loads(connection.makefile("rb").readline()))
+                requests.append(json.loads(connection.makefile("rb").readline()))
                 if answer is None:
                     over.wait(60)
                 else:
@@ -52,7 +52,7 @@ def answering(path):
 
         threads.append(threading.Thread(target=run, daemon=True))
         threads[-1].start()
-        return asked
+        return requests
 
     yield start
     over.set()
@@ -61,10 +61,10 @@ def answering(path):
 
 
 def test_a_namespace_is_asked_for_in_whole(path, answering):
-    asked = answering(line(SERVED))
+    requests = answering(line(SERVED))
 
     assert MpsAgentClient(path).serve(NAMESPACE) == SERVED
-    assert asked == [
+    assert requests == [
         {
             "version": 1,
             "ServeRequest": {
@@ -94,10 +94,10 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
     ],
 )
 def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, request_document):
-    asked = answering(line(RequestDone()))
+    requests = answering(line(RequestDone()))
 
     assert ask(MpsAgentClient(path)) is None
-    assert asked == [{"version": 1, **request_document}]
+    assert requests == [{"version": 1, **request_document}]
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
@@ -106,7 +106,7 @@ def test_the_status_is_what_the_agent_knows(path, answering):
     assert MpsAgentClient(path).status() == MpsStatus(unmanaged=("other",))
 
 
-def test_nobody_there_is_said_with_what_to_start(path):
+def test_without_an_agent_the_error_says_what_to_start(path):
     with pytest.raises(MpsAgentUnreachable) as caught:
         MpsAgentClient(path).status()
 

@@ -52,7 +52,7 @@ def test_a_line_that_is_none_is_an_error_that_says_what_may_help():
         (SettingsError("odd"), NodeError),
     ],
 )
-def test_an_error_is_told_apart_at_the_other_end(error, kind):
+def test_an_error_keeps_its_kind_at_the_other_end(error, kind):
     raised = AgentError.of(error).error
 
     assert type(raised) is kind

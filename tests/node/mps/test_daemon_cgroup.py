@@ -140,7 +140,7 @@ def test_the_place_is_taken_away_unless_somebody_is_in_it(tmp_path):
     assert used.exists()
 
 
-def test_that_nothing_can_be_moved_is_said_once_until_it_changes(tmp_path, caplog):
+def test_that_nothing_can_be_moved_is_logged_once_until_it_changes(tmp_path, caplog):
     caplog.set_level("INFO")
     host = Host(tmp_path, IN_CONTAINER)
     host.hierarchy()

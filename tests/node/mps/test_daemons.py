@@ -51,12 +51,12 @@ class Shared:
 def running():
     """One of each protocol."""
     with new_host(2) as older, new_host(3) as newer:
-        made = {}
+        by_protocol = {}
         for host in (older, newer):
             daemon, daemons = host.daemon(default_limits=MpsLimits(50, 5 * GIB)), host.daemons()
             daemons.start(daemon, [])
-            made[host.protocol] = Shared(host, daemons, daemon, itertools.count(10))
-        yield made
+            by_protocol[host.protocol] = Shared(host, daemons, daemon, itertools.count(10))
+        yield by_protocol
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def control(daemon) -> int:
 
 
 @both
-def test_the_newest_protocol_is_told_by_the_driver(daemons, protocol):
+def test_the_driver_decides_which_protocol_is_the_newest(daemons, protocol):
     assert daemons.protocol() == protocol == daemons.protocol()
 
 
@@ -119,7 +119,7 @@ def test_a_program_that_goes_while_its_driver_stays_is_missed(other_host):
 
 
 @both
-def test_what_could_not_be_asked_is_told_apart_from_what_answers_wrongly(shared):
+def test_a_daemon_that_could_not_be_asked_is_no_daemon_that_answers_wrongly(shared):
     def cannot(command, seconds):
         raise NodeError("cannot run it: too many open files")
 
@@ -331,7 +331,7 @@ def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared,
 
 
 @both
-def test_a_client_that_cannot_be_taken_off_is_said_to_be_wedged(host, daemons):
+def test_a_client_that_cannot_be_ended_times_out(host, daemons):
     daemon, namespace = host.daemon(), host.namespace(1)
     directory = daemons.start(daemon, [namespace])[namespace.name]
     pid = host.attach(daemon, directory)
@@ -446,10 +446,10 @@ def test_clients_are_listed_whatever_one_of_them_calls_itself(other_host):
     other = host.attach(daemon, directory)
     assert "\nforged\n" in host.ask(daemon, "client", "list", "--format=csv,noheader")
 
-    look = daemons.check(daemon)
+    status = daemons.check(daemon)
 
-    assert look.ready
-    assert {client.pid for client in look.clients} == {named.pid, other}
+    assert status.ready
+    assert {client.pid for client in status.clients} == {named.pid, other}
     host.end_programs()
     daemons.stop_and_remove(daemon)
 
@@ -492,7 +492,7 @@ def test_a_daemon_that_dies_before_it_was_asked_does_not_start_and_leaves_nothin
     assert host.left() == []
 
 
-def test_a_server_over_a_gpu_that_is_gone_is_said_to_be(other_host):
+def test_the_error_of_a_server_over_a_missing_gpu_says_so(other_host):
     host = other_host
     daemon = host.daemon()
     host.change(gpu=0, present=False)
@@ -519,7 +519,7 @@ def test_a_server_whose_gpu_goes_is_not_ready(other_host):
     assert not daemons.check(daemon).ready
 
 
-def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
+def test_a_daemon_of_somebody_else_is_reported_and_left_alone(host, daemons):
     ours, other = host.daemon(), host.daemon(gpus=2)
     for daemon in (ours, other):
         daemons.start(daemon, [])

@@ -68,7 +68,7 @@ def test_the_time_of_a_request_is_kept():
     assert time.monotonic() - began < 20, "all of them would take 40 s"
 
 
-def test_another_error_is_told_once_the_others_have_ended():
+def test_another_error_is_raised_once_the_others_have_ended():
     def refused(deadline):
         raise CommandFailed("no")
 

@@ -86,7 +86,7 @@ def test_exactly_those_are_ended_and_waited_for(started):
     assert [other.poll() for other in others] == [None, None]
 
 
-def test_one_that_does_not_listen_is_said_to_be_still_there(started):
+def test_a_process_that_ignores_the_signal_is_still_there(started):
     deaf = started("sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done")
     deaf.stdout.readline()
     processes = DaemonProcesses()
@@ -154,7 +154,7 @@ def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(
     assert sorted(process.pid for process in processes) == sorted(process.pid for process in inside)
 
 
-def test_processes_that_cannot_be_looked_at_are_not_said_to_be_gone(started):
+def test_processes_that_cannot_be_looked_at_are_not_taken_for_gone(started):
     child = started("sleep", "60")
     processes = DaemonProcesses()
     (running,) = processes.of(TOKEN)
@@ -174,7 +174,7 @@ def test_processes_that_cannot_be_looked_at_are_not_said_to_be_gone(started):
     assert processes.is_alive(running)
 
 
-def test_all_that_is_found_is_ended_and_what_stays_is_told(started):
+def test_all_that_is_found_is_ended_and_what_stays_is_returned(started):
     child = started("sleep", "60")
     processes = DaemonProcesses()
 

@@ -34,7 +34,7 @@ def test_however_many_there_are_sixteen_lines_tell_of_them():
     )
 
 
-def test_a_directory_is_cut_and_shown_in_one_line():
+def test_a_directory_is_shortened_and_shown_in_one_line():
     (line,) = describe_unmanaged([UnmanagedDaemon(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
 
     assert line.startswith("nvidia-cuda-mps-control (process 7, pipe directory /tmp/a?b?[31mxxx")
