@@ -109,7 +109,6 @@ DRIVER_NOT_LOADED: Final = 9
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13  # the driver is older than the question
 GPU_IS_LOST: Final = 15
-RESET_REQUIRED: Final = 16
 LIB_RM_VERSION_MISMATCH: Final = 18
 IN_USE: Final = 19
 INSUFFICIENT_RESOURCES: Final = 23

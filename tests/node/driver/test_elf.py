@@ -17,24 +17,20 @@ def library(tmp_path: Path) -> Path:
     return tmp_path / "libcuda.so.580.95.05"
 
 
-def test_the_soname_and_the_machine_are_read(library: Path) -> None:
-    library.write_bytes(elf_library("libcuda.so.1"))
-    assert read_elf(str(library)) == ElfLibrary("x86_64", "libcuda.so.1")
-
-
-def test_an_arm_library_is_told_from_an_intel_one(library: Path) -> None:
-    library.write_bytes(elf_library("libcuda.so.1", "aarch64"))
-    assert read_elf(str(library)) == ElfLibrary("aarch64", "libcuda.so.1")
-
-
-def test_a_library_may_have_no_soname(library: Path) -> None:
-    library.write_bytes(elf_library(None))
-    assert read_elf(str(library)) == ElfLibrary("x86_64", None)
-
-
-def test_a_32_bit_library_is_passed_over(library: Path) -> None:
-    library.write_bytes(elf_library("libcuda.so.1", "i386"))
-    assert read_elf(str(library)) is None
+@pytest.mark.parametrize(
+    ("soname", "machine", "elf"),
+    [
+        ("libcuda.so.1", "x86_64", ElfLibrary("x86_64", "libcuda.so.1")),
+        ("libcuda.so.1", "aarch64", ElfLibrary("aarch64", "libcuda.so.1")),
+        (None, "x86_64", ElfLibrary("x86_64", None)),
+        ("libcuda.so.1", "i386", None),
+    ],
+)
+def test_the_soname_and_the_machine_are_read_but_of_32_bit_libraries(
+    library: Path, soname: str | None, machine: str, elf: ElfLibrary | None
+) -> None:
+    library.write_bytes(elf_library(soname, machine))
+    assert read_elf(str(library)) == elf
 
 
 def test_the_c_library_of_this_machine_is_read_as_the_linker_does() -> None:

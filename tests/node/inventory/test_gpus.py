@@ -64,11 +64,6 @@ def test_devices_come_by_minor_number_not_by_bus_id(tmp_path):
     assert minors(node.gpus()) == [0, 3]
 
 
-def test_two_looks_at_an_unchanged_node_are_equal(node):
-    gpus = node.gpus()
-    assert gpus.scan() == gpus.scan()
-
-
 @pytest.mark.parametrize("driver", ["not-loaded", "no-library"])
 def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
     gpus = node.gpus()

@@ -60,6 +60,11 @@ def node(tmp_path):
     return node
 
 
+@pytest.fixture
+def gpus(node):
+    return node.gpus(lambda minors: None)
+
+
 @contextmanager
 def late(node, question):
     """The first GPU answers this too late, but before it is asked anything else."""
@@ -78,8 +83,7 @@ def looked(node, gpus, question):
     return [gpu.minor for gpu in inventory.gpus], len(inventory.unavailable)
 
 
-def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node):
-    gpus = node.gpus(lambda minors: None)
+def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node, gpus):
     (gpu, _) = gpus.scan().gpus
     node.nvml.on_gpu(gpu.uuid, "turning it on", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 1))
 
@@ -91,8 +95,7 @@ def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(n
     assert gpu.mig.on
 
 
-def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node):
-    gpus = node.gpus(lambda minors: None)
+def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node, gpus):
     before = gpus.scan().gpus[0]
     node.document["gpus"].append(h100("9d"))
     node.write()
@@ -126,9 +129,8 @@ def in_time(node, gpus):
 
 @pytest.mark.parametrize("question", ["count", "driver"])
 def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
-    node, system_late, question
+    node, gpus, system_late, question
 ):
-    gpus = node.gpus(lambda minors: None)
     before = in_time(node, gpus)
     assert [gpu.minor for gpu in before.gpus] == [0, 1]
 
@@ -145,8 +147,7 @@ def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
     assert gpus.scan().gpus == before.gpus, "it was in time in between"
 
 
-def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
-    gpus = node.gpus(lambda minors: None)
+def test_a_late_restart_of_nvml_is_excused_once_too(node, gpus, system_late):
     before = in_time(node, gpus).gpus
     eventually(node.nvml.restart)
 

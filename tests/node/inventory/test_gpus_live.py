@@ -23,12 +23,16 @@ def node(tmp_path):
     return node
 
 
+@pytest.fixture
+def gpus(node):
+    return node.gpus()
+
+
 def names(inventory: Inventory) -> list[str]:
     return [str(device.name) for device in inventory.gpus]
 
 
-def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
-    gpus = node.gpus()
+def test_a_gpu_that_comes_is_offered_at_the_next_look(node, gpus):
     assert names(gpus.scan()) == ["gpu-0", "gpu-1"]
     node.document["gpus"].append(h100("9d"))
     node.write()
@@ -36,8 +40,7 @@ def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
     assert gpus.scan().gpus[2].topology.nvlink_peers == 2
 
 
-def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
-    gpus = node.gpus()
+def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node, gpus):
     before = gpus.scan()
     node.change(gpu=0, present=False)
     without = gpus.scan()
@@ -47,8 +50,7 @@ def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
     assert gpus.scan() == before
 
 
-def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
-    gpus = node.gpus()
+def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node, gpus):
     before = gpus.scan()
     node.change(gpu=0, driver="vfio-pci")
     inventory = gpus.scan()
@@ -60,8 +62,7 @@ def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
     assert gpus.scan() == before
 
 
-def test_a_fault_that_passes_leaves_no_trace(node):
-    gpus = node.gpus()
+def test_a_fault_that_passes_leaves_no_trace(node, gpus):
     before = gpus.scan()
     node.change(gpu=0, fails="GPU_IS_LOST")
     faulty = gpus.scan()
@@ -71,8 +72,7 @@ def test_a_fault_that_passes_leaves_no_trace(node):
     assert gpus.scan() == before
 
 
-def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
-    gpus = node.gpus()
+def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node, gpus):
     before = gpus.scan().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
     node.change(gpu=0, mig=True, instances=[{"profile": "3g.40gb", "start": 4}])
@@ -137,15 +137,13 @@ def test_a_gpu_in_mig_mode_is_never_taken_for_one_that_cannot_be_cut(node):
     assert second.mig is None
 
 
-def test_what_a_change_of_mig_mode_did_to_a_gpu_is_read_again(node):
-    gpus = node.gpus()
+def test_what_a_change_of_mig_mode_did_to_a_gpu_is_read_again(node, gpus):
     gpus.scan()
     node.change(gpu=0, mig=True, minor=7)
     assert [gpu.minor for gpu in gpus.scan().gpus] == [1, 7]
 
 
-def test_a_new_driver_is_told_of_every_gpu(node):
-    gpus = node.gpus()
+def test_a_new_driver_is_told_of_every_gpu(node, gpus):
     gpus.scan()
     node.change(driver_version="590.48.01", cuda_version="13.1")
     waiting = gpus.scan()

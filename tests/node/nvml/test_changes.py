@@ -37,6 +37,11 @@ def node(tmp_path):
     simulated.nvml.stop()
 
 
+@pytest.fixture
+def gpus(node):
+    return node.gpus(lambda minors: None)
+
+
 class Change:
     """A change of a GPU that lasts until it is told to end."""
 
@@ -67,8 +72,7 @@ class Change:
             self.end.wait(30)
 
 
-def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
-    gpus = node.gpus(lambda minors: None)
+def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node, gpus):
     before = gpus.scan()
     with Change(node, 0):
         began = time.monotonic()
@@ -81,8 +85,7 @@ def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
     assert gpus.scan().gpus[0].mig.on
 
 
-def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(node):
-    gpus = node.gpus(lambda minors: None)
+def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(node, gpus):
     gpus.scan()
     node.change(gpu=1, fails="GPU_IS_LOST")
     before = gpus.scan()
@@ -93,8 +96,7 @@ def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(nod
     assert len(gpus.scan().gpus) == 2
 
 
-def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(node):
-    gpus = node.gpus(lambda minors: None)
+def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(node, gpus):
     gpus.scan()
     node.change(gpu=1, hangs=True)
     gpus.scan()

@@ -49,24 +49,22 @@ def test_every_nvml_error_becomes_a_node_error_with_its_cause_and_message(error)
     assert str(caught.value).startswith(f"reading the name: NVML says {error()}")
 
 
-def test_an_nvml_error_without_a_class_of_its_own_is_mapped_too():
-    with pytest.raises(NodeError, match="NVML Error with code 4711"), nvml_errors("x"):
-        raise pynvml.NVMLError(4711)
-
-
-def test_a_library_older_than_pynvml_is_mapped():
-    with pytest.raises(NodeError, match="reboot the node"), nvml_errors("x"):
-        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (pynvml.NVMLError(4711), "NVML Error with code 4711"),  # without a class of its own
+        (pynvml.NVMLLibraryMismatchError("Unversioned function called"), "reboot the node"),
+        (pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), r"GPU is lost; .*reboot the node$"),
+    ],
+)
+def test_an_error_says_what_to_do_about_it(error, message):
+    with pytest.raises(NodeError, match=message), nvml_errors("x"):
+        raise error
 
 
 def test_other_errors_are_bugs_and_pass_as_they_are():
     with pytest.raises(KeyError), nvml_errors("x"):
         raise KeyError("ours")
-
-
-def test_an_error_says_what_to_do_about_it():
-    with pytest.raises(NodeError, match=r"GPU is lost; .*reboot the node$"), nvml_errors("x"):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 @pytest.mark.usefixtures("pynvml_as_it_was")

@@ -22,7 +22,7 @@ def stuck(worker):
     """An event that ends the call in which the worker is stuck, beyond its deadline."""
     returns = threading.Event()
     pending = worker.submit("reading a dead GPU", returns.wait, 0.02)
-    with pytest.raises(TimedOut):
+    with pytest.raises(TimedOut, match=r"^reading a dead GPU: no answer within 0.02 s$"):
         pending.result()
     yield returns
     returns.set()
@@ -32,27 +32,15 @@ def test_the_answer_of_a_call_comes_back(worker):
     assert worker.submit("adding", lambda: 1 + 1, 1.0).result() == 2
 
 
-def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for(worker):
+@pytest.mark.parametrize("error", [NodeError("no"), TimeoutError("its own")])
+def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for(worker, error):
+    """Also where the call itself times out: it is not taken for an overdue one."""
+
     def refuse():
-        raise NodeError("no")
+        raise error
 
-    with pytest.raises(NodeError, match=r"^no$"):
+    with pytest.raises(type(error), match=f"^{error}$"):
         worker.submit("refusing", refuse, 1.0).result()
-
-
-def test_a_call_that_itself_times_out_is_not_taken_for_an_overdue_one(worker):
-    def refuse():
-        raise TimeoutError("its own")
-
-    with pytest.raises(TimeoutError, match="its own"):
-        worker.submit("refusing", refuse, 1.0).result()
-
-
-def test_an_overdue_call_is_reported_with_what_was_waited_for_and_how_long(worker):
-    returns = threading.Event()
-    with pytest.raises(TimedOut, match=r"^reading a dead GPU: no answer within 0.02 s$"):
-        worker.submit("reading a dead GPU", returns.wait, 0.02).result()
-    returns.set()
 
 
 def test_while_a_call_is_overdue_the_next_is_refused_at_once(worker, stuck):
