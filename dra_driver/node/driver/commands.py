@@ -257,8 +257,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _close(child: subprocess.Popen[bytes]) -> None:
-    """Close its pipes once all that was killed has let go of them; what it still says is lost. A
-    descendant that left the group may keep them, and write on."""
+    """Close its pipes once the killed processes have closed theirs, or after a moment: a descendant
+    that left the group may keep them. What is still written is lost."""
     deadline = Deadline(_GRACE_SECONDS)
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is None or pipe.closed:

@@ -29,7 +29,7 @@ DeviceNumberOf = Callable[[str], tuple[int, int] | None]
 
 
 def device_number(path: str) -> tuple[int, int] | None:
-    """What :class:`DeviceNodes` looks with, unless it is given something else."""
+    """The numbers of the character device at *path*; None: there is none."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

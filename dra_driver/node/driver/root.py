@@ -41,7 +41,7 @@ class DriverRoot:
         self.proc = proc
         self._loaded = f"{proc}{_LOADED}"
         self._roots = DRIVER_ROOT_CANDIDATES if root is None else (root,)
-        # Replaced as a whole, so that a reader in another thread sees one look or the other.
+        # Replaced as a whole: another thread reads the old value or the new one.
         self._last: tuple[DriverFiles, FileSignatures, str | None] | None = None
 
     def files(self) -> DriverFiles:

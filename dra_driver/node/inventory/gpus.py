@@ -1,4 +1,4 @@
-"""One look at the GPUs of the node: which can be offered, and why others cannot."""
+"""A scan of the GPUs of the node: which can be offered, and why others cannot."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ MakeDeviceFiles = Callable[[tuple[int, ...]], object]
 # long.
 _NVLINKS_TTL_SECONDS: Final = 60.0
 MIG_HIDDEN: Final = "partitions of a GPU in MIG mode are not known: NVML lists them for root alone"
-# Making device nodes starts a program; where it failed it is not tried at every look.
+# Making device nodes starts a program; where it failed it is not tried at every scan.
 _RETRY_SECONDS: Final = 60.0
 
 
@@ -67,18 +67,18 @@ class GpuDiscovery:
         # What the nvidia driver had when NVML was started.
         self._bound: frozenset[str] | None = None
         self._known: dict[int, GpuReading] = {}  # by NVML index, of this session
-        self._failed: dict[int, str] = {}  # those that could not be read at the last look
+        self._failed: dict[int, str] = {}  # those that could not be read at the last scan
         self._links: Mapping[str, NvLinks] = {}  # by bus id
         self._reached: Mapping[str, frozenset[str]] = {}
         self._links_until = 0.0
-        self._last: Inventory | None = None  # of the last look, if NVML as a whole was in time
+        self._last: Inventory | None = None  # of the last scan, if NVML as a whole was in time
 
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
         being changed, or has to wait for that, is ``stale``, and so are all of them at the
-        first look at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
+        first scan at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
         says. NodeError: the PCI bus cannot be read.
         """
         last, self._last = self._last, None
@@ -92,7 +92,7 @@ class GpuDiscovery:
                 system = self._nvml.system()
         except NodeError as error:
             if last is not None and isinstance(error, TimedOut):
-                log.warning("NVML is late, and all is as it was at the last look: %s", error)
+                log.warning("NVML is late, and all is as it was at the last scan: %s", error)
                 return replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
             self._bound = None
             return _inventory((), waiting_for_nvml(self._pci.gpus().values(), str(error)))
@@ -185,7 +185,7 @@ class GpuDiscovery:
                 links.setdefault(bus_id, NvLinks())
                 if isinstance(nvlinks, TimedOut):
                     hung[index] = unreadable_reason(nvlinks)
-                    until = 0.0  # not offered until it answers, so it is asked at every look
+                    until = 0.0  # not offered until it answers, so it is asked at every scan
             else:
                 links[bus_id] = nvlinks
         self._links, self._reached = links, nvlink_neighbours(links)
@@ -292,7 +292,7 @@ class _MissingDeviceNodes:
 
 
 def _log_hidden(before: GpuReading | None, state: DynamicState) -> None:
-    """Once, not at every look."""
+    """Once, not at every scan."""
     if state.mig_hidden and not (before and before.dynamic.mig_hidden):
         log.warning(MIG_HIDDEN, extra={"gpu": state.uuid})
 

@@ -51,8 +51,8 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
 
     A GPU in MIG mode lists those of its instances, too: they are not its own.
 
-    A process can be in several of NVML's lists, each time with all that it uses. Where NVML does
-    not tell how much (confidential computing, WSL), it says so for each process. NodeError: the
+    A process can be in several of NVML's lists, each time with all that it uses. NVML does not
+    know how much under confidential computing and on WSL. NodeError: the
     GPU does not answer.
     """
 
@@ -72,5 +72,5 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
 
 
 def _of_instance(process: Any) -> bool:
-    """A driver that knows no MIG says nothing of instances."""
+    """Drivers without MIG have no such field."""
     return getattr(process, "gpuInstanceId", _NO_INSTANCE) != _NO_INSTANCE

@@ -33,8 +33,8 @@ class PendingCall(Generic[T]):
     deadline: Deadline
 
     def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Until the answer is there, or late. False: *stop*, which is asked now and then, said so
-        before; then nobody waits for it any more."""
+        """Wait until the answer is there or late. False: *stop*, which is called now and then, was
+        true first; the call is cancelled, if it has not begun."""
         while not self.future.done() and (seconds := self.deadline.remaining) > 0:
             if stop():
                 self.future.cancel()
@@ -127,13 +127,13 @@ class CallThread:
 
 
 class GpuBeingChanged(NodeError):
-    """It is not known now, since a GPU is being changed or is late for the first time: what was
-    known before holds until then."""
+    """A GPU cannot be read now, since one is being changed, or this one is late for the first time.
+    What was known of it still holds."""
 
 
 class GpuChanges:
-    """Those of one driver, and a clock that stands still as long as there are any: by it nothing is
-    late that only waits for them. Safe to use from several threads."""
+    """The changes of GPUs that are under way, and a clock that stands still meanwhile, so that no
+    call is late that only waits for them. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -180,7 +180,7 @@ SubmitToGpu = Callable[[int, str, Callable[[], Any]], PendingCall[Any]]
 """Has something run on the thread of the GPU at an index."""
 
 _DEADLINE_SHARE_PER_GPU: Final = 0.2  # of the deadline
-_READ_GRACE_SECONDS: Final = 1.0  # for so long a look waits for GPUs that others' changes may keep
+_READ_GRACE_SECONDS: Final = 1.0  # a scan waits so long for GPUs that are kept by changes of others
 
 
 class NvmlThreads:
@@ -209,8 +209,8 @@ class NvmlThreads:
     def read(
         self, index: int, action: str, call: Callable[[], T], boards: int = 0
     ) -> PendingCall[T]:
-        """Have *call* run on the thread of the GPU at *index*. *boards*: that are asked at the same
-        time for what the driver tells of one after the other."""
+        """Have *call* run on the thread of the GPU at *index*. *boards*: how many are read at the
+        same time, where the driver serves them one after the other."""
         seconds = self._deadline_seconds * (1 + _DEADLINE_SHARE_PER_GPU * boards)
         return self._gpu(index).submit(action, call, seconds, self.changes.clock)
 

@@ -1,4 +1,4 @@
-"""What NVML tells, as values and in the words that are published: versions, brands, NVLinks."""
+"""What NVML says, as values and in the published words: versions, brands, NVLinks."""
 
 import re
 from collections.abc import Mapping
@@ -129,7 +129,7 @@ class NvmlSystem:
 
 @dataclass(frozen=True, slots=True)
 class DynamicState:
-    """What can change about a GPU from one look to the next."""
+    """What can change about a GPU from one scan to the next."""
 
     uuid: GpuUuid
     mig_on: bool | None = None  # MIG mode; None: it has none
