@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
+from typing import Final
 
 from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError, NodeError
@@ -33,15 +34,15 @@ _UNTIL_DEALLOCATED_SECONDS = 15.0
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
     """Partitions GPUs as layouts say, switches MIG modes, and finds lost MIG instances."""
-    loop = connect(parts, stack)
+    looks = connect(parts, stack)
 
     def profile_changed() -> None:
         parts.scan_soon()
-        loop.soon()
+        looks.loop.soon()
 
     parts.profile.on_change = profile_changed
-    parts.claim_listeners.append(loop.claim_changed)
-    parts.before_publishing.append(lambda: loop.start(_FIRST_LOOK_SECONDS))
+    parts.claim_listeners.append(looks.claim_changed)
+    parts.before_publishing.append(lambda: looks.start(_FIRST_LOOK_SECONDS))
     lost = LostInstances(
         parts.node, parts.ledger.records, parts.prepared_claims, parts.events, parts.metrics
     )
@@ -50,7 +51,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     stack.callback(losses.stop)
 
 
-class MigLoop:
+class MigLooks:
     """A reconciler that looks from time to time, and when something changed. Nobody waits for it,
     but for a little while at the start."""
 
@@ -58,25 +59,18 @@ class MigLoop:
         self._reconciler = reconciler
         self._claim_changed_at = float("-inf")
         self._looked = threading.Event()
-        self._loop = Loop("mig", self._look, seconds)
+        self.loop: Final = Loop("mig", self._look, seconds)
 
     def start(self, wait_seconds: float) -> None:
         """Begin, and wait until the first look has ended; at most so long."""
-        self._loop.start()
+        self.loop.start()
         self._looked.wait(wait_seconds)
-
-    def stop(self) -> None:
-        self._loop.stop()
-
-    def soon(self) -> None:
-        """Look now: something that decides about partitions has changed."""
-        self._loop.soon()
 
     def claim_changed(self, record: ClaimRecord | None = None) -> None:
         """A claim may have been given back: look now if a GPU waits for that."""
         if self._reconciler.waiting:
             self._claim_changed_at = time.monotonic()
-            self._loop.soon()
+            self.loop.soon()
 
     def _look(self) -> float | None:
         """A claim that was given back stays allocated until the control plane has seen it."""
@@ -88,7 +82,7 @@ class MigLoop:
         return _SOON_SECONDS if self._reconciler.waiting and is_fresh else None
 
 
-def connect(parts: PluginParts, stack: ExitStack) -> MigLoop:
+def connect(parts: PluginParts, stack: ExitStack) -> MigLooks:
     """The reconciler and its state label, connected; *stack* stops them."""
     settings, labels, governed = parts.settings, parts.labels, parts.effective_profile
     state_file = MigStateFile(settings.mig_state, boot_id(settings.host_root))
@@ -100,8 +94,8 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLoop:
         ours=last_state is not None and last_state.labelled,
         published=parts.published_since,
     )
-    state_label.start()
-    stack.callback(state_label.stop)
+    state_label.loop.start()
+    stack.callback(state_label.loop.stop)
 
     def report(state: MigState) -> None:
         state_label.tell(state.state)
@@ -129,11 +123,12 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLoop:
         report, governed.set_governed, parts.scan_soon, partial(post_event, parts.events, labels)
     )
     reconciler = MigReconciler(parts.node, inputs, state_file, callbacks)
-    loop = MigLoop(reconciler, settings.look_interval)
-    stack.callback(loop.stop)
-    labels.start(state_label.look_soon, 0.0)
-    labels.start(on_value_change(layout_label, loop.soon), 0.0)
-    return loop
+    looks = MigLooks(reconciler, settings.look_interval)
+    stack.callback(looks.loop.stop)
+    # Our label may be gone with a Node that registered again.
+    labels.start(state_label.loop.soon, 0.0)
+    labels.start(on_value_change(layout_label, looks.loop.soon), 0.0)
+    return looks
 
 
 def last_layout_label(state_file: MigStateFile) -> str | None:

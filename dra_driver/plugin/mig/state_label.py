@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from api.names import MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError
@@ -48,13 +49,7 @@ class MigStateLabel:
         self._ours = ours
         self._is_known = False
         self._logged_error = ""
-        self._loop = Loop("mig-state", self.write, _RETRY_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    def stop(self) -> None:
-        self._loop.stop()
+        self.loop: Final = Loop("mig-state", self.write, _RETRY_SECONDS)
 
     def tell(self, state: LayoutState | None) -> None:
         """Have *state* on the Node soon; None: no layout is wanted, and what we wrote goes."""
@@ -62,11 +57,7 @@ class MigStateLabel:
             self._changing |= state in (LayoutState.PENDING, LayoutState.FAILED)
             self._known_since = time.monotonic()
             self._state, self._is_known = state, True
-            self._loop.soon()
-
-    def look_soon(self) -> None:
-        """The labels changed: ours may be gone with a Node that registered again."""
-        self._loop.soon()
+            self.loop.soon()
 
     def write(self) -> float | None:
         """Write the label now, if it is not there. Seconds: when to write it, since it is not true

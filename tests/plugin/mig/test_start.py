@@ -20,7 +20,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.start import (
-    MigLoop,
+    MigLooks,
     connect,
     mig_enabled_by_claims,
     on_value_change,
@@ -54,47 +54,47 @@ def reconciler():
 
 
 @pytest.fixture
-def loop(reconciler):
-    loop = MigLoop(reconciler, 3600)
-    yield loop
+def looks(reconciler):
+    looks = MigLooks(reconciler, 3600)
+    yield looks
     reconciler.may_end.set()
-    loop.stop()
+    looks.loop.stop()
 
 
-def test_the_first_look_is_waited_for_and_others_come_when_they_are_asked_for(reconciler, loop):
-    loop.start(10)
+def test_the_first_look_is_waited_for_and_others_come_when_they_are_asked_for(reconciler, looks):
+    looks.start(10)
     assert reconciler.looks == 1
 
-    loop.soon()
+    looks.loop.soon()
 
     eventually(lambda: reconciler.looks == 2)
 
 
-def test_a_look_that_takes_long_is_not_waited_for(reconciler, loop):
+def test_a_look_that_takes_long_is_not_waited_for(reconciler, looks):
     reconciler.may_end.clear()
     begun = time.monotonic()
 
-    loop.start(0.05)
+    looks.start(0.05)
 
     assert time.monotonic() - begun < 20
 
 
-def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(reconciler, loop):
-    loop.start(10)
-    loop.claim_changed()
+def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(reconciler, looks):
+    looks.start(10)
+    looks.claim_changed()
     reconciler.waiting = True
     time.sleep(0.05)
     assert reconciler.looks == 1
 
-    loop.claim_changed()
+    looks.claim_changed()
 
     eventually(lambda: reconciler.looks == 2)
 
 
-def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconciler, loop):
-    loop.start(10)
+def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconciler, looks):
+    looks.start(10)
     reconciler.waiting = True
-    loop.claim_changed()
+    looks.claim_changed()
 
     eventually(lambda: reconciler.looks == 3)
 
@@ -162,9 +162,9 @@ def test_before_the_label_is_read_its_last_value_decides_whether_partitions_are_
     MigStateFile(parts.settings.mig_state, boot_id(Path("/"))).write(MigState(label=last))
     with contextlib.ExitStack() as stack:
         stack.callback(parts.labels.stop)
-        loop = connect(parts, stack)
+        looks = connect(parts, stack)
         assert (parts.effective_profile.profile() is DYNAMIC) is is_dynamic
-        loop.start(10)
+        looks.start(10)
 
         assert (parts.effective_profile.profile() is DYNAMIC) is is_dynamic
 

@@ -180,13 +180,13 @@ def test_its_thread_writes_soon_after_it_is_told(server, client):
     labels = NodeLabels(client, NODE, WatchIntervals(watch=60, first_retry=0.01))
     state = MigStateLabel(client, NODE, labels.now)
     labels.start(lambda: None, 5.0)
-    labels.start(state.look_soon, 0.0)
-    state.start()
+    labels.start(state.loop.soon, 0.0)
+    state.loop.start()
 
     state.tell(LayoutState.PENDING)
     assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")
     server.put(node(OTHERS))
     assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")
 
-    state.stop()
+    state.loop.stop()
     labels.stop()
