@@ -210,17 +210,6 @@ def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, a
     assert host.granted(agent) == {"c_1": limits_of(30, 1024), "a spare": limits_of(30, 1024)}
 
 
-def test_it_is_no_reason_for_a_server_to_stay(host, agent):
-    agent.serve(namespace("c_2", mib=2048))
-    agent.make_spares()
-    agent.release("c_1")
-    agent.release("c_2")
-
-    assert host.left() == []
-    agent.make_spares()
-    assert host.left() == []
-
-
 def test_whoever_waits_for_the_server_goes_first(host, agent):
     """Nothing is made ready while somebody else is at it."""
     agent.serve(namespace("c_2", mib=2048))

@@ -18,7 +18,8 @@ from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, Serv
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-_ERRORS: Final = (ClaimError, TimedOut, NodeError)  # the kinds that a client can tell apart
+# The kinds that a client can tell apart.
+_ERRORS: Final = {kind.__name__: kind for kind in (ClaimError, TimedOut, NodeError)}
 
 T = TypeVar("T")
 
@@ -61,14 +62,13 @@ class AgentError:
 
     @classmethod
     def of(cls, error: DriverError) -> "AgentError":
-        kind = next((kind for kind in _ERRORS if isinstance(error, kind)), NodeError)
-        return cls(kind.__name__, str(error))
+        names = (name for name, kind in _ERRORS.items() if isinstance(error, kind))
+        return cls(next(names, NodeError.__name__), str(error))
 
     @property
     def error(self) -> DriverError:
         """As the client raises it."""
-        kinds = {kind.__name__: kind for kind in _ERRORS}
-        return kinds.get(self.kind, NodeError)(self.message)
+        return _ERRORS.get(self.kind, NodeError)(self.message)
 
 
 AgentAnswer = ServedNamespace | MpsStatus | RequestDone | AgentError

@@ -28,7 +28,7 @@ from tests.node.mps.conftest import both, only_2
 pytestmark = needs_mounts
 
 
-def deep(directory: str) -> None:
+def deep(directory: str, target: Path) -> None:
     at = os.open(directory, os.O_RDONLY)
     for _ in range(1200):
         os.mkdir("d", dir_fd=at)
@@ -38,46 +38,38 @@ def deep(directory: str) -> None:
     os.close(at)
 
 
-def take_the_place(directory: str) -> None:
+def take_the_place(directory: str, target: Path) -> None:
     """What root in a container can do to the socket of its server."""
     os.unlink(f"{directory}/control")
     os.makedirs(f"{directory}/control/not/empty")
 
 
+def lead_elsewhere(directory: str, target: Path) -> None:
+    Path(directory, "below").mkdir()
+    for link in ("to", "below/to"):
+        Path(directory, link).symlink_to(target)
+
+
 @both
-@pytest.mark.parametrize("spoil", [take_the_place, deep])
+@pytest.mark.parametrize("spoil", [take_the_place, deep, lead_elsewhere])
 def test_whatever_a_tenant_makes_its_server_starts_where_it_was_and_leaves_nothing(
-    host, daemons, spoil
+    host, daemons, spoil, tmp_path
 ):
     daemon, namespace = host.daemon(), host.namespace()
     (directory,) = daemons.start(daemon, [namespace]).values()
     before = os.stat(directory)
-    spoil(directory)
+    (tmp_path / "precious").touch()
+    spoil(directory, tmp_path)
 
     assert [*daemons.start(daemon, [namespace]).values()] == [directory]
 
     after = os.stat(directory)
     assert (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino)
     host.attach(daemon, directory)
-    spoil(directory)
+    spoil(directory, tmp_path)
     host.daemons(BRIEF).stop_and_remove(daemon)
     assert host.left() == []
-
-
-def test_links_that_a_tenant_makes_lead_nowhere(host, daemons):
-    daemon, namespace = host.daemon(), host.namespace()
-    (directory,) = daemons.start(daemon, [namespace]).values()
-    precious = host.directory / "precious"
-    precious.mkdir()
-    (precious / "file").touch()
-    Path(directory, "to").symlink_to(precious)
-    Path(directory, "below").mkdir()
-    Path(directory, "below/to").symlink_to(precious)
-
-    daemons.start(daemon, [namespace])
-    daemons.stop_and_remove(daemon)
-
-    assert os.listdir(precious) == ["file"]
+    assert os.listdir(tmp_path) == ["precious"]
 
 
 def test_a_namespace_that_is_gone_leaves_no_directory_to_a_server_that_starts_again(host, daemons):
