@@ -129,7 +129,7 @@ def test_it_ends_in_time_whatever_hangs(
     home: Path,
     hangs: Hangs,
 ) -> None:
-    """The disk while a record is read, programs of two GPUs side by side, and who reads the log."""
+    """The disk while a document is read, programs of two GPUs at once, and who reads the log."""
     numbers = itertools.count()
     plugin_dir = home / "kubelet/plugins" / DRIVER
 
@@ -140,10 +140,10 @@ def test_it_ends_in_time_whatever_hangs(
         kubelet.wait_for_plugin(DRIVER, seconds=SECONDS)
         reads = put(server, "gpu-0", name=f"reads-{number}")
         kubelet.prepare([reads])
-        (record,) = plugin_dir.glob(f"state/claims/*/{reads.uid}.json")
-        is_read = hangs.file(record)
+        (document,) = plugin_dir.glob(f"metadata/{reads.uid}_*.json")
+        is_read = hangs.file(document)
         ask(kubelet, reads)
-        wait("its record to be read", is_read)
+        wait("its document to be read", is_read)
         runs = hangs.program(plugin_dir / "state/sim/usr/bin/nvidia-smi")
         ask(kubelet, put(server, "gpu-1", "gpu-2", name=f"runs-{number}", configs=(LONG,)))
         wait("the program to run", runs)
