@@ -67,8 +67,8 @@ class MpsHost:
             user=user,
         )
 
-    def said(self, *arguments: str, stdin: str = "") -> list[str]:
-        """What a command prints that succeeds."""
+    def output(self, *arguments: str, stdin: str = "") -> list[str]:
+        """The lines that a command prints, which succeeds."""
         done = self.run(*arguments, stdin=stdin)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout.splitlines()
@@ -82,12 +82,12 @@ class MpsHost:
     def start3(self, *arguments: str) -> None:
         """A daemon of protocol 3 for several users, with a server "gpu" over the first GPU."""
         assert self.run("-p", "3", "-m", "-d", *arguments).returncode == 0
-        self.said("server", "create", "gpu", f"--allowed-devices={self.gpus[0]}")
+        self.output("server", "create", "gpu", f"--allowed-devices={self.gpus[0]}")
         self.wait_until_ready("gpu")
 
     def wait_until_ready(self, server: str) -> None:
         def ready() -> bool:
-            return self.said("server", "get", server, "status") == ["Ready"]
+            return self.output("server", "get", server, "status") == ["Ready"]
 
         eventually(ready, f"{server} is ready")
 

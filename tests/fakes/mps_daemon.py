@@ -1,5 +1,7 @@
 """A daemon of the simulated MPS without a process, over a host of its own."""
 
+from typing import Any
+
 from dra_driver.sim.mps.admission import attach_client
 from dra_driver.sim.mps.control_daemon import DaemonOptions, SimulatedControlDaemon
 from dra_driver.sim.mps.host_snapshot import read_host
@@ -67,9 +69,10 @@ class Daemon:
         self.node = node or new_node(directory, **fields)
         self.processes = Processes()
         self.wakes = Wakes(self.processes)
+        processes: Any = self.processes
         options = DaemonOptions(self.node.root, protocol, multiuser, ROOT, devices)
         places = DaemonPaths(directory / "p", directory / "l")
-        self.control = SimulatedControlDaemon(options, places, self.wakes, self.processes)
+        self.control = SimulatedControlDaemon(options, places, self.wakes, processes)
         self.wakes.control = self.control
         self.finished = []
         speaks = SimulatedProtocol3 if protocol == 3 else SimulatedProtocol2

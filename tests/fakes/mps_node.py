@@ -85,8 +85,8 @@ class World:
         self.containers = Bundles()
         self.sees = True
         self.newest = True
-        self.refuses = {}  # by UID of a claim or name of a namespace: why it cannot be put right
-        self.put_right = []
+        self.refuses = {}  # by UID of a claim or name of a namespace: why it cannot be repaired
+        self.repaired = []
         self.events = []
         self.steady = 500.0
         self.server_time = 7_000.0  # by the API server's clock; the node's is in the agent
@@ -129,7 +129,7 @@ class World:
 
     def serve_again(self, uid):
         self._refuse(uid)
-        self.put_right.append(uid)
+        self.repaired.append(uid)
         for record in self.listed:
             for step in record.steps:
                 if record.claim.uid == uid and isinstance(step, ServeMpsNamespace):
@@ -137,7 +137,7 @@ class World:
 
     def end_unknown(self, namespace):
         self._refuse(namespace.name)
-        self.put_right.append(namespace.name)
+        self.repaired.append(namespace.name)
         self.agent.release(namespace.name)
 
     def _refuse(self, what):
@@ -281,5 +281,5 @@ class World:
     def of_claim(self, name, claim, gpu=GPU):
         return self.metric(name, namespace="default", claim=claim.name, uuid=gpu)
 
-    def told(self, reason):
+    def events_of(self, reason):
         return [event for event in self.events if event.reason == reason]

@@ -1,7 +1,7 @@
 """The simulated control daemon: its servers, and the requests that it refuses."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -16,6 +16,7 @@ from dra_driver.sim.mps.host_snapshot import (
 )
 from dra_driver.sim.mps.limits import ServerLimits
 from dra_driver.sim.mps.paths import DaemonPaths
+from dra_driver.sim.mps.processes import ServerProcesses
 from dra_driver.sim.mps.servers import (
     FAULT,
     READY,
@@ -54,14 +55,6 @@ class LoopCallbacks(Protocol):
     def watch_client(self, pid: int) -> None: ...
 
 
-class ServerProcessRunner(Protocol):
-    """Server processes."""
-
-    def start(self, works: bool, gpus: Sequence[str]) -> tuple[int, int]: ...
-    def end(self, pid: int) -> None: ...
-    def are_on(self, gpu: str) -> bool: ...
-
-
 AdmissionTarget = tuple[str, str] | None
 """Where a client comes in: a namespace of a server, or the daemon's own socket."""
 
@@ -73,7 +66,7 @@ class SimulatedControlDaemon:
     options: DaemonOptions
     places: DaemonPaths
     wakes: LoopCallbacks
-    processes: ServerProcessRunner
+    processes: ServerProcesses
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
     # protocol 2: of servers that start later
     defaults: ServerLimits = field(default_factory=ServerLimits)

@@ -31,7 +31,10 @@ from dra_driver.plan.mps.usage import (
     bypass_subject,
     bypassing_processes,
     claim_namespaces,
+    client_owners,
+    clients_without_namespace,
     confirmed_bypasses,
+    counted_clients,
     last_restart,
     mps_memory_shares,
     mps_usages,
@@ -173,15 +176,92 @@ def test_where_nothing_happened_the_last_number_is_none():
 # Who is a client of whom
 
 
-def candidates(whose, by_pod=None):
+def candidates(owners, by_pod=None):
     """Clients by number with the namespaces of which they may be, and those of pods."""
     return NamespaceClients(
-        {pid: frozenset(map(MpsNamespaceName, names)) for pid, names in whose.items()},
+        {pid: frozenset(map(MpsNamespaceName, names)) for pid, names in owners.items()},
         {pod: frozenset(pids) for pod, pids in (by_pod or {}).items()},
     )
 
 
-NAME_A, NAME_B = MpsNamespaceName("s-a"), MpsNamespaceName("s-b")
+OF_WEB, OF_DB, OF_BOTH, LATER, ELSE = map(PodUid, ("web", "db", "both", "later", "else"))
+S_A, S_B, S_C = map(MpsNamespaceName, ("s-a", "s-b", "s-c"))
+USERS = {S_A: {OF_WEB, OF_BOTH}, S_B: {OF_DB, OF_BOTH}, S_C: {ELSE}}
+
+
+def serving(namespaces=(S_A, S_B, S_C), clients=(7,), protocol=2):
+    """A server with these namespaces; a client is a number, or that with its namespace."""
+    pairs = (pid if isinstance(pid, tuple) else (pid,) for pid in clients)
+    clients = [MpsClient(*pair) for pair in pairs]
+    return server(*(namespace(name) for name in namespaces), clients=clients, protocol=protocol)
+
+
+def test_a_client_is_of_the_namespace_that_is_told_wherever_it_runs():
+    assert client_owners(serving(clients=[(7, S_B)]), USERS, {7: OF_WEB}) == {7: {S_B}}
+
+
+@pytest.mark.parametrize("pods", [{}, {7: OF_WEB}, {7: OF_DB}, {7: LATER}])
+def test_the_only_namespace_of_a_server_has_all_its_clients(pods):
+    assert client_owners(serving([S_A]), USERS, pods) == {7: {S_A}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param({7: OF_WEB}, {S_A}, id="a pod with one of them"),
+        pytest.param({7: OF_BOTH}, {S_A, S_B}, id="a pod with two of them"),
+        pytest.param({7: LATER}, {S_A, S_B, S_C}, id="a pod nobody told us of"),
+        pytest.param({}, {S_A, S_B, S_C}, id="a process that nobody finds"),
+    ],
+)
+def test_of_several_namespaces_it_is_one_that_its_pod_uses(pods, expected):
+    assert client_owners(serving(), USERS, pods) == {7: expected}
+
+
+def test_a_namespace_that_no_record_has_may_have_whoever_is_nobody_elses():
+    gone = MpsNamespaceName("c_gone")
+
+    assert client_owners(serving([S_A, gone]), USERS, {7: OF_WEB}) == {7: {S_A}}
+    assert client_owners(serving([S_A, gone]), USERS, {7: OF_DB}) == {7: {S_A, gone}}
+
+
+def test_a_client_that_may_be_anothers_counts_for_none_and_nobodys_number_is_known():
+    owners = client_owners(serving(clients=[7, 8, 9]), USERS, {7: OF_WEB, 8: OF_BOTH, 9: ELSE})
+
+    assert counted_clients({S_A}, owners) is None
+    assert counted_clients({S_B}, owners) is None
+    assert counted_clients({S_A, S_B}, owners) == {7, 8}, "together they have it for certain"
+    assert counted_clients({S_C}, owners) == {9}, "owners it cannot be is not concerned"
+
+
+def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
+    alone = serving([S_A], clients=[1])
+    telling = serving([S_A, S_B], clients=[(2, S_A)], protocol=3)
+    several = serving([S_B, S_C], clients=[3, 4])
+
+    assert clients_without_namespace(MpsStatus((alone, telling, several))) == {3, 4}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([S_A, S_B, S_C, None])),
+        unique_by=lambda client: client[0],
+    ),
+    st.dictionaries(st.integers(1, 9), st.sampled_from([OF_WEB, OF_DB, OF_BOTH, LATER])),
+)
+def test_no_client_is_counted_twice_and_none_is_lost_where_every_number_is_known(listed, pods):
+    now = serving(clients=[pid if name is None else (pid, name) for pid, name in listed])
+
+    owners = client_owners(now, USERS, pods)
+    counted = [counted_clients({name}, owners) for name in (S_A, S_B, S_C)]
+
+    known = [pid for pids in counted if pids is not None for pid in pids]
+    assert len(known) == len(set(known))
+    if None not in counted:
+        assert set(known) == {pid for pid, _ in listed}
+    assert counted_clients({S_A, S_B, S_C}, owners) == {pid for pid, _ in listed}
+
+
 FIRST, SECOND = namespace(), namespace("s-b", B)
 
 
@@ -196,14 +276,14 @@ def test_protocol_3_tells_of_which_namespace_a_client_is():
     pods = {1: WEB.uid, 2: WEB.uid}
     clients = two_claims(client(1, "s-a"), client(2, "s-b"), protocol=3, pods=pods)
 
-    assert clients[NAME_A] == candidates({1: {"s-a"}}, {WEB.uid: {1}})
+    assert clients[S_A] == candidates({1: {"s-a"}}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
     clients = two_claims(client(1), client(2), client(3), pods={1: WEB.uid, 2: DB.uid})
 
     either = {"s-a", "s-b"}
-    assert clients[NAME_A] == candidates({1: {"s-a"}, 3: either}, {WEB.uid: {1}})
+    assert clients[S_A] == candidates({1: {"s-a"}, 3: either}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_ends_with_the_pod():
@@ -214,14 +294,14 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
 
 
 @pytest.mark.parametrize("protocol", [3, 2])
-def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(protocol):
+def test_a_client_owners_process_cannot_be_seen_is_of_the_only_pod(protocol):
     only_server = server(
         FIRST, protocol=protocol, clients=[client(1, "s-a" if protocol == 3 else None)]
     )
 
-    assert snapshot_of([only_server], record(A, FIRST)).clients[NAME_A].by_pod == {WEB.uid: {1}}
+    assert snapshot_of([only_server], record(A, FIRST)).clients[S_A].by_pod == {WEB.uid: {1}}
     shared = record(A, FIRST, pods=(WEB, DB))
-    assert snapshot_of([only_server], shared).clients[NAME_A] == candidates({1: {"s-a"}})
+    assert snapshot_of([only_server], shared).clients[S_A] == candidates({1: {"s-a"}})
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
@@ -229,7 +309,7 @@ def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pod
         [server(FIRST, clients=[client(1, "s-a")])], record(A, FIRST), pods={1: DB.uid}
     )
 
-    assert snapshot.clients[NAME_A] == candidates({1: {"s-a"}})
+    assert snapshot.clients[S_A] == candidates({1: {"s-a"}})
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():

@@ -23,7 +23,7 @@ def test_a_process_that_does_not_use_mps_is_told_of_once(world, caplog):
 
     for _ in range(5):
         world.look()
-    (event,) = world.told("MPSNotUsed")
+    (event,) = world.events_of("MPSNotUsed")
     assert event.regarding == PodRef("default", "web", WEB.uid)
     assert "process 2 of the host uses gpu-0 (GPU-0) for claim default/a" in event.message
     assert world.of_claim("bypassing_processes", A) == 1.0
@@ -54,7 +54,7 @@ def test_a_process_that_loses_its_server_and_goes_on_without_is_told_of(world):
     for _ in range(3):
         world.look()
 
-    assert len(world.told("MPSNotUsed")) == 1
+    assert len(world.events_of("MPSNotUsed")) == 1
 
 
 def test_while_a_server_is_not_ready_nobody_is_blamed(world):
@@ -64,7 +64,7 @@ def test_while_a_server_is_not_ready_nobody_is_blamed(world):
     for _ in range(3):
         world.look()
 
-    assert world.told("MPSNotUsed") == []
+    assert world.events_of("MPSNotUsed") == []
 
 
 def test_who_has_the_gpu_without_mps_or_is_no_pod_of_ours_is_left_alone(world):
@@ -89,7 +89,7 @@ def test_where_containers_of_a_pod_use_different_claims_each_is_judged_by_its_ow
     for _ in range(3):
         world.look()
 
-    (event,) = world.told("MPSNotUsed")
+    (event,) = world.events_of("MPSNotUsed")
     assert "process 1 of the host" in event.message
 
 
@@ -106,7 +106,7 @@ def test_a_gpu_that_does_not_answer_is_said_once_and_changes_nothing(world, capl
 
     world.on_gpus[GPU] = pids
     world.look()
-    assert len(world.told("MPSNotUsed")) == 1
+    assert len(world.events_of("MPSNotUsed")) == 1
 
 
 def test_a_claim_that_is_given_back_meanwhile_is_not_told_of(world):
@@ -119,7 +119,7 @@ def test_a_claim_that_is_given_back_meanwhile_is_not_told_of(world):
     world.agent.release(MpsNamespaceName("c_a"))
     world.look()
 
-    assert world.told("MPSNotUsed") == []
+    assert world.events_of("MPSNotUsed") == []
 
 
 def test_where_processes_cannot_be_seen_that_is_said_and_clients_are_counted(world, caplog):

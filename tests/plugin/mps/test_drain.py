@@ -280,7 +280,7 @@ def test_of_two_processes_in_a_rolling_update_the_newest_drains_and_tells(world,
     world.delete(WEB, grace=10)
     world.go_on(10)
     assert world.agent.ended == [(made.name, (1,))]
-    assert len(world.told("MPSServerRestarted")) == 1
+    assert len(world.events_of("MPSServerRestarted")) == 1
     assert old is not world.watch
 
 

@@ -25,11 +25,11 @@ def test_claims_of_an_instance_are_looked_after_like_those_of_a_gpu(world):
     assert world.of_claim("claim_cores_percent", A, INSTANCE.uuid) == 30.0
     assert world.of_claim("claim_clients", A, INSTANCE.uuid) == 1.0
     assert world.of_claim("bypassing_processes", A, INSTANCE.uuid) == 1.0
-    (event,) = world.told("MPSNotUsed")
+    (event,) = world.events_of("MPSNotUsed")
     assert event.message.startswith(
         "process 2 of the host uses gpu-0-mig-3g20gb-9-4 (MIG-0) for claim default/a"
     )
-    assert world.put_right == []
+    assert world.repaired == []
 
 
 def test_what_runs_on_the_gpu_around_an_instance_bypasses_nothing(world):
@@ -37,7 +37,7 @@ def test_what_runs_on_the_gpu_around_an_instance_bypasses_nothing(world):
     world.process(2, WEB, GPU)
     world.go_on(20)
 
-    assert world.told("MPSNotUsed") == []
+    assert world.events_of("MPSNotUsed") == []
 
 
 def test_a_server_that_was_restarted_is_named_by_its_partition(world):
@@ -46,7 +46,7 @@ def test_a_server_that_was_restarted_is_named_by_its_partition(world):
     world.agent.restart(INSTANCE.uuid)
     world.look()
 
-    (event,) = world.told("MPSServerRestarted")
+    (event,) = world.events_of("MPSServerRestarted")
     assert "the MPS server of gpu-0-mig-3g20gb-9-4 (MIG-0) was restarted" in event.message
 
 
@@ -54,7 +54,7 @@ def test_what_the_agent_lost_over_an_instance_is_served_again(world):
     world.partition(A, WEB, served=False)
     world.look()
 
-    assert world.put_right == [A.uid]
+    assert world.repaired == [A.uid]
     assert [namespace.protocol for namespace in world.agent.status().namespaces()] == [2]
 
 
@@ -73,7 +73,7 @@ def test_the_server_of_an_instance_that_is_gone_is_ended(world, now):
     world.go_on(60)
 
     assert [namespace.namespace.claim for namespace in world.agent.status().namespaces()] == [B.uid]
-    assert world.put_right == []  # nor is it served again
+    assert world.repaired == []  # nor is it served again
 
 
 def test_an_instance_that_comes_back_is_served_again(world):
@@ -84,7 +84,7 @@ def test_an_instance_that_comes_back_is_served_again(world):
 
     world.instances[KEY] = INSTANCE
     world.look()
-    assert world.put_right == [A.uid]
+    assert world.repaired == [A.uid]
     assert len(list(world.agent.status().namespaces())) == 1
     world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
@@ -102,7 +102,7 @@ def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
     world.look()
     world.instances[KEY] = NodeError("the GPU does not answer")
     world.go_on(20)
-    assert (list(world.agent.status().namespaces()), world.put_right) == ([], [])
+    assert (list(world.agent.status().namespaces()), world.repaired) == ([], [])
 
 
 def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):

@@ -37,7 +37,7 @@ def test_a_container_that_would_have_two_servers_is_told_once(world, caplog):
     for _ in range(5):
         world.look()
 
-    (event,) = world.told("MPSNotServed")
+    (event,) = world.events_of("MPSNotServed")
     assert event.regarding.uid == DB.uid
     assert event.message.startswith(
         "claim default/a, which is under MPS on gpu-0 (GPU-0), was prepared before this pod came, "
@@ -61,7 +61,7 @@ def test_a_pod_that_comes_again_by_its_name_is_another_one(world):
     world.join(B, again)
     world.look()
 
-    assert [event.regarding.uid for event in world.told("MPSNotServed")] == [DB.uid]
+    assert [event.regarding.uid for event in world.events_of("MPSNotServed")] == [DB.uid]
     # What is read is of the pod before it, also when it is not taken from memory.
     assert world.pods.read_names == ["db", "db", "db"]
 
@@ -78,7 +78,7 @@ def test_a_pod_that_cannot_be_read_is_tried_again_later(world, caplog):
 
     world.pods.down = False
     world.go_on(30)
-    assert len(world.told("MPSNotServed")) == 1
+    assert len(world.events_of("MPSNotServed")) == 1
 
 
 def test_a_pod_that_is_gone_is_told_nothing(world):
@@ -103,7 +103,7 @@ def test_many_pods_at_once_are_read_little_by_little(world):
 
     world.go_on(40)
     assert sorted(world.pods.read_names) == sorted(pod.name for pod in pods)
-    assert len(world.told("MPSNotServed")) == 20
+    assert len(world.events_of("MPSNotServed")) == 20
 
 
 def test_an_api_server_that_takes_its_time_holds_nobody_up(world):
@@ -117,7 +117,7 @@ def test_an_api_server_that_takes_its_time_holds_nobody_up(world):
 
     world.later[0]()
     world.look()
-    assert len(world.told("MPSNotServed")) == 1
+    assert len(world.events_of("MPSNotServed")) == 1
 
 
 def test_a_third_claim_is_seen_without_reading_the_pod_again(world):
@@ -129,7 +129,7 @@ def test_a_third_claim_is_seen_without_reading_the_pod_again(world):
     world.claim(third, DB)
     world.look()
 
-    messages = [event.message for event in world.told("MPSNotServed")]
+    messages = [event.message for event in world.events_of("MPSNotServed")]
     assert len(messages) == 3  # of a with b, of a with both, of b with the third
     assert "uses claim b, c too" in messages[1]
     assert world.pods.read_names == ["db"]
@@ -195,7 +195,7 @@ def test_clients_of_a_pod_that_the_profile_keeps_out_are_ended_as_they_come(worl
     world.look()
 
     assert world.agent.ended == [(made.name, (2,)), (made.name, (3,))]
-    (event,) = world.told("MPSNotServed")
+    (event,) = world.events_of("MPSNotServed")
     assert event.regarding.uid == DB.uid
     assert "can run as root or become it" in event.message
     assert event.message.endswith("its clients are ended")
@@ -215,7 +215,7 @@ def test_who_gets_an_ephemeral_container_that_is_root_is_kept_out_from_then_on(w
     world.go_on(30)
 
     assert world.agent.ended[0] == (made.name, (1,))
-    (event,) = world.told("MPSNotServed")
+    (event,) = world.events_of("MPSNotServed")
     assert "container 'debugger' can run as root" in event.message
 
 
@@ -241,7 +241,7 @@ def test_where_clients_cannot_be_ended_the_others_are_looked_after(world):
     world.process(1, DB, of=made)
     world.agent.wedged = True
     world.look()
-    assert len(world.told("MPSNotServed")) == 1
+    assert len(world.events_of("MPSNotServed")) == 1
 
     world.agent.wedged = False
     world.look()

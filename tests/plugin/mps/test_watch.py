@@ -61,7 +61,7 @@ def test_a_process_that_is_not_in_charge_does_nothing(world):
     world.newest = False
     world.go_on(60)
 
-    assert (world.agent.asked, world.events, world.put_right) == (0, [], [])
+    assert (world.agent.asked, world.events, world.repaired) == (0, [], [])
 
 
 # What is served
@@ -74,7 +74,7 @@ def test_what_the_agent_lost_is_served_again(world):
     world.agent.forget()
     world.look()
 
-    assert world.put_right == [A.uid, B.uid]
+    assert world.repaired == [A.uid, B.uid]
     assert len(list(world.agent.status().namespaces())) == 2
 
 
@@ -83,7 +83,7 @@ def test_what_no_claim_has_is_ended(world):
     world.agent.serve(namespace(B))
     world.look()
 
-    assert world.put_right == ["c_b"]
+    assert world.repaired == ["c_b"]
     assert [namespace.namespace for namespace in world.agent.status().namespaces()] == [made]
 
 
@@ -92,7 +92,7 @@ def test_what_a_claim_may_have_whose_record_cannot_be_read_is_left_alone(world):
     world.aside = (DamagedRecord(B.uid, Path("b.unreadable"), "no JSON", None),)
     world.look()
 
-    assert world.put_right == []
+    assert world.repaired == []
 
 
 def test_a_claim_that_is_prepared_while_the_agent_is_asked_is_not_ended(world):
@@ -106,7 +106,7 @@ def test_a_claim_that_is_prepared_while_the_agent_is_asked_is_not_ended(world):
     world.watch = world.begin()
     world.look()
 
-    assert world.put_right == []
+    assert world.repaired == []
 
 
 def test_one_claim_that_cannot_be_served_again_does_not_keep_others_from_it(world, caplog):
@@ -114,13 +114,13 @@ def test_one_claim_that_cannot_be_served_again_does_not_keep_others_from_it(worl
     world.claim(B, DB, served=False)
     world.refuses[A.uid] = "the server does not start"
     world.look()
-    assert world.put_right == [B.uid]
+    assert world.repaired == [B.uid]
 
     for _ in range(5):  # it is not tried at every look
         world.look()
     del world.refuses[A.uid]
     world.look()
-    assert world.put_right == [B.uid, A.uid]
+    assert world.repaired == [B.uid, A.uid]
     assert [record.error for record in caplog.records] == ["the server does not start"]
 
 
@@ -138,7 +138,7 @@ def test_the_pods_of_a_server_that_was_restarted_are_told_once(world, caplog):
     world.look()
     world.look()
 
-    events = world.told("MPSServerRestarted")
+    events = world.events_of("MPSServerRestarted")
     assert [event.regarding.name for event in events] == ["web", "db"]
     assert "restarted (it did not answer)" in events[0].message
     assert "for claim default/a was ended" in events[0].message
@@ -154,7 +154,7 @@ def test_a_new_process_tells_of_the_last_minutes(world):
     world.wait(119)
     world.look(after=0)
 
-    (event,) = world.told("MPSServerRestarted")
+    (event,) = world.events_of("MPSServerRestarted")
     assert "(new)" in event.message
     assert world.metric("server_restarts_total") == 0.0, "an earlier process counted it"
 
@@ -169,8 +169,8 @@ def test_an_agent_that_counts_anew_is_listened_to(world):
     world.agent.restart(GPU, reason="again")
     world.look()
 
-    assert "(again)" in world.told("MPSServerRestarted")[-1].message
-    assert len(world.told("MPSServerRestarted")) == 4
+    assert "(again)" in world.events_of("MPSServerRestarted")[-1].message
+    assert len(world.events_of("MPSServerRestarted")) == 4
 
 
 # An agent that does not answer
@@ -190,7 +190,7 @@ def test_an_agent_that_does_not_answer_is_said_once_and_its_pods_are_told_later(
     assert world.of_claim("claim_cores_percent", A) == 30.0
 
     world.go_on(300)
-    (event,) = world.told("MPSAgentDown")
+    (event,) = world.events_of("MPSAgentDown")
     assert event.regarding.name == "web"
     assert "not answered for 60 s: claim default/a goes on with its limits" in event.message
 
@@ -255,7 +255,7 @@ def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_proces
         assert world.agent.asked == 2
         world.give_back(A)
         changed(None)
-        eventually(lambda: made.name in world.put_right)
+        eventually(lambda: made.name in world.repaired)
         (thread,) = watch_threads()
     thread.join(SECONDS)
     assert not thread.is_alive()

@@ -55,7 +55,7 @@ def old():
 def three(host):
     """A daemon of protocol 3, with a namespace c_1 in its server."""
     host.start3()
-    host.said("namespace", "create", "c_1", "--server=gpu")
+    host.output("namespace", "create", "c_1", "--server=gpu")
     return host
 
 
@@ -64,7 +64,7 @@ def attach(pid, *more):
 
 
 def rows(host, *command):
-    return [line.split(",") for line in host.said(*command, "--format=csv,noheader")]
+    return [line.split(",") for line in host.output(*command, "--format=csv,noheader")]
 
 
 def test_a_daemon_of_protocol_3_starts_with_what_its_file_says(host):
@@ -90,12 +90,12 @@ def test_a_daemon_of_protocol_3_starts_with_what_its_file_says(host):
 
 
 def test_to_quit_leaves_nothing_running_and_forgets_everything(three):
-    three.said("-q")
+    three.output("-q")
     eventually(lambda: not three.processes(), "the daemon is gone")
     assert list(three.pipe.iterdir()) == []
     assert three.refused("server", "list") == "Cannot find MPS control daemon process"
     assert three.run("-p", "3", "-m", "-d").returncode == 0
-    assert three.said("server", "list", "--format=csv,noheader") == []
+    assert three.output("server", "list", "--format=csv,noheader") == []
 
 
 def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_its_server(host):
@@ -120,7 +120,7 @@ def test_a_daemon_stays_in_the_foreground_if_that_is_asked_for(host):
     assert started.poll() is None
     assert [*host.processes()] == [started.pid]
 
-    host.said("-q")
+    host.output("-q")
 
     assert started.communicate(timeout=10) == (None, "")
     assert started.returncode == 0
@@ -138,13 +138,13 @@ def test_a_command_takes_milliseconds(host):
     host.start3()
     started = time.perf_counter()
     for _ in range(10):
-        host.said("server", "list")
+        host.output("server", "list")
     assert (time.perf_counter() - started) / 10 < 0.1  # 0.004 on a machine with nothing else to do
 
 
 def test_a_client_has_the_lower_of_its_namespace_and_its_environment(three, capsys):
     limits = ("--pinned-memory-limit=20G", "--active-thread-percentage=30", "--client-priority=1")
-    three.said("namespace", "set", "c_1", "--server=gpu", *limits)
+    three.output("namespace", "set", "c_1", "--server=gpu", *limits)
     pid = three.client(
         three.pipe / "gpu/c_1",
         CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G",
@@ -176,8 +176,8 @@ def test_while_a_namespace_has_clients_it_is_neither_changed_nor_deleted_unless_
         ("server", "delete", "gpu"),
     ):
         assert "has active clients" in three.refused(*command)
-    three.said("namespace", "delete", "c_1", "--server=gpu", "--force")
-    assert three.said("client", "list", "--format=csv,noheader") == []
+    three.output("namespace", "delete", "c_1", "--server=gpu", "--force")
+    assert three.output("client", "list", "--format=csv,noheader") == []
     assert not (three.pipe / "gpu/c_1").exists()
     assert attach(pid) == WITHOUT_MPS
 
@@ -189,7 +189,7 @@ def test_a_client_is_gone_with_its_process_or_when_it_leaves_or_is_terminated(ho
     for pid in (ending, leaving, terminated):
         assert attach(pid) == 0
     assert mps_client(["detach", str(leaving)]) == 0
-    host.said("client", "terminate", str(terminated))
+    host.output("client", "terminate", str(terminated))
     assert [row[0] for row in rows(host, "client", "list")] == [str(ending)]
     host.end_client(ending)
     eventually(lambda: rows(host, "client", "list") == [], "the client is gone")
@@ -244,7 +244,7 @@ def test_a_server_that_is_killed_starts_again_without_its_clients(host):
 
 def test_a_server_over_a_gpu_that_is_not_there_is_accepted_and_vanishes(host):
     host.start3()
-    host.said("server", "create", "gone", "--allowed-devices=GPU-gone")
+    host.output("server", "create", "gone", "--allowed-devices=GPU-gone")
     eventually(lambda: [row[0] for row in rows(host, "server", "list")] == ["gpu"], "it is gone")
     assert not (host.pipe / "gone").exists()
     assert "no such device" in (host.log / "gone/server.log").read_text()
@@ -266,7 +266,7 @@ def test_other_users_change_nothing_and_see_everything(host):
 
 def test_a_daemon_for_one_user_lets_no_other_in(host, capsys):
     assert host.run("-p", "3", "-d").returncode == 0
-    host.said("server", "create", "gpu")
+    host.output("server", "create", "gpu")
     host.wait_until_ready("gpu")
     own, other = (host.client(host.pipe / "gpu/default", user=user) for user in (None, NOBODY))
     assert attach(own) == 0
@@ -429,7 +429,7 @@ def test_nobody_is_let_in_for_a_process_of_somebody_else(host):
 
 
 def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(three, capsys):
-    three.said("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
+    three.output("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
     root, other = (three.client(three.pipe / "gpu/c_1", user=user) for user in (None, NOBODY))
     assert mps_client(["raise", str(other), "--percent", "90"]) == REFUSED
     message = capsys.readouterr().err
@@ -448,12 +448,12 @@ def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(three, caps
 
 def test_in_protocol_2_a_tenant_who_is_root_raises_the_share_of_all(old, capsys):
     old.start2()
-    old.said(stdin="set_default_active_thread_percentage 40\n")
+    old.output(stdin="set_default_active_thread_percentage 40\n")
     root, other = (old.client(user=user) for user in (None, NOBODY))
     assert mps_client(["raise", str(other)]) == REFUSED
     assert capsys.readouterr().err == "Insufficient privileges for UID 65534\n"
     assert mps_client(["raise", str(root), "--percent", "80"]) == 0
-    assert old.said(stdin="get_default_active_thread_percentage\n") == ["80.0"]
+    assert old.output(stdin="get_default_active_thread_percentage\n") == ["80.0"]
 
 
 def test_a_daemon_of_which_nothing_comes_is_told_from_one_that_is_not_there(host, capsys):
@@ -507,7 +507,7 @@ def test_a_namespace_whose_path_is_too_long_ends_a_running_daemon(host):
     host.start3()
     done = host.run("namespace", "create", "c" * 64, "--server=gpu")
     assert done.returncode == 0  # it fits
-    host.said("server", "create", "s" * 40)
+    host.output("server", "create", "s" * 40)
     done = host.run("namespace", "create", "c" * 64, f"--server={'s' * 40}")
     assert done.returncode == 1
     assert "nvidia-cuda-mps-control" not in host.processes().values()
@@ -531,15 +531,15 @@ def test_a_driver_can_lack_the_programs_or_namespaces_and_a_start_can_hang():
 
 
 def test_help_tells_what_a_driver_knows(host, old):
-    lines = host.said("-p", "3", "namespace", "--help")
+    lines = host.output("-p", "3", "namespace", "--help")
     assert [line.strip() for line in lines[2:]] == ["create", "delete", "list", "set", "get"]
     assert old.refused("-p", "3", "namespace", "--help") == "Unknown option '-p'"
-    assert "standard input" in old.said("--help")[0]
+    assert "standard input" in old.output("--help")[0]
 
 
 def test_the_protocol_can_be_chosen_by_the_environment(host):
     assert host.run("-m", "-d", CUDA_MPS_PROTOCOL_VERSION="3").returncode == 0
-    assert host.said("server", "list", "--format=csv,noheader") == []
+    assert host.output("server", "list", "--format=csv,noheader") == []
     assert host.refused(stdin="get_server_list\n").startswith("This daemon speaks protocol 3")
 
 
@@ -556,19 +556,19 @@ def test_options_that_do_not_go_together_are_refused_at_once(host, words):
 
 def test_a_daemon_of_protocol_2_serves_clients_that_share_its_memory(old, capsys):
     old.start2()
-    old.said(stdin="set_default_device_pinned_mem_limit 0 10G\n")
-    old.said(stdin="set_default_active_thread_percentage 40\n")
-    assert old.said(stdin="get_server_list\n") == []
+    old.output(stdin="set_default_device_pinned_mem_limit 0 10G\n")
+    old.output(stdin="set_default_active_thread_percentage 40\n")
+    assert old.output(stdin="get_server_list\n") == []
     pid = old.client(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=4096M")
     assert attach(pid) == 0
     capsys.readouterr()
     answer = shown(capsys, "show", str(pid))
     assert (answer["percent"], answer["memory_bytes"]) == (40, 4 << 30)
 
-    [server] = old.said(stdin="get_server_list\n")
+    [server] = old.output(stdin="get_server_list\n")
     assert old.processes()[int(server)] == "nvidia-cuda-mps-server"
-    assert old.said(stdin=f"get_client_list {server}\n") == [str(pid)]
-    assert old.said(stdin=f"terminate_client {server} {pid}\nget_client_list {server}\n") == []
+    assert old.output(stdin=f"get_client_list {server}\n") == [str(pid)]
+    assert old.output(stdin=f"terminate_client {server} {pid}\nget_client_list {server}\n") == []
     assert old.refused("server", "list").startswith("Unknown option 'server list'")
 
 
@@ -597,7 +597,7 @@ def test_quit_waits_for_clients_unless_told_how_long(old):
 
     old.start2()
     assert attach(old.client()) == 0
-    old.said(stdin="quit -t 0\n")
+    old.output(stdin="quit -t 0\n")
     eventually(lambda: not old.processes(), "the second daemon is gone")
 
 
@@ -605,7 +605,7 @@ def test_a_gpu_for_one_process_has_one_server_and_a_prohibited_one_none(old):
     smi = str(old.node.root / "usr/bin/nvidia-smi")
     subprocess.run([smi, "-c", "EXCLUSIVE_PROCESS"], check=True, capture_output=True, env={})
     old.start2()
-    old.said(stdin="start_server -uid 0\n")
+    old.output(stdin="start_server -uid 0\n")
     old.pipe = old.directory / "p2"
     old.start2()
     assert old.refused(stdin="start_server -uid 0\n") == "The server could not be started"
