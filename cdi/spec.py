@@ -51,7 +51,7 @@ class QualifiedName:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    what: str
+    noun: str
     legal: re.Pattern[str]
     longest: int
     says: str
@@ -101,7 +101,7 @@ def kind_problem(kind: str) -> str | None:
         return "must be 'vendor/class'"
     for rule, part in ((_VENDOR_RULE, vendor), (_CLASS_RULE, device_class)):
         if problem := rule.problem(part):
-            return f"{rule.what} {part!r}: {problem}"
+            return f"{rule.noun} {part!r}: {problem}"
     return None
 
 
@@ -152,7 +152,7 @@ def spec_file_prefix(vendor: str, device_class: str) -> str:
 
 def _check(rule: _Rule, name: str) -> None:
     if problem := rule.problem(name):
-        raise CdiNameError(f"{rule.what} {name!r}: {problem}")
+        raise CdiNameError(f"{rule.noun} {name!r}: {problem}")
 
 
 Annotations = tuple[tuple[str, str], ...]

@@ -140,12 +140,12 @@ def try_lock(path: Path) -> int | None:
     return None
 
 
-def lock_within(path: Path, seconds: float, what: str) -> int:
-    """The open file, locked. TimedOut: it was not free within *seconds*; *what* was waited for."""
+def lock_within(path: Path, seconds: float, until: str) -> int:
+    """The open file, locked. TimedOut: it was not free in time; *until*: what it waited for."""
     deadline = Deadline(seconds)
     while (file := try_lock(path)) is None:
         if deadline.expired:
-            raise TimedOut(f"waited {seconds:g} s until {what}: {path} is locked")
+            raise TimedOut(f"waited {seconds:g} s until {until}: {path} is locked")
         time.sleep(POLL_SECONDS)
     return file
 

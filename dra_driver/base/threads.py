@@ -31,16 +31,16 @@ class NamedLocks:
     def hold(self, names: Iterable[str], timeout_seconds: float) -> Iterator[None]:
         """Hold all of *names*, taken in a fixed order; the *error* if one was not free in time."""
         deadline = Deadline(timeout_seconds)
-        held: list[str] = []
+        locked: list[str] = []
         try:
             for name in sorted(set(names)):
                 if not self._join(name).acquire(timeout=deadline.remaining):
                     self._leave(name)
                     raise self._error(self._busy.format(name=name, seconds=f"{timeout_seconds:g}"))
-                held.append(name)
+                locked.append(name)
             yield
         finally:
-            for name in reversed(held):
+            for name in reversed(locked):
                 self._locks[name][0].release()
                 self._leave(name)
 

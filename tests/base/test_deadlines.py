@@ -28,13 +28,13 @@ def test_in_a_request_there_is_what_is_left_and_some_of_it_is_for_undoing():
 
 
 def test_a_request_of_one_thread_is_none_of_another():
-    seen = []
+    seconds = []
     with request_deadline(0.0):
-        thread = threading.Thread(target=lambda: seen.append(seconds_within_request(8.0)))
+        thread = threading.Thread(target=lambda: seconds.append(seconds_within_request(8.0)))
         thread.start()
         thread.join()
 
-    assert seen == [8.0]
+    assert seconds == [8.0]
 
 
 def test_what_has_no_time_left_says_what_it_was():

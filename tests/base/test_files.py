@@ -90,13 +90,13 @@ def test_a_directory_that_was_removed_and_made_anew_is_not_the_one_that_is_held(
     directory.mkdir()
     descriptor = os.open(directory, os.O_PATH)
     try:
-        seen = Path(f"/proc/self/fd/{descriptor}")
-        assert removed_directory([seen]) is None
+        mounted = Path(f"/proc/self/fd/{descriptor}")
+        assert removed_directory([mounted]) is None
 
         directory.rmdir()
         directory.mkdir()
 
-        assert "was removed on the host" in str(removed_directory([tmp_path, seen]))
+        assert "was removed on the host" in str(removed_directory([tmp_path, mounted]))
         assert removed_directory([directory]) is None
     finally:
         os.close(descriptor)

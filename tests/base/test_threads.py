@@ -67,7 +67,7 @@ def test_whatever_order_they_are_asked_in_nobody_waits_for_ever(locks: NamedLock
     def work(names: str) -> None:
         for _ in range(50):
             with locks.hold(names, 10):
-                clashes.extend(other for other in inside if set(other) & set(names))
+                clashes.extend(busy for busy in inside if set(busy) & set(names))
                 inside.append(names)
                 inside.remove(names)
 

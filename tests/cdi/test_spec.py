@@ -38,11 +38,11 @@ def test_a_sum_sets_the_variables_its_parts_set_one_after_the_other(parts):
 
 
 def test_what_both_sides_refresh_is_refreshed_once_and_last():
-    refresh, link, other = (Hook("createContainer", f"/bin/{name}") for name in ("r", "l", "o"))
+    refresh, link, prepare = (Hook("createContainer", f"/bin/{name}") for name in ("r", "l", "p"))
 
-    total = ContainerEdits(hooks=(link, refresh)) + ContainerEdits(hooks=(other, refresh))
+    total = ContainerEdits(hooks=(link, refresh)) + ContainerEdits(hooks=(prepare, refresh))
 
-    assert total.hooks == (link, other, refresh)
+    assert total.hooks == (link, prepare, refresh)
 
 
 def test_the_cache_class_of_the_right_side_wins():

@@ -95,7 +95,7 @@ def test_an_id_that_makes_no_file_name_is_refused(store):
 
 @pytest.mark.point(100)
 def test_files_of_others_are_neither_seen_nor_touched(tmp_path):
-    mine, theirs = SpecStore(tmp_path, "aa", "bb-cc"), SpecStore(tmp_path, "aa-bb", "cc")
+    ours, theirs = SpecStore(tmp_path, "aa", "bb-cc"), SpecStore(tmp_path, "aa-bb", "cc")
     others = {
         "nvidia.json": to_json(spec()),
         "aa-bb-cc_.json": "",
@@ -106,13 +106,13 @@ def test_files_of_others_are_neither_seen_nor_touched(tmp_path):
         (tmp_path / name).write_text(text)
     path = theirs.write(spec(kind="aa-bb/cc"), "x")
 
-    assert mine.path("x") == path
-    assert (mine.ids(), theirs.ids()) == ((), ("x",))
-    assert mine.sweep(0) == ()
+    assert ours.path("x") == path
+    assert (ours.ids(), theirs.ids()) == ((), ("x",))
+    assert ours.sweep(0) == ()
     with pytest.raises(CdiStoreError, match=r"devices of 'aa-bb/cc'.* directory of its own"):
-        mine.write(spec(kind="aa/bb-cc"), "x")
+        ours.write(spec(kind="aa/bb-cc"), "x")
     with pytest.raises(CdiStoreError, match=r"devices of 'aa-bb/cc'"):
-        mine.remove("x")
+        ours.remove("x")
     assert names(tmp_path) == sorted([*others, path.name])
 
 
@@ -144,16 +144,16 @@ def test_what_a_killed_writer_left_is_swept_when_it_is_old(store, directory):
 
 def test_what_a_killed_writer_left_goes_with_its_spec_however_new_it_is(store, directory):
     store.write(spec(), "a")
-    leftovers = {
+    temporary = {
         of: directory / f".{store.path(of).name}.ab_cd012.tmp" for of in ("a", "a.json.b", "c")
     }
-    for path in leftovers.values():
+    for path in temporary.values():
         path.write_text("{")
 
     store.remove("a")
-    assert names(directory) == sorted([leftovers["a.json.b"].name, leftovers["c"].name])
+    assert names(directory) == sorted([temporary["a.json.b"].name, temporary["c"].name])
     store.remove("c")
-    assert names(directory) == [leftovers["a.json.b"].name]
+    assert names(directory) == [temporary["a.json.b"].name]
 
 
 def test_a_file_in_the_place_of_the_directory_is_named_with_the_mend(store, directory):
@@ -203,21 +203,21 @@ for value in itertools.cycle("ab"):
 
 @contextmanager
 def reading(path):
-    """Read a file all the time in a thread; give the list of the different texts seen."""
-    seen: set[str] = set()
+    """Read a file all the time in a thread; give the list of the different texts texts."""
+    texts: set[str] = set()
     stop = threading.Event()
 
     def read():
         while not stop.is_set():
             try:
-                seen.add(path.read_text())
+                texts.add(path.read_text())
             except FileNotFoundError:
                 continue
 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        yield seen
+        yield texts
     finally:
         stop.set()
         thread.join()
@@ -230,7 +230,7 @@ def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_aga
     path = store.path("a")
     chance = random.Random(1)
 
-    with reading(path) as seen:
+    with reading(path) as texts:
         for _ in range(6):
             with writer(directory, FOREVER) as process:
                 before = path.stat().st_ino if path.exists() else None
@@ -241,10 +241,10 @@ def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_aga
                 process.send_signal(signal.SIGKILL)
             assert path.read_text() in whole
 
-    assert seen == whole
-    leftovers = [name for name in names(directory) if name != path.name]
-    assert all(name.endswith(".tmp") for name in leftovers)
-    assert store.sweep(0) == tuple(leftovers)
+    assert texts == whole
+    temporary = [name for name in names(directory) if name != path.name]
+    assert all(name.endswith(".tmp") for name in temporary)
+    assert store.sweep(0) == tuple(temporary)
     assert names(directory) == [path.name]
 
 

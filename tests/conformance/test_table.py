@@ -21,15 +21,15 @@ TEST = Mark("a/test_b.py:7", "a/test_b.py::test_c", 1)
 
 
 def test_the_table_is_fresh():
-    found = table(read_points(POINTS.read_text()), tuple(read_marks(TESTS)))
+    expected = table(read_points(POINTS.read_text()), tuple(read_marks(TESTS)))
 
-    assert found == TABLE.read_text(), "run hack/update-conformance"
+    assert expected == TABLE.read_text(), "run hack/update-conformance"
 
 
 def test_every_point_has_a_test_or_a_reason():
-    found = problems(read_points(POINTS.read_text()), tuple(read_marks(TESTS)))
+    unexplained = problems(read_points(POINTS.read_text()), tuple(read_marks(TESTS)))
 
-    assert not found, "\n" + "\n".join(found)
+    assert not unexplained, "\n" + "\n".join(unexplained)
 
 
 def test_the_checklist_is_whole():
@@ -77,7 +77,7 @@ def test_marks_are_found_where_pytest_finds_them(source, marks):
 
 
 @pytest.mark.parametrize(
-    ("points", "marks", "said"),
+    ("points", "marks", "message"),
     [
         pytest.param([ONE], [], "point 1 has neither a test nor a reason", id="uncovered"),
         pytest.param([], [TEST], "a/test_b.py:7: a point is a number of points.yaml", id="unknown"),
@@ -99,10 +99,10 @@ def test_marks_are_found_where_pytest_finds_them(source, marks):
         ),
     ],
 )
-def test_what_is_wrong_is_said(points, marks, said):
+def test_what_is_wrong_is_said(points, marks, message):
     (problem,) = problems(points, marks)
 
-    assert said in problem
+    assert message in problem
 
 
 def test_a_row_shows_tests_in_order_and_what_is_left_out():

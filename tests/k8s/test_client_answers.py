@@ -102,17 +102,17 @@ def test_what_cannot_be_read_is_a_cluster_error(answering, status, body):
 
 
 def test_an_answer_without_end_is_not_read_to_its_end_and_not_asked_for_again(answering):
-    asked = []
+    queries = []
 
     def answer(query):
-        asked.append(query)
+        queries.append(query)
         return 200, b" " * (MAX_RESPONSE_BYTES + 1)
 
     client, _ = answering(answer)
 
     with pytest.raises(ResponseTooLarge, match="more than 16 MiB"):
         client.get(CLAIMS)
-    assert len(asked) == 1
+    assert len(queries) == 1
 
 
 def test_a_connection_is_used_again_once_its_answer_is_read(answering):
@@ -148,17 +148,17 @@ def test_a_list_of_objects_that_are_filled_to_the_brim_comes_in_smaller_pages(an
 
 
 def test_a_single_object_that_is_too_long_ends_the_list(answering):
-    asked = []
+    queries = []
 
     def answer(query):
-        asked.append(query["limit"])
+        queries.append(query["limit"])
         return 200, b" " * (MAX_RESPONSE_BYTES + 1)
 
     client, _ = answering(answer)
 
     with pytest.raises(ResponseTooLarge):
         client.list(CLAIMS)
-    assert asked == ["500", "50", "5"]
+    assert queries == ["500", "50", "5"]
 
 
 def events(*chunks):

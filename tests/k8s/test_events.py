@@ -190,16 +190,16 @@ def test_what_is_told_hundreds_of_times_at_once_is_written_once(events, desk, cl
 
 
 @pytest.mark.parametrize(
-    "other",
+    "different",
     [
         event(reason="GPUMemoryProcessEnded"),
         event(about="b"),
         event(pod=PodRef("team", "web", "uid-of-the-next")),
     ],
 )
-def test_something_else_is_an_event_of_its_own(events, desk, api, other):
+def test_something_else_is_an_event_of_its_own(events, desk, api, different):
     events.emit(event())
-    events.emit(other)
+    events.emit(different)
     desk.wait_for(2)
 
     assert len(api.list(EVENTS)["items"]) == 2

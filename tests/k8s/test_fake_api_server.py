@@ -55,9 +55,9 @@ def test_put_creates_and_then_replaces_and_keeps_the_uid(server):
 
 def test_a_status_is_written_apart_from_the_rest(server, api):
     server.put(claim(status={"reservedFor": []}))
-    there = api.get(f"{CLAIMS}/c")
+    stored = api.get(f"{CLAIMS}/c")
 
-    changed = api.update(f"{CLAIMS}/c", {**there, "status": {"x": 1}, "spec": {"devices": {}}})
+    changed = api.update(f"{CLAIMS}/c", {**stored, "status": {"x": 1}, "spec": {"devices": {}}})
     assert (changed["status"], changed["spec"]) == ({"reservedFor": []}, {"devices": {}})
     changed = api.patch(f"{CLAIMS}/c/status", {"status": {"x": 1}, "spec": {"y": 1}})
     assert (changed["status"], changed["spec"]) == (
@@ -164,12 +164,12 @@ def test_a_gate_that_is_off_drops_its_fields_unless_they_were_in_use(server, api
 def test_a_fault_hits_what_it_names_as_often_as_it_says(server, api):
     server.put(node())
     server.fail(500, "PUT", "nodes", times=2)
-    there = api.get("/api/v1/nodes/n1")
+    node_before = api.get("/api/v1/nodes/n1")
     for _ in range(2):
         with pytest.raises(Unreachable):
-            api.update("/api/v1/nodes/n1", there)
+            api.update("/api/v1/nodes/n1", node_before)
 
-    assert api.update("/api/v1/nodes/n1", there) == there
+    assert api.update("/api/v1/nodes/n1", node_before) == node_before
 
 
 def test_a_fault_can_be_healed(server, api):
@@ -195,9 +195,9 @@ def test_it_comes_back_at_the_same_address_with_what_it_had(server, api):
 def test_garbage_is_what_belongs_to_nodes_that_are_gone(server):
     made = server.put(node())
     owner = {"kind": "Node", "name": "n1", "uid": made["metadata"]["uid"]}
-    mine = a_slice()
-    mine["metadata"]["ownerReferences"] = [owner]
-    server.put(mine)
+    owned = a_slice()
+    owned["metadata"]["ownerReferences"] = [owner]
+    server.put(owned)
     server.collect_garbage()
     assert len(server.objects("resourceslices")) == 1
 

@@ -18,8 +18,8 @@ def reader(client):
 
 def container(name="main", claims=(), **fields):
     """A container that asks for *claims*: the name that the pod has for one, or with a request."""
-    asked = [{"name": claim} if isinstance(claim, str) else dict(claim) for claim in claims]
-    return {"name": name, "image": "x", "resources": {"claims": asked}, **fields}
+    requests = [{"name": claim} if isinstance(claim, str) else dict(claim) for claim in claims]
+    return {"name": name, "image": "x", "resources": {"claims": requests}, **fields}
 
 
 def pod(*containers, status=None, metadata=None, **spec):
@@ -59,8 +59,8 @@ def test_a_glance_is_answered_from_what_the_api_server_has_in_memory(server, rea
     server.put(pod(container()))
 
     assert reader.read_cached("ns", "p") == reader.read("ns", "p")
-    asked = [request.query.get("resourceVersion") for request in server.requests]
-    assert asked == ["0", None]
+    versions = [request.query.get("resourceVersion") for request in server.requests]
+    assert versions == ["0", None]
 
 
 def test_a_pod_that_is_not_there_is_not_found(reader):
@@ -268,11 +268,11 @@ NAMES = st.sampled_from(["a", "b", "c"])
 
 
 @given(
-    asked=st.dictionaries(NAMES, st.sampled_from(["claim-1", "claim-2", None]), max_size=3),
+    named=st.dictionaries(NAMES, st.sampled_from(["claim-1", "claim-2", None]), max_size=3),
     made=st.dictionaries(NAMES, st.sampled_from(["made-1", None]), max_size=3),
     containers=st.lists(st.lists(st.tuples(NAMES, st.sampled_from(["", "r"])), max_size=3)),
 )
-def test_no_container_uses_a_claim_that_it_does_not_name(asked, made, containers):
+def test_no_container_uses_a_claim_that_it_does_not_name(named, made, containers):
     document = pod(
         *(
             container(f"c{index}", [request(*names) for names in claims])
@@ -282,7 +282,7 @@ def test_no_container_uses_a_claim_that_it_does_not_name(asked, made, containers
             {"name": name, "resourceClaimName": claim}
             if claim
             else {"name": name, "resourceClaimTemplateName": "t"}
-            for name, claim in asked.items()
+            for name, claim in named.items()
         ],
         status={
             "resourceClaimStatuses": [
@@ -290,7 +290,7 @@ def test_no_container_uses_a_claim_that_it_does_not_name(asked, made, containers
             ]
         },
     )
-    real = {name: asked.get(name) or made.get(name) for name in {*asked, *made}}
+    real = {name: named.get(name) or made.get(name) for name in {*named, *made}}
 
     assert uses(document) == {
         f"c{index}": {(real[name], of) for name, of in claims if real.get(name)}

@@ -24,9 +24,9 @@ def test_what_is_written_is_read(value):
 def test_what_is_nested_too_deeply_is_null_and_all_else_is_read(nested):
     text = f'{{"items":[{claim_text(shapes()[nested], 2)},{{"a":"[{{\\"é"}}]}}'
 
-    deep, other = parse_json(text.encode())["items"]
+    deep, plain = parse_json(text.encode())["items"]
 
-    assert other == {"a": '[{"é'}
+    assert plain == {"a": '[{"é'}
     assert deep["metadata"]["name"] == "worst"
     for config in deep["status"]["allocation"]["devices"]["config"]:
         assert config["opaque"]["parameters"]["kind"] == "GpuConfig"

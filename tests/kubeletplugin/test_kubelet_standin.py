@@ -245,13 +245,13 @@ def test_the_last_pod_of_a_claim_unprepares_it(short: Path) -> None:
     desk = Desk()
     with FakeKubelet(short) as kubelet, running(short, desk):
         kubelet.wait_for_plugin(DRIVER)
-        held = Held(kubelet)
-        asked = [(ref("a"), (DRIVER,))]
-        assert held.prepare("pod-1", asked) == held.prepare("pod-2", asked)
-        held.unprepare("pod-1", [ref("a")])
+        claims = Held(kubelet)
+        refs = [(ref("a"), (DRIVER,))]
+        assert claims.prepare("pod-1", refs) == claims.prepare("pod-2", refs)
+        claims.unprepare("pod-1", [ref("a")])
         assert desk.calls == [("prepare", "a")]
-        held.unprepare("pod-2", [ref("a")])
-        held.unprepare("pod-2", [ref("a")])
+        claims.unprepare("pod-2", [ref("a")])
+        claims.unprepare("pod-2", [ref("a")])
     assert desk.calls == [("prepare", "a"), ("unprepare", "a")]
 
 
@@ -261,11 +261,11 @@ def test_two_pods_that_share_a_claim_prepare_it_once(short: Path) -> None:
 
     def prepare(pod: str) -> Any:
         together.wait()
-        return held.prepare(pod, [(ref("a"), (DRIVER,))])
+        return claims.prepare(pod, [(ref("a"), (DRIVER,))])
 
     with FakeKubelet(short) as kubelet, running(short, desk), ThreadPoolExecutor(2) as pool:
         kubelet.wait_for_plugin(DRIVER)
-        held = Held(kubelet)
+        claims = Held(kubelet)
         first, second = pool.map(prepare, ("pod-1", "pod-2"))
     assert first == second
     assert desk.calls == [("prepare", "a")]

@@ -44,7 +44,7 @@ class PluginInstances:
             with closing_file(
                 lock_within(starting, _START_LOCK_SECONDS, "other plugin processes start")
             ):
-                _remove_leftovers(directory)
+                _remove_unfinished(directory)
                 for _, path in self._listed():
                     _is_alive(path)  # removes it if it is not
                 # The clock keeps the order if somebody empties the directory between two starts.
@@ -96,10 +96,10 @@ def _is_alive(path: Path) -> bool:
         return False
 
 
-def _remove_leftovers(directory: Path) -> None:
+def _remove_unfinished(directory: Path) -> None:
     """Files of processes that died before theirs had its name. The caller has the starting lock."""
-    for leftover in directory.glob(".*.new"):
-        leftover.unlink(missing_ok=True)
+    for path in directory.glob(".*.new"):
+        path.unlink(missing_ok=True)
 
 
 LEASE_WAIT_SECONDS = 20.0  # the claim's own work has to fit into the kubelet's 45 s as well

@@ -68,7 +68,7 @@ class PoolWriter:
         """What happens to our slices from where we stand."""
         return self._resources.watch_slices(self._driver, self._node, self._since, seconds)
 
-    def is_foreign(self, event: Mapping[str, Any]) -> bool:
+    def is_by_others(self, event: Mapping[str, Any]) -> bool:
         """Whether *event* of our watch tells of a change that is not our own."""
         document = event["object"]
         name, version = document["metadata"].get("name"), document["metadata"]["resourceVersion"]

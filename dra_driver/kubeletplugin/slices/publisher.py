@@ -45,9 +45,9 @@ class PublishIntervals:
 
     watch: WatchIntervals = _WATCH
     standby: float = 2.0  # between two questions whether this process may publish
-    settle: float = 0.1  # from a foreign change to our answer: the kubelet deletes one by one
+    settle: float = 0.1  # from a change by others to our answer: the kubelet deletes one by one
     last_settle: float = 1.5  # the same in a quarrel: deleted slices are back within 2 s always
-    quarrel: float = 30.0  # foreign changes that follow each other faster are answered more slowly
+    quarrel: float = 30.0  # changes that follow faster are answered more slowly
     log_again: float = 60.0  # the same error is logged again
 
 
@@ -77,7 +77,7 @@ class Publisher:
         self._observer = observer
         self._intervals = intervals or PublishIntervals()
         self._settle = Backoff(self._intervals.settle, self._intervals.last_settle)
-        self._foreign_at = self._logged_at = float("-inf")
+        self._changed_at = self._logged_at = float("-inf")
         self._logged = ""
         self._lock = threading.Lock()
         self._wanted: Pool | None = None
@@ -133,14 +133,14 @@ class Publisher:
         return self._slices.watch(seconds)
 
     def _see(self, event: Mapping[str, Any]) -> float | None:
-        """Answer a foreign change at once, but take part in no quarrel between two writers."""
-        if not self._slices.is_foreign(event):
+        """Answer a change by others at once, but take part in no quarrel between two writers."""
+        if not self._slices.is_by_others(event):
             return None
         self._slices.forget()
         now = time.monotonic()
-        if now - self._foreign_at > self._intervals.quarrel:
+        if now - self._changed_at > self._intervals.quarrel:
             self._settle.reset()
-        self._foreign_at = now
+        self._changed_at = now
         return self._settle.next_seconds()
 
     def _succeeded(self, pool: Pool, writes: int) -> None:

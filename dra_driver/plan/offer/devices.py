@@ -80,7 +80,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     inventory: Inventory,
     profile: Profile,
     features: ApiFeatures,
-    held: HoldingsByGpu,
+    holdings: HoldingsByGpu,
     mps: bool = True,
     *,
     ours: CreatedPartitions = frozenset(),
@@ -91,10 +91,10 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     No GPU's rules can spoil the others': what cannot be published as the profile says is published
     whole, and ``pending`` says why. *mps*: the node has an MPS agent; without one no GPU is shared
     by MPS. The rules of a device allow only strategies that work on it. *ours*: the partitions that
-    claims had when the inventory was looked at, beside those of *held*.
+    claims had when the inventory was looked at, beside those of *holdings*.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
-    held_shapes, claimed = _by_gpu(held), ours | created_partitions(held)
+    held_shapes, claimed = _by_gpu(holdings), ours | created_partitions(holdings)
     gpu_offers = [
         _of_gpu(
             _GpuInputs(
@@ -135,10 +135,10 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     )
 
 
-def _by_gpu(held: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
+def _by_gpu(holdings: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
     """What is held by claims without admin access, each once."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
-    for holding in itertools.chain.from_iterable(held.values()):
+    for holding in itertools.chain.from_iterable(holdings.values()):
         shape = HeldShape(
             holding.shape, holding.partition, holding.created_for_claims, holding.offered
         )

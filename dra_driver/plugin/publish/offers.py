@@ -30,7 +30,7 @@ class _InventoryScan:
     """What reading the GPUs found."""
 
     inventory: Inventory | None = None  # None: nothing was read yet
-    ours: CreatedPartitions = frozenset()  # the partitions of it that were cut for claims
+    ours: CreatedPartitions = frozenset()  # the partitions of it that were created for claims
     began: int = 0  # a mark of the ledger
 
 
@@ -89,12 +89,12 @@ class OfferBuilder:
         return ours
 
     def _build(self, inventory: Inventory, ours: CreatedPartitions) -> Offer:
-        held = self._ledger.held()
-        parts = (inventory, self._profile(), self._features(), held, ours)
+        holdings = self._ledger.held()
+        parts = (inventory, self._profile(), self._features(), holdings, ours)
         last = self._last
         if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
             return last[1]
-        offer = build_offer(inventory, parts[1], parts[2], held, mps=self._mps, ours=ours)
+        offer = build_offer(inventory, parts[1], parts[2], holdings, mps=self._mps, ours=ours)
         self._last = (parts, offer)
         return offer
 

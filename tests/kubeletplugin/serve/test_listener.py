@@ -8,15 +8,15 @@ from dra_driver.kubeletplugin.serve.plugin import SocketListener
 
 
 def test_a_hidden_socket_is_not_taken_away_again_when_its_server_stops(short: Path) -> None:
-    path, kept = short / "reg.sock", short / "kept"
+    path, linked = short / "reg.sock", short / "linked"
 
     async def scenario() -> None:
         listener = SocketListener(path, 0o755, (), 1.0)
         await listener.open()
-        os.link(path, kept)
+        os.link(path, linked)
         listener.hide()
         assert not path.exists()
-        os.link(kept, path)  # the next process's socket, which may have got the same inode
+        os.link(linked, path)  # the next process's socket, which may have got the same inode
         await listener.close(0)
 
     asyncio.run(scenario())

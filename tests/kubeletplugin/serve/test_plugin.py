@@ -76,14 +76,14 @@ def test_kubelets_of_all_versions_register_us(short: Path, minor: int, version: 
 
 @pytest.mark.point(1)
 def test_the_service_answers_before_the_registration_socket_appears(short: Path) -> None:
-    seen = []
+    answers = []
 
     def watch(kubelet_sees: Path, service: Path, stop: threading.Event) -> None:
         while not stop.is_set():
             if kubelet_sees.exists():
                 with grpc.insecure_channel(f"unix:{service}") as channel:
                     method = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
-                    seen.append(channel.unary_unary(method)(b"", timeout=30))  # type: ignore[arg-type]
+                    answers.append(channel.unary_unary(method)(b"", timeout=30))  # type: ignore[arg-type]
                 return
 
     run, stop = running(short), threading.Event()
@@ -91,7 +91,7 @@ def test_the_service_answers_before_the_registration_socket_appears(short: Path)
         watching = pool.submit(watch, run.paths.registration, run.paths.service, stop)
         with run:
             watching.result(30)
-    assert seen == [b""]
+    assert answers == [b""]
 
 
 @pytest.mark.point(5, 8)
@@ -311,14 +311,14 @@ def test_liveness_fails_when_we_do_not_serve(short: Path) -> None:
 
 @pytest.mark.point(106)
 def test_somebody_who_takes_our_path_is_fatal(short: Path) -> None:
-    other = short / "other"
+    taken = short / "taken"
     with (
         running(short, patience_seconds=0.1, watch_seconds=0.05) as run,
         socket.socket(socket.AF_UNIX) as taker,
     ):
-        taker.bind(os.fspath(other))
+        taker.bind(os.fspath(taken))
         taker.listen()
-        other.replace(run.paths.service)
+        taken.replace(run.paths.service)
         assert run.died.wait(10)
         assert isinstance(run.fatal[0], SettingsError)
         assert run.paths.service.exists() and not run.paths.registration.exists()

@@ -27,13 +27,13 @@ threading.Event().wait()
 def other_process(directory: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", LIVE, str(directory)], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
         try:
-            yield other
+            yield process
         finally:
-            other.kill()
+            process.kill()
 
 
 def names(directory: Path) -> list[str]:
@@ -70,28 +70,28 @@ def test_many_that_start_at_once_agree_on_one(short: Path) -> None:
 @pytest.mark.point(12)
 def test_a_killed_newest_makes_the_older_the_newest_again(short: Path) -> None:
     old = PluginInstances(short, "old")
-    with other_process(short) as other:
+    with other_process(short) as process:
         assert not old.is_newest()
-        other.kill()
-        other.wait(10)
+        process.kill()
+        process.wait(10)
         assert old.is_newest()
         assert names(short) == ["old"]
     old.leave()
 
 
 def test_a_process_that_starts_again_in_its_pod_is_newer_than_its_dead_self(short: Path) -> None:
-    with other_process(short) as other:
-        other.kill()
-        other.wait(10)
+    with other_process(short) as process:
+        process.kill()
+        process.wait(10)
     with other_process(short):
         assert names(short) in (["other"], ["other", "other"])
 
 
 def test_notes_of_dead_processes_go_when_the_next_one_starts(short: Path) -> None:
     for _ in range(2):
-        with other_process(short) as other:
-            other.kill()
-            other.wait(10)
+        with other_process(short) as process:
+            process.kill()
+            process.wait(10)
 
     new = PluginInstances(short, "new")
 
@@ -110,7 +110,7 @@ def test_an_emptied_directory_is_filled_again(short: Path) -> None:
     old.leave()
 
 
-def test_leftovers_of_a_process_that_died_while_starting_go(short: Path) -> None:
+def test_unfinished_files_of_a_process_that_died_while_starting_go(short: Path) -> None:
     (short / ".0123456789abcdef.new").touch()
     (short / "README").touch()
     instance = PluginInstances(short, "pod")

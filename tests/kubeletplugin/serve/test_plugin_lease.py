@@ -77,8 +77,8 @@ def test_threads_of_one_process_are_inside_together(short: Path) -> None:
 
 def test_a_process_waits_for_the_other_one(short: Path) -> None:
     entered = threading.Event()
-    with other_process(short) as other, ThreadPoolExecutor(1) as pool:
-        other.say("inside")
+    with other_process(short) as rival, ThreadPoolExecutor(1) as pool:
+        rival.say("inside")
 
         def enter() -> None:
             with turn(short).held():
@@ -86,27 +86,27 @@ def test_a_process_waits_for_the_other_one(short: Path) -> None:
 
         waiting = pool.submit(enter)
         assert not entered.wait(0.1)
-        other.say("outside")
+        rival.say("outside")
         waiting.result(5)
         assert entered.is_set()
 
 
 def test_a_wait_that_is_too_long_names_who_is_inside(short: Path) -> None:
-    with other_process(short) as other:
-        other.say("inside")
+    with other_process(short) as rival:
+        rival.say("inside")
         ours = turn(short)
         message = r"waited for the plugin process of pod-other \(pid \d+\)"
         with pytest.raises(TimedOut, match=message), ours.held(0.05):
             pass
-        other.say("outside")
+        rival.say("outside")
         with ours.held():  # and the next one gets in
             pass
 
 
 def test_a_killed_process_holds_nothing(short: Path) -> None:
-    with other_process(short) as other:
-        other.say("inside")
-        other.kill()
+    with other_process(short) as rival:
+        rival.say("inside")
+        rival.kill()
         with turn(short).held(1.0):
             pass
 
@@ -146,7 +146,7 @@ def test_never_are_two_processes_inside(short: Path) -> None:
         with turns[which].held():
             with guard:
                 inside[which] += 1
-                clashes.extend(n for other in range(3) if other != which and inside[other])
+                clashes.extend(n for lease in range(3) if lease != which and inside[lease])
             time.sleep(0.001)
             with guard:
                 inside[which] -= 1

@@ -139,9 +139,9 @@ def test_two_calls_for_one_claim_come_one_after_the_other(
         first = pool.submit(kubelet.ask, "prepare", [ref("a")])
         assert gate.begun.wait(60)
         second = pool.submit(kubelet.ask, "prepare", [ref("a")])
-        other = kubelet.ask("prepare", [])  # the second is on its way when this is answered
+        no_answers = kubelet.ask("prepare", [])  # the second is on its way when this is answered
         gate.go.set()
-        assert first.result(5) == second.result(5) != other
+        assert first.result(5) == second.result(5) != no_answers
     assert desk.at_once == {"uid-a": 1}
     assert desk.calls == [("prepare", "a"), ("prepare", "a")]
 

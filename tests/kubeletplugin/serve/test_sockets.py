@@ -144,14 +144,14 @@ def test_a_socket_appears_under_its_name_and_leaves_no_other(short: Path) -> Non
 
 
 @pytest.mark.point(7)
-@pytest.mark.parametrize("leftover", ["socket", "file", "dangling link"])
+@pytest.mark.parametrize("obstacle", ["socket", "file", "dangling link"])
 def test_what_a_dead_process_left_is_replaced(
-    short: Path, leftover: str, caplog: pytest.LogCaptureFixture
+    short: Path, obstacle: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = short / "dra.sock"
-    if leftover == "socket":
+    if obstacle == "socket":
         stale(path)
-    elif leftover == "file":
+    elif obstacle == "file":
         path.write_text("in the way")
     else:
         path.symlink_to(short / "nowhere")
@@ -216,12 +216,12 @@ def test_sockets_of_dead_pods_are_swept_and_those_of_the_living_stay(short: Path
     alone = socket_paths(DRIVER, data, registry)
     for path in (dead.service, dead.registration, ours.service):
         stale(path)
-    other = registry / "other.example.com-reg.sock"
-    stale(other)
+    theirs = registry / "other.example.com-reg.sock"
+    stale(theirs)
     with listening(alone.service), listening(alone.registration):
         remove_dead_sockets(ours)
 
-        names = {ours.service, alone.service, alone.registration, other}
+        names = {ours.service, alone.service, alone.registration, theirs}
         assert names_in(data, registry) == sorted(path.name for path in names)
 
 

@@ -16,9 +16,9 @@ def spec(**device: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("kept", "fields"),
+    ("stored", "fields"),
     [
-        pytest.param(spec(taints=[TAINT]), (), id="everything is kept"),
+        pytest.param(spec(taints=[TAINT]), (), id="everything is stored"),
         pytest.param(spec(), ("devices[].taints",), id="a field is gone"),
         pytest.param(
             spec(taints=[{**TAINT, "key": "x"}]), ("devices[].taints[].key",), id="a value differs"
@@ -26,8 +26,8 @@ def spec(**device: object) -> dict[str, object]:
         pytest.param(spec(taints=[TAINT, TAINT]), ("devices[].taints",), id="a list differs"),
     ],
 )
-def test_what_was_dropped_is_named_by_its_path(kept: dict, fields: tuple[str, ...]) -> None:
-    assert dropped_fields(spec(taints=[TAINT]), kept) == fields
+def test_what_was_dropped_is_named_by_its_path(stored: dict, fields: tuple[str, ...]) -> None:
+    assert dropped_fields(spec(taints=[TAINT]), stored) == fields
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ def test_nothing_is_stored(client, server):
     probe_slice_features(client, "v1", DRIVER, NODE)
 
     assert server.objects("resourceslices") == []
-    assert {seen.query.get("dryRun") for seen in server.requests} == {"All"}
+    assert {request.query.get("dryRun") for request in server.requests} == {"All"}
 
 
 def test_the_slices_are_those_that_an_admission_policy_for_this_node_lets_pass(client, server):
     probe_slice_features(client, "v1", DRIVER, NODE)
 
-    specs = [seen.body["spec"] for seen in server.requests]
+    specs = [request.body["spec"] for request in server.requests]
     assert {(s["driver"], s["nodeName"], s["pool"]["name"]) for s in specs} == {
         (DRIVER, NODE, NODE)
     }

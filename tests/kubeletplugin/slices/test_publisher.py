@@ -55,10 +55,10 @@ class Running:
 
     def __init__(self, server, path, **parts):
         self.server = server
-        self.seen = Recorder()
+        self.recorder = Recorder()
         self.client = Client(load_kubeconfig(server.kubeconfig(path)), ApiTimeouts(retry=0.005))
         writer = PoolWriter(ResourceApi(self.client), DRIVER, NODE)
-        self.publisher = Publisher(writer, observer=self.seen, **{"intervals": FAST, **parts})
+        self.publisher = Publisher(writer, observer=self.recorder, **{"intervals": FAST, **parts})
 
     def start(self, pool):
         self.publisher.want(pool)
@@ -67,9 +67,9 @@ class Running:
 
     def is_quiet(self):
         """Look once more and sit in a watch again: whether all is then as wanted."""
-        watches, successes = self.server.count("WATCH"), len(self.seen.successes)
+        watches, successes = self.server.count("WATCH"), len(self.recorder.successes)
         self.publisher.wake()
-        assert self.seen.wait(lambda seen: len(seen.successes) > successes)
+        assert self.recorder.wait(lambda recorder: len(recorder.successes) > successes)
         assert self.server.wait(lambda: self.server.count("WATCH") > watches)
         return self.publisher.healthy()
 
@@ -135,7 +135,7 @@ def test_every_served_version_is_spoken(server, run, served):
     server.served = served
     devices = [{"name": "a", "attributes": {"type": {"string": "gpu"}}, "taints": [TAINT]}]
     running = run(split_into_slices(NODE, devices))
-    assert running.seen.wait(lambda seen: seen.successes)
+    assert running.recorder.wait(lambda recorder: recorder.successes)
 
     (made,) = server.objects("resourceslices")
     assert made["spec"]["devices"][0]["attributes"] == devices[0]["attributes"]
@@ -175,7 +175,7 @@ def test_a_second_process_finds_what_the_first_left_and_writes_nothing(server, r
     server.forget_requests()
 
     second = run(pool("ab", "cd"))
-    assert second.seen.wait(lambda seen: seen.successes)
+    assert second.recorder.wait(lambda recorder: recorder.successes)
     assert writes(server) == 0
 
 
@@ -215,7 +215,7 @@ def test_what_is_wanted_can_change_at_any_time(server, run):
 def test_an_api_server_that_is_down_at_the_start_is_waited_for(server, run):
     server.refuse_connections()
     running = run(pool("ab"))
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
 
     assert not running.publisher.healthy()
     assert "cannot be reached" in running.publisher.status().error
@@ -229,7 +229,7 @@ def test_an_api_server_that_goes_and_comes_back_finds_its_watcher_again(server, 
     running = run(pool("ab"))
     assert running.is_quiet()
     server.refuse_connections()
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
     watches = server.count("WATCH")
     server.accept_connections()
     assert server.wait(lambda: server.count("WATCH") > watches)
@@ -255,7 +255,7 @@ def test_a_write_that_failed_is_done_again(server, run, status, method):
         running.start(pool("ab"))
 
     assert server.wait(lambda: shown(server) == ["ab"])
-    assert [str(status) in str(error) for error in running.seen.failures] == [True]
+    assert [str(status) in str(error) for error in running.recorder.failures] == [True]
 
 
 @pytest.mark.point(72)
@@ -265,8 +265,8 @@ def test_a_slice_that_is_gone_before_it_is_deleted_is_no_failure(server, run):
     server.fail(404, "DELETE")
     running.publisher.want(pool("a"))
 
-    assert running.seen.wait(lambda seen: seen.successes[-1] == (1, 2))
-    assert running.seen.failures == []
+    assert running.recorder.wait(lambda recorder: recorder.successes[-1] == (1, 2))
+    assert running.recorder.failures == []
 
 
 @pytest.mark.point(72)
@@ -278,7 +278,7 @@ def test_a_watch_that_fell_behind_begins_anew(server, run):
 
     assert server.wait(lambda: server.count("GET", "resourceslices") > lists)
     assert running.is_quiet()
-    assert running.seen.failures == []
+    assert running.recorder.failures == []
     assert writes(server) == 1
 
 
@@ -298,7 +298,7 @@ def test_a_watch_goes_on_where_the_last_one_ended_or_its_last_bookmark_was(serve
 def test_a_node_that_is_not_there_yet_is_waited_for(server, run):
     server.remove("nodes", NODE)
     running = run(pool("ab"))
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
     assert "node n1 has to register" in running.publisher.status().error
 
     server.put({"kind": "Node", "metadata": {"name": NODE}})
@@ -333,7 +333,7 @@ def test_fields_that_the_api_server_drops_are_said_once_and_not_written_for_ever
             assert running.is_quiet()
 
     assert writes(server) == 1
-    assert running.seen.drops == [
+    assert running.recorder.drops == [
         (
             "devices[].allowMultipleAllocations",
             "devices[].capacity.m.requestPolicy",
@@ -351,10 +351,10 @@ def test_what_was_dropped_is_sent_again_to_an_api_server_that_came_back(server, 
     assert running.is_quiet()
     server.enable("DRADeviceTaints")
     server.refuse_connections()
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
     server.accept_connections()
 
-    assert running.seen.wait(lambda seen: seen.drops == [("devices[].taints",), ()])
+    assert running.recorder.wait(lambda recorder: recorder.drops == [("devices[].taints",), ()])
     (made,) = server.objects("resourceslices")
     assert made["spec"]["devices"][0]["taints"][0]["key"] == "k"
 
@@ -363,7 +363,7 @@ def test_a_pool_that_cannot_be_published_is_not_sent_and_what_was_there_stays(se
     running = run(pool("a"))
     assert running.is_quiet()
     running.publisher.want(pool("bb"))
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
 
     assert "device 'b' is there more than once" in running.publisher.status().error
     assert shown(server) == ["a"]
@@ -372,21 +372,21 @@ def test_a_pool_that_cannot_be_published_is_not_sent_and_what_was_there_stays(se
 
 def test_only_when_it_is_our_turn_the_api_server_is_asked_at_all(server, run):
     turn = threading.Event()
-    asked = threading.Event()
+    was_asked = threading.Event()
 
     def may_publish():
-        asked.set()
+        was_asked.set()
         return turn.is_set()
 
     running = run(pool("ab"), may_publish=may_publish, intervals=PublishIntervals(standby=60))
-    assert asked.wait(5)
+    assert was_asked.wait(5)
     running.publisher.wake()
     assert server.count() == 0
     assert running.publisher.healthy()
 
     turn.set()
     running.publisher.wake()
-    assert running.seen.wait(lambda seen: seen.successes)
+    assert running.recorder.wait(lambda recorder: recorder.successes)
     assert shown(server) == ["ab"]
     assert not running.publisher.status().standby
 
@@ -428,7 +428,7 @@ def test_an_outage_is_logged_once_and_not_with_every_try(server, run, caplog):
     server.fail(503, "GET", times=10**6)
     with caplog.at_level(logging.WARNING):
         running = run(pool("ab"))
-        assert running.seen.wait(lambda seen: len(seen.failures) >= 2)
+        assert running.recorder.wait(lambda recorder: len(recorder.failures) >= 2)
 
     assert len([each for each in caplog.records if "not published" in each.message]) == 1
 
@@ -444,7 +444,7 @@ def test_a_fault_of_our_own_does_not_end_the_thread(server, run, caplog):
     running = run(pool("ab"), may_publish=may_publish)
 
     assert server.wait(lambda: shown(server) == ["ab"])
-    assert "ZeroDivisionError" in str(running.seen.failures[0])
+    assert "ZeroDivisionError" in str(running.recorder.failures[0])
     assert "a bug" in caplog.text
 
 
@@ -453,7 +453,7 @@ def test_the_status_says_when_all_was_last_well(server, run):
     assert running.is_quiet()
     before = running.publisher.status().last_success
     server.refuse_connections()
-    assert running.seen.wait(lambda seen: seen.failures)
+    assert running.recorder.wait(lambda recorder: recorder.failures)
 
     status = running.publisher.status()
     assert before

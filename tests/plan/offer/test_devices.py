@@ -48,8 +48,8 @@ def profile(**rules):
     return entry(Rules(**rules))
 
 
-def shapes(node, profile_=DEFAULT_PROFILE, features=EVERYTHING, held=None):
-    offer = build_offer(node, profile_, features, held or {})
+def shapes(node, profile_=DEFAULT_PROFILE, features=EVERYTHING, holdings=None):
+    offer = build_offer(node, profile_, features, holdings or {})
     return {str(device.name): device.shape for device in offer.devices}
 
 
@@ -254,7 +254,7 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("shape", "kept", "features"),
+    ("shape", "without_mps", "features"),
     [
         pytest.param(
             Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25),
@@ -268,20 +268,22 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
         pytest.param(Exclusive(), Exclusive(), EVERYTHING, id="exclusive"),
     ],
 )
-def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, features):
-    held = holding(shape)
+def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(
+    shape, without_mps, features
+):
+    holdings = holding(shape)
 
-    with_mps = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, held)
-    without = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, held, mps=False)
+    with_mps = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, holdings)
+    without = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), features, holdings, mps=False)
 
     assert with_mps.devices[0].shape == shape
-    assert without.devices[0].shape == kept
+    assert without.devices[0].shape == without_mps
 
 
 def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
-    held = holding(shapes(one_gpu(), profile(replicas=4))["gpu-0"])
+    holdings = holding(shapes(one_gpu(), profile(replicas=4))["gpu-0"])
 
-    offer = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
+    offer = build_offer(one_gpu(), profile(replicas=4, **BY_MPS), EVERYTHING, holdings)
 
     assert offer.pending == (
         PendingChange(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
@@ -366,9 +368,9 @@ def test_a_held_gpu_keeps_its_shape_until_nobody_holds_it(rules, change):
 
 def test_a_held_gpu_keeps_its_shape_under_another_name():
     renamed = Inventory((gpu(1, uuid=gpu(0).uuid),))
-    held = holding(SLICEABLE)
+    holdings = holding(SLICEABLE)
 
-    offer = build_offer(renamed, profile(fractions=False), EVERYTHING, held)
+    offer = build_offer(renamed, profile(fractions=False), EVERYTHING, holdings)
 
     assert offer.by_name[DeviceName("gpu-1")].shape == SLICEABLE
 
@@ -383,18 +385,18 @@ def test_two_replicas_of_one_request_are_of_different_gpus():
 
 
 def test_a_held_gpu_whose_new_rules_cannot_be_published_is_still_what_it_was():
-    held = holding(SLICEABLE)
+    holdings = holding(SLICEABLE)
 
-    offer = build_offer(one_gpu(), profile(memory_least=90 * GIB), EVERYTHING, held)
+    offer = build_offer(one_gpu(), profile(memory_least=90 * GIB), EVERYTHING, holdings)
 
     assert offer.by_name[DeviceName("gpu-0")].shape == SLICEABLE
     assert offer.pending == (PendingChange(DeviceName("gpu-0"), "exclusive"),)
 
 
 def test_a_held_replica_keeps_all_replicas():
-    held = holding(Replica(1, 2, 40 * GIB), "gpu-0-1")
+    holdings = holding(Replica(1, 2, 40 * GIB), "gpu-0-1")
 
-    offer = build_offer(one_gpu(), DEFAULT_PROFILE, NO_CAPACITY, held)
+    offer = build_offer(one_gpu(), DEFAULT_PROFILE, NO_CAPACITY, holdings)
 
     assert [str(device.name) for device in offer.devices] == ["gpu-0-0", "gpu-0-1"]
     assert offer.pending[0].change == "exclusive"
@@ -405,9 +407,9 @@ def test_a_gpu_in_the_shape_that_it_should_have_has_nothing_pending():
 
 
 def test_admin_access_keeps_no_shape():
-    held = holding(SLICEABLE, admin=True)
+    holdings = holding(SLICEABLE, admin=True)
 
-    assert shapes(one_gpu(), profile(fractions=False), held=held) == {"gpu-0": Exclusive()}
+    assert shapes(one_gpu(), profile(fractions=False), holdings=holdings) == {"gpu-0": Exclusive()}
 
 
 def test_shapes_are_described_for_people():
