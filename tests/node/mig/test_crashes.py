@@ -6,12 +6,8 @@ from dra_driver.base.errors import NodeError
 from tests.fakes.mig_node import MigNode, board
 from tests.fakes.mortal import Killed, Mortal
 
-FOREIGN = {"profile": "1g.10gb", "start": 6}
-
-
-@pytest.fixture
-def node(tmp_path):
-    return MigNode(tmp_path, board(mig=True, instances=[FOREIGN]))
+UNMANAGED = {"profile": "1g.10gb", "start": 6}
+EXPECTED = {"create": ["3g.40gb at 0", "1g.10gb at 6"], "remove": ["1g.10gb at 6"]}
 
 
 def killed_at_each(node, prepare, change):
@@ -36,50 +32,45 @@ def nothing(partitions):
     """There is nothing to prepare."""
 
 
-def whole(node):
-    assert node.dynamic.unusable == ()
-    return node.instances
-
-
-def test_what_was_cut_by_half_can_be_removed(node):
-    gpu, key = node.gpu, node.key("3g.40gb")
-    for where in killed_at_each(node, nothing, lambda partitions: partitions.create(gpu, key)):
-        node.partitions.remove(gpu, key)
-        assert whole(node) == ["1g.10gb at 6"], where
-
-
-def test_what_was_cut_by_half_can_be_cut(node):
-    gpu, key = node.gpu, node.key("3g.40gb")
-    for where in killed_at_each(node, nothing, lambda partitions: partitions.create(gpu, key)):
-        made = node.partitions.create(gpu, key)
-        assert node.partitions.find(gpu, key) == made
-        assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
-
-
-def test_what_was_removed_by_half_can_be_removed_or_cut(node):
+@pytest.mark.parametrize(
+    ("existed", "change", "repairs"),
+    [
+        pytest.param(False, "create", ["remove"], id="what was created by half is removed"),
+        pytest.param(False, "create", ["create"], id="what was created by half is completed"),
+        pytest.param(True, "remove", ["create", "remove"], id="what was removed by half is both"),
+    ],
+)
+def test_a_change_that_was_interrupted_can_be_repeated_and_undone(
+    tmp_path, existed, change, repairs
+):
+    node = MigNode(tmp_path, board(mig=True, instances=[UNMANAGED]))
     gpu, key = node.gpu, node.key("3g.40gb")
 
-    def cut(partitions):
-        partitions.create(gpu, key)
+    def prepare(partitions):
+        if existed:
+            partitions.create(gpu, key)
 
-    for where in killed_at_each(node, cut, lambda partitions: partitions.remove(gpu, key)):
-        node.partitions.create(gpu, key)
-        assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
-        node.partitions.remove(gpu, key)
-        assert whole(node) == ["1g.10gb at 6"], where
+    def interrupted(partitions):
+        getattr(partitions, change)(gpu, key)
+
+    for where in killed_at_each(node, prepare, interrupted):
+        for repair in repairs:
+            created = getattr(node.partitions, repair)(gpu, key)
+            assert created is None or node.partitions.find(gpu, key) == created, where
+            assert (node.instances, node.dynamic.unusable) == (EXPECTED[repair], ()), where
 
 
 def test_a_mode_that_was_switched_by_half_can_be_switched_back(tmp_path):
     node = MigNode(tmp_path, board())
     gpu = node.gpu
-    seen = set()
+    modes = set()
     for where in killed_at_each(node, nothing, lambda partitions: partitions.set_mode(gpu, True)):
-        seen.add(node.partitions.mode(gpu))
+        modes.add(node.partitions.mode(gpu))
         node.partitions.restore_mode(gpu, False)
         assert not node.dynamic.mig_on, where
         node.partitions.set_mode(gpu, True)
         assert node.dynamic.mig_on, where
-    assert seen == {False, True}
+    assert modes == {False, True}
 
 
 def test_a_change_that_waits_for_a_reset_since_a_crash_is_taken_back(tmp_path):

@@ -1,4 +1,4 @@
-"""GPUs are cut where it was asked for and nowhere else, and what is cut goes again."""
+"""Partitions are created where it was asked for and nowhere else, and are removed again."""
 
 import logging
 import threading
@@ -21,53 +21,79 @@ def node(tmp_path):
     return MigNode(tmp_path)
 
 
-def after(seconds, act):
-    """Has *act* happen a little later."""
-    timer = threading.Timer(seconds, act)
-    timer.start()
-    return timer
+@pytest.fixture
+def partitioned(tmp_path):
+    """A node on whose GPU somebody created these instances."""
+    return lambda *instances: MigNode(tmp_path, board(mig=True, instances=list(instances)))
 
 
-def test_a_partition_is_cut_where_it_was_asked_for(node):
-    made = node.partitions.create(node.gpu, node.key("2g.20gb", 4))
-    assert node.dynamic.instances == (made,)
+def test_a_partition_is_created_where_it_was_asked_for_once(node):
+    key = node.key("2g.20gb", 4)
+    made = node.partitions.create(node.gpu, key)
     assert made.key == PartitionKey(14, 4, 2, 2)
     assert made.uuid.startswith("MIG-")
+    assert node.partitions.create(node.gpu, key) == made
+    assert node.dynamic.instances == (made,)
 
 
-def test_cutting_twice_is_cutting_once(node):
-    key = node.key("1g.10gb", 3)
-    assert node.partitions.create(node.gpu, key) == node.partitions.create(node.gpu, key)
-    assert node.instances == ["1g.10gb at 3"]
+@pytest.mark.parametrize(
+    ("existing", "name", "start", "new", "problem"),
+    [
+        pytest.param(
+            ("2g.20gb", 2),
+            "2g.20gb",
+            2,
+            True,
+            r"profile 14 at 2 exists already, as GPU instance 3, MIG-",
+            id="one that has to be new exists",
+        ),
+        pytest.param(
+            ("2g.20gb", 2),
+            "1g.10gb",
+            3,
+            True,
+            r"has no room for profile 19 at 3: 2g\.20gb at 2",
+            id="an instance is in its place",
+        ),
+        pytest.param(
+            ("1g.10gb", 5),
+            "3g.40gb",
+            4,
+            False,
+            r"has no room for profile 9 at 4: 1g\.10gb at 5 \(GPU instance \d+, MIG-\S+\) lies "
+            "there; it can be created once that is removed",
+            id="an instance overlaps it",
+        ),
+        pytest.param(
+            ("1g.10gb+me", 0),
+            "1g.10gb+me",
+            1,
+            False,
+            r"engines or its memory are used up \(1g\.10gb\+me at 0",
+            id="its engines are used up",
+        ),
+    ],
+)
+def test_what_is_in_the_way_is_named_and_stays(node, existing, name, start, new, problem):
+    unmanaged = node.partitions.create(node.gpu, node.key(*existing))
+    with pytest.raises(PlacementTaken, match=rf"{node.gpu}.*{problem}"):
+        node.partitions.create(node.gpu, node.key(name, start), new=new)
+    assert node.dynamic.instances == (unmanaged,)
 
 
-def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
-    foreign = node.partitions.create(node.gpu, node.key("2g.20gb", 2))
-    with pytest.raises(
-        PlacementTaken,
-        match=rf"{node.gpu}: profile 14 at 2 exists already, as GPU instance 3, MIG-",
-    ):
-        node.partitions.create(node.gpu, foreign.key, new=True)
-    made = node.partitions.create(node.gpu, node.key("2g.20gb", 4), new=True)
-    assert node.dynamic.instances == (foreign, made)
-
-
-def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
-    node.partitions.create(node.gpu, node.key("2g.20gb", 2))
-    with pytest.raises(PlacementTaken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
-        node.partitions.create(node.gpu, node.key("1g.10gb", 3), new=True)
-    assert node.instances == ["2g.20gb at 2"]
-
-
-def test_a_partition_that_is_half_made_is_completed(node):
+def test_half_a_partition_is_completed_and_removed(node):
     key = node.key("3g.40gb", 4)
     _gpu_instance_alone(node, key)
     assert [instance.cis for instance in node.dynamic.unusable] == [0]
     node.partitions.create(node.gpu, key)
     assert (node.instances, node.dynamic.unusable) == (["3g.40gb at 4"], ())
+    for uuid in (None, GpuUuid("MIG-ours")):  # a GPU instance alone has no UUID
+        _gpu_instance_alone(node, node.key("1g.10gb"))
+        node.partitions.remove(node.gpu, node.key("1g.10gb"), uuid)
+        assert (node.instances, node.dynamic.unusable) == (["3g.40gb at 4"], ())
 
 
-def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
+def test_a_removed_partition_leaves_nothing_and_others_of_its_profile_stay(node):
     first, second = node.key("1g.10gb", 0), node.key("1g.10gb", 1)
     for key in (first, second):
         node.partitions.create(node.gpu, key)
@@ -76,72 +102,44 @@ def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
         assert (node.instances, node.dynamic.unusable) == (["1g.10gb at 1"], ())
 
 
-def test_half_a_partition_is_removed_too(node):
-    key = node.key("1g.10gb", 5)
-    _gpu_instance_alone(node, key)
-    node.partitions.remove(node.gpu, key)
-    assert (node.instances, node.dynamic.unusable) == ([], ())
+@pytest.mark.parametrize(
+    ("product", "profile", "count"),
+    [("A30", "1g.6gb", 4), ("A100-40-SXM", "1g.5gb", 7), ("RTX-PRO-6000", "1g.24gb", 4)],
+)
+def test_every_board_can_be_filled(tmp_path, product, profile, count):
+    node = MigNode(tmp_path, board(product, mig=True))
+    placements = node.profile(profile).placements
+    for placement in placements:
+        node.partitions.create(node.gpu, node.key(profile, placement.start))
+    assert len(node.instances) == len(placements) == count
 
 
-def test_every_board_can_be_filled(tmp_path):
-    for name, profile, count in (
-        ("A30", "1g.6gb", 4),
-        ("A100-40-SXM", "1g.5gb", 7),
-        ("RTX-PRO-6000", "1g.24gb", 4),
-    ):
-        directory = tmp_path / name
-        directory.mkdir()
-        node = MigNode(directory, board(name, mig=True))
-        places = node.profile(profile).placements
-        for place in places:
-            node.partitions.create(node.gpu, node.key(profile, place.start))
-        assert len(node.instances) == len(places) == count
-
-
-def test_what_is_in_the_way_is_named_and_stays(tmp_path):
-    foreign = {"profile": "1g.10gb", "start": 5}
-    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
-    with pytest.raises(NodeError, match=r"has no room for profile 9 at 4: 1g\.10gb at 5 \(GPU"):
-        node.partitions.create(node.gpu, node.key("3g.40gb", 4))
-    assert node.instances == ["1g.10gb at 5"]
-
-
-def test_where_engines_are_used_up_what_uses_them_is_named(node):
-    node.partitions.create(node.gpu, node.key("1g.10gb+me", 0))
-    with pytest.raises(NodeError, match=r"engines or its memory are used up \(1g\.10gb\+me at 0"):
-        node.partitions.create(node.gpu, node.key("1g.10gb+me", 1))
-
-
-def test_without_mig_mode_nothing_is_cut(tmp_path):
+def test_without_mig_mode_nothing_is_created(tmp_path):
     node = MigNode(tmp_path, board())
     with pytest.raises(NodeError, match="MIG mode is off"):
         node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.partitions.remove(node.gpu, node.key("1g.10gb"))
 
 
-def test_who_divided_a_partition_is_told_how_to_mend_it(tmp_path):
-    foreign = {"profile": "2g.20gb", "start": 0, "compute": [1]}
-    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
+@pytest.mark.parametrize("profile", ["2g.20gb", "1g.20gb"])
+def test_an_instance_that_others_divided_is_not_whole_and_they_are_told_how_to_mend_it(
+    partitioned, profile
+):
+    """The compute instance of a 1g.20gb has all slices, and fewer multiprocessors than it could."""
+    node = partitioned({"profile": profile, "start": 0, "compute": [1]})
+    assert (node.instances, [instance.cis for instance in node.dynamic.unusable]) == ([], [1])
     with pytest.raises(NodeError, match="somebody else divided GPU instance"):
-        node.partitions.create(node.gpu, node.key("2g.20gb"))
+        node.partitions.create(node.gpu, node.key(profile))
 
 
-def test_another_instance_than_the_one_that_was_cut_stays(node, caplog):
+def test_another_instance_than_the_one_that_was_created_stays(node, caplog):
     ours = node.partitions.create(node.gpu, node.key("2g.20gb"))
-    gone = GpuUuid("MIG-that-somebody-removed")
     with caplog.at_level(logging.WARNING):
-        node.partitions.remove(node.gpu, ours.key, gone)
+        node.partitions.remove(node.gpu, ours.key, GpuUuid("MIG-that-somebody-removed"))
     assert node.dynamic.instances == (ours,)
     assert "there is another instance where ours was" in caplog.text
     node.partitions.remove(node.gpu, ours.key, ours.uuid)
     assert node.instances == []
-
-
-def test_half_of_what_was_cut_has_no_name_and_is_removed(node):
-    key = node.key("1g.10gb", 5)
-    _gpu_instance_alone(node, key)
-    node.partitions.remove(node.gpu, key, GpuUuid("MIG-ours"))
-    assert node.dynamic.unusable == ()
 
 
 class Lying(SimulatedNvml):
@@ -156,7 +154,7 @@ class Lying(SimulatedNvml):
         return super().nvmlGpuInstanceDestroy(gpuInstance)
 
 
-def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_path):
+def test_an_instance_that_is_listed_after_its_removal_is_removed_again(tmp_path):
     node = MigNode(tmp_path, patience=5.0)
     key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
     partitions = node.through(functions)
@@ -166,7 +164,7 @@ def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_p
     assert (node.instances, node.dynamic.unusable, functions.lies) == ([], (), 0)
 
 
-def test_what_nvml_removes_in_words_alone_is_told(node):
+def test_a_removal_that_nvml_only_reports_is_an_error(node):
     key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
     partitions = node.through(functions)
     made = partitions.create(node.gpu, key)
@@ -184,34 +182,18 @@ def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
     assert node.nvml.on_gpu(made.uuid, "counting", count) == 26
 
 
-def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whole(tmp_path):
-    foreign = {"profile": "1g.20gb", "start": 0, "compute": [1]}
-    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
-    assert (node.instances, [instance.cis for instance in node.dynamic.unusable]) == ([], [1])
-    with pytest.raises(NodeError, match="somebody else divided"):
-        node.partitions.create(node.gpu, node.key("1g.20gb"))
-
-
-def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
-    ours = node.partitions.create(node.gpu, node.key("1g.10gb"))
-    with pytest.raises(PlacementTaken) as raised:
-        node.partitions.create(node.gpu, node.key("3g.40gb"))
-    text = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be created once"
-    assert text in str(raised.value)
-
-
-def test_what_is_cut_is_told_without_reading_again_how_it_can_be_cut(node):
+def test_partitions_are_read_without_reading_the_profiles_again(node):
     node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.change(gpu=0, fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "UNKNOWN"})
     assert node.partitions.keys(node.gpu) == (node.key("1g.10gb"),)
 
 
 def test_each_capability_is_asked_for_before_it_is_needed(node):
-    seen = []
+    asked = []
 
     def allow(capability):
-        there = [*node.dynamic.instances, *node.dynamic.unusable]
-        seen.append((capability, len(there), len(node.dynamic.instances)))
+        whole, unusable = len(node.dynamic.instances), len(node.dynamic.unusable)
+        asked.append((capability, whole + unusable, whole))
 
     partitions = MigPartitions(
         GpuMigReader(node.nvml, node.geometries, GpuHolders(node.nvml), lambda: True),
@@ -220,13 +202,13 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
     )
     made = partitions.create(node.gpu, node.key("1g.10gb"))
     home = f"gpu0/mig/gi{made.gi}"
-    assert seen == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]
-    seen.clear()
+    assert asked == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]
+    asked.clear()
     partitions.remove(node.gpu, made.key)
-    assert seen == [("mig/config", 1, 1)]
+    assert asked == [("mig/config", 1, 1)]
 
 
-def test_what_uses_a_partition_is_named(node):
+def test_a_process_that_uses_a_partition_is_named(node):
     made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     process = {"pid": 4242, "memory_bytes": 1, "gi": made.gi}
     other = {"pid": 4343, "memory_bytes": 1, "gi": made.gi + 1}
@@ -243,13 +225,14 @@ def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
     node = MigNode(tmp_path, patience=5.0)
     made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.change(gpu=0, processes=[{"pid": 4242, "memory_bytes": 1, "gi": made.gi}])
-    timer = after(0.1, lambda: node.change(gpu=0, processes=[]))
+    timer = threading.Timer(0.1, lambda: node.change(gpu=0, processes=[]))
+    timer.start()
     node.partitions.remove(node.gpu, made.key)
     timer.join()
     assert node.instances == []
 
 
-def test_one_that_vanished_is_said(node):
+def test_an_instance_that_vanished_is_an_error(node):
     key = node.key("1g.10gb")
     with pytest.raises(MigInstanceNotFound, match="the instance of profile 19 at 0 vanished"):
         node.partitions.find(node.gpu, key)
@@ -257,10 +240,30 @@ def test_one_that_vanished_is_said(node):
     assert node.partitions.find(node.gpu, key) == made
 
 
-def test_who_may_not_cut_is_told_so(node):
-    node.change(gpu=0, fails={"nvmlDeviceCreateGpuInstanceWithPlacement": "NO_PERMISSION"})
-    with pytest.raises(NodeError, match=r"creating profile 19 at 0: NVML says .*run this as root"):
-        node.partitions.create(node.gpu, node.key("1g.10gb"))
+@pytest.mark.parametrize(
+    ("function", "code", "change", "problem"),
+    [
+        (
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            "NO_PERMISSION",
+            "create",
+            "creating profile 14 at 4: NVML says .*run this as root",
+        ),
+        (
+            "nvmlComputeInstanceDestroy",
+            "UNKNOWN",
+            "remove",
+            "removing profile 19 at 0: NVML says Unknown",
+        ),
+    ],
+)
+def test_a_refusal_of_nvml_is_an_error_and_changes_nothing(node, function, code, change, problem):
+    node.partitions.create(node.gpu, node.key("1g.10gb"))
+    key = node.key("2g.20gb", 4) if change == "create" else node.key("1g.10gb")
+    node.change(gpu=0, fails={function: code})
+    with pytest.raises(NodeError, match=problem):
+        getattr(node.partitions, change)(node.gpu, key)
+    assert node.instances == ["1g.10gb at 0"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +274,7 @@ def test_who_may_not_cut_is_told_so(node):
         pytest.param({"driver": "no-library"}, id="the driver was removed"),
     ],
 )
-def test_with_a_gpu_or_a_driver_what_was_cut_is_gone(node, gone):
+def test_with_a_gpu_or_a_driver_its_partitions_are_gone(node, gone):
     made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     gpu = node.gpu
     node.change(**gone)
@@ -281,15 +284,7 @@ def test_with_a_gpu_or_a_driver_what_was_cut_is_gone(node, gone):
         node.partitions.create(gpu, made.key)
 
 
-def test_what_nvml_refuses_is_no_reason_to_believe_it_gone(node):
-    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
-    node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "UNKNOWN"})
-    with pytest.raises(NodeError, match="removing profile 19 at 0: NVML says Unknown"):
-        node.partitions.remove(node.gpu, made.key)
-    assert node.instances == ["1g.10gb at 0"]
-
-
-def test_claims_that_come_at_once_cut_one_after_the_other(node):
+def test_partitions_that_are_created_at_once_are_created_one_after_the_other(node):
     keys = [node.key("1g.10gb", start) for start in range(7)]
     threads = [
         threading.Thread(target=node.partitions.create, args=(node.gpu, key)) for key in keys
@@ -301,7 +296,7 @@ def test_claims_that_come_at_once_cut_one_after_the_other(node):
     assert len(node.instances) == 7
 
 
-def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
+def test_reading_a_gpu_that_is_being_partitioned_is_not_late(tmp_path):
     class Slow(SimulatedNvml):
         begun = threading.Event()
 
@@ -313,11 +308,11 @@ def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
     node = MigNode(tmp_path, deadline=0.2)
     key, functions = node.key("1g.10gb"), Slow(node.live, mig=node.mig)
     partitions = node.through(functions)
-    cutting = threading.Thread(target=partitions.create, args=(node.gpu, key))
-    cutting.start()
+    creating = threading.Thread(target=partitions.create, args=(node.gpu, key))
+    creating.start()
     assert functions.begun.wait(5)
     assert not isinstance(node.nvml.dynamic_states([0])[0], TimedOut)
-    cutting.join(10)
+    creating.join(10)
 
 
 def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
@@ -333,7 +328,7 @@ def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
         node.nvml.on_gpu(made.uuid, "asking", instance)
 
 
-def test_what_a_gpu_that_is_not_listed_is_asked_is_an_error(node):
+def test_a_gpu_that_is_not_listed_is_an_error(node):
     with pytest.raises(NodeError, match="NVML does not list it"):
         node.partitions.mode(GpuUuid("GPU-x"))
 
