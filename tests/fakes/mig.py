@@ -1,4 +1,4 @@
-"""GPUs that can be cut, in memory; they refuse what hardware refuses."""
+"""GPUs with MIG, in memory; they refuse what hardware refuses."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -38,7 +38,7 @@ H100 = (ONE, TWO, THREE, FOUR, SEVEN)
 
 
 def mig_gpu(minor: int = 0, *, on: bool = False, switches: bool = True, **fields) -> Gpu:
-    """An H100 that can be cut; with *switches* false it behaves as an A100 does."""
+    """An H100 with MIG; with *switches* false it behaves as an A100 does."""
     return gpu(minor, mig=MigInfo(on, on, switches, H100), **fields)
 
 
@@ -62,15 +62,12 @@ def partition_device(
     shape: Shape | None = None,
     **fields,
 ) -> Device:
-    """A partition that is cut when a claim needs it."""
+    """A partition that is created when a claim needs it."""
     offered = tuple(profile.name for profile in H100)
-    made = Device(
-        on or mig_gpu(),
-        shape or sliceable(of),
-        partition=partition(of, start),
-        offered=offered,
+    device = Device(
+        on or mig_gpu(), shape or sliceable(of), partition=partition(of, start), offered=offered
     )
-    return replace(made, **fields)
+    return replace(device, **fields)
 
 
 def mig_offer(*gpus: Gpu) -> Offer:
@@ -114,7 +111,7 @@ class FakeMig:
     def create(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
         if (uuid, key) in self.instances:
             if new:
-                raise PlacementTaken(f"{uuid}: {key} was cut by somebody else meanwhile")
+                raise PlacementTaken(f"{uuid}: {key} was created by somebody else meanwhile")
             return
         if not self.modes.get(uuid):
             raise NodeError(f"{uuid}: MIG mode is off")
@@ -135,10 +132,10 @@ class FakeMig:
         instance: GpuUuid | None = None,
         unless: Collection[GpuUuid] = (),
     ) -> None:
-        cut = self.instances.get((uuid, key))
-        if cut is None or cut.uuid in unless:
+        existing = self.instances.get((uuid, key))
+        if existing is None or existing.uuid in unless:
             return
-        if instance in (None, cut.uuid):
+        if instance in (None, existing.uuid):
             del self.instances[uuid, key]
 
     def find(self, uuid: GpuUuid, key: PartitionKey) -> MigInstance:

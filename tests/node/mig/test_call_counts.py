@@ -1,4 +1,4 @@
-"""NVML is asked little about what is cut: on a busy node each call can take tenths of a second."""
+"""NVML is asked little about partitions: on a busy node each call can take tenths of a second."""
 
 import threading
 import time
@@ -46,13 +46,13 @@ class Counted:
 
 
 def filled(directory, count, functions=SimulatedNvml):
-    """A board of which so many partitions are cut, and what its calls are counted by."""
+    """A board with so many partitions, a process that changes them, and its calls of NVML."""
     node = MigNode(directory, board("B200", mig=True))
     counted = Counted(functions(node.live, mig=node.mig))
     partitions = node.through(counted)
     for start in range(count):
         partitions.create(node.gpu, node.key("1g.23gb", start), new=True)
-    assert len(node.instances) == count  # and how it can be cut has been read
+    assert len(node.instances) == count  # and its profiles have been read
     return node, partitions, counted
 
 
@@ -78,15 +78,15 @@ class SaysNothing(SimulatedNvml):
 
 
 @pytest.mark.parametrize(
-    ("functions", "look", "cut"), [(SimulatedNvml, 64, 40), (SaysMigDevice, 56, 39)]
+    ("functions", "look", "create"), [(SimulatedNvml, 64, 40), (SaysMigDevice, 56, 39)]
 )
 def test_no_more_is_asked_than_is_needed_and_the_list_of_devices_not_at_all(
-    tmp_path, functions, look, cut
+    tmp_path, functions, look, create
 ):
     """Two calls for each instance are for the proof that a name is its own."""
     node, partitions, counted = filled(tmp_path, 6, functions)
     key = node.key("1g.23gb", 6)
-    assert counted.count(lambda: partitions.create(node.gpu, key, new=True)) <= cut
+    assert counted.count(lambda: partitions.create(node.gpu, key, new=True)) <= create
     assert counted.count(lambda: node.dynamic) <= look
     assert counted.count(lambda: partitions.find(node.gpu, key)) <= 20
     uuid = node.dynamic.instances[6].uuid
@@ -113,7 +113,7 @@ def test_where_the_list_of_devices_has_to_be_read_it_is_read_once_a_look(tmp_pat
     assert counted.calls[WALK] == 7
 
 
-def test_one_that_is_nowhere_listed_yet_has_no_name_and_is_odd(tmp_path):
+def test_an_instance_that_is_not_listed_yet_has_no_uuid_and_is_unusable(tmp_path):
     class Slow(SaysNothing):
         def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):  # noqa: N802
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
@@ -144,9 +144,9 @@ def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(
     node.through(Counted(node.functions, slow))
     node.nvml.system()
     began = time.monotonic()
-    seen = node.nvml.dynamic_states(range(8))
+    states = node.nvml.dynamic_states(range(8)).values()
     assert time.monotonic() - began > 0.5
-    assert all(isinstance(state, DynamicState) for state in seen.values())
+    assert all(isinstance(state, DynamicState) for state in states)
 
 
 def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):

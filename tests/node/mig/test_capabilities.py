@@ -85,7 +85,7 @@ class Making:
             raise self.error
 
 
-def test_whoever_cuts_has_each_file_there_each_time(caplog):
+def test_each_file_is_made_sure_of_each_time(caplog):
     making = Making()
     for name in ("mig/config", GI, "mig/config"):
         making.access.have(name)
@@ -128,7 +128,7 @@ def test_those_that_are_there_are_not_made_again(kernel):
     assert list(first.capabilities) == [GI, "mig/monitor"]
 
 
-def test_who_only_looks_makes_none(kernel):
+def test_a_look_makes_none(kernel):
     nodes = kernel.nodes()
 
     assert nodes.existing([GI, "mig/monitor"]) == {GI: None, "mig/monitor": None}

@@ -1,4 +1,4 @@
-"""How a board can be cut is what its driver says, as far as that can be."""
+"""How a board can be partitioned is what its driver says, as far as that can be."""
 
 import ctypes
 import logging
@@ -12,7 +12,7 @@ from dra_driver.sim.node_spec import board_specs
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
-CUTTABLE = sorted(name for name, its in board_specs().items() if its.mig)
+WITH_MIG = sorted(name for name, spec in board_specs().items() if spec.mig)
 OLD = {"nvmlDeviceGetGpuInstanceProfileInfoV": "FUNCTION_NOT_FOUND"}
 
 
@@ -65,7 +65,7 @@ def test_the_mode_does_not_matter(tmp_path):
     assert profiles(node) == on
 
 
-@pytest.mark.parametrize("name", CUTTABLE)
+@pytest.mark.parametrize("name", WITH_MIG)
 def test_a_library_that_names_no_profiles_gets_the_names_of_one_that_does(tmp_path, name):
     names = {profile.id: profile.name for profile in profiles(MigNode(tmp_path, board(name)))}
     old = {
@@ -74,21 +74,23 @@ def test_a_library_that_names_no_profiles_gets_the_names_of_one_that_does(tmp_pa
     assert old == names
 
 
-def test_a_library_too_old_for_the_question_cuts_nothing(tmp_path):
+def test_a_library_without_mig_has_no_profiles(tmp_path):
     fails = {"nvmlDeviceGetMigMode": "FUNCTION_NOT_FOUND"}
     node = MigNode(tmp_path, board(fails=fails))
     assert (node.dynamic.mig_on, profiles(node)) == (None, ())
 
 
-def test_why_it_is_not_known_how_a_board_can_be_cut_is_told(tmp_path):
+def test_why_the_profiles_of_a_board_are_not_known_is_told(tmp_path):
     def problem(**fails):
         return MigNode(tmp_path, board(fails=fails)).static.mig_problem
 
-    asked = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    placements = "nvmlDeviceGetGpuInstancePossiblePlacements"
     assert problem() == ""
     assert "lacks functions for MIG" in problem(nvmlDeviceGetMigMode="FUNCTION_NOT_FOUND")
-    assert "lacks functions for MIG" in problem(**{asked: "FUNCTION_NOT_FOUND"})
-    assert problem(**{asked: "UNKNOWN"}) == "NVML does not tell its MIG profiles: Unknown Error"
+    assert "lacks functions for MIG" in problem(**{placements: "FUNCTION_NOT_FOUND"})
+    assert (
+        problem(**{placements: "UNKNOWN"}) == "NVML does not tell its MIG profiles: Unknown Error"
+    )
     assert problem(nvmlDeviceGetMigMode="NOT_SUPPORTED") == ""  # such a board has no MIG
 
 
@@ -144,7 +146,7 @@ def test_a_gpu_that_is_lost_is_an_error(tmp_path):
 class Leaving(SimulatedNvml):
     """A driver whose GPU instance vanishes once so much was asked about how it can be divided."""
 
-    left = 99
+    calls_left = 99
 
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(  # noqa: N802
         self,
@@ -153,8 +155,8 @@ class Leaving(SimulatedNvml):
         engProfile,  # noqa: N803
         version=2,
     ):
-        self.left -= 1
-        if self.left == 0:
+        self.calls_left -= 1
+        if self.calls_left == 0:
             self.nvmlGpuInstanceDestroy(device)
         return super().nvmlGpuInstanceGetComputeInstanceProfileInfo(
             device, profile, engProfile, version
@@ -165,8 +167,8 @@ def _multiprocessors(functions, handle):
     return functions.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount
 
 
-@pytest.mark.parametrize("asked", range(1, 10))
-def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path, asked):
+@pytest.mark.parametrize("calls", range(1, 10))
+def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path, calls):
     node = MigNode(tmp_path, board(mig=True))
     functions = Leaving(node.live, mig=node.mig)
     key = node.key("1g.20gb", 2)  # of one slice, with two profiles of so many slices
@@ -174,12 +176,12 @@ def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path,
     place = pynvml.c_nvmlGpuInstancePlacement_t(key.start, key.size)
     node.nvml.on_gpu(
         node.gpu,
-        "somebody cuts it",
+        "creating it as somebody else",
         lambda nvml, gpu: nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
             gpu, key.profile_id, ctypes.byref(place)
         ),
     )
-    functions.left = asked
+    functions.calls_left = calls
     assert node.dynamic.instances == ()
     assert partitions.keys(node.gpu) == ()
 
@@ -223,4 +225,4 @@ def test_what_was_read_of_one_holds_for_all_that_are_alike(tmp_path):
     partitions = node.through(functions)
     for start in range(3):
         partitions.create(node.gpu, node.key("1g.10gb", start))
-    assert functions.left == 99 - 12
+    assert functions.calls_left == 99 - 12

@@ -1,4 +1,4 @@
-"""Whatever is cut and removed, in whatever order: there is what was asked for, and no more."""
+"""Whatever is created and removed, in whatever order: what was asked for exists, and no more."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,23 +27,23 @@ STEPS = st.lists(st.tuples(st.booleans(), st.sampled_from(PARTITIONS)), max_size
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(steps=STEPS, foreign=st.booleans())
-def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
-    tmp_path, steps, foreign
+@given(steps=STEPS, unmanaged=st.booleans())
+def test_nothing_exists_that_was_not_asked_for_and_unmanaged_instances_stay(
+    tmp_path, steps, unmanaged
 ):
     instances = [
-        {"profile": name, "start": start, "compute": [1]} for name, start in THEIRS if foreign
+        {"profile": name, "start": start, "compute": [1]} for name, start in THEIRS if unmanaged
     ]
     node = MigNode(tmp_path, board(mig=True, instances=instances))
-    theirs = {node.key(*place) for place in THEIRS if foreign}
+    theirs = {node.key(*place) for place in THEIRS if unmanaged}
     ours = set()
-    for cut, partition in steps:
+    for create, partition in steps:
         key = node.key(*partition)
-        if cut:
+        if create:
             try:
                 node.partitions.create(node.gpu, key)
             except NodeError:
-                # Not for nothing: it lies over another, or takes the engines that another has.
+                # It overlaps another one, or takes the engines that another one has.
                 media = partition[0] == MEDIA and key.profile_id in [our.profile_id for our in ours]
                 assert media or not is_free(key.placement, ours | theirs)
             else:
@@ -51,7 +51,7 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
         else:
             node.partitions.remove(node.gpu, key)
             ours.discard(key)
-        glance = node.dynamic
-        whole = {instance.key for instance in glance.instances}
-        assert whole | {instance.key for instance in glance.unusable} == ours | theirs
+        state = node.dynamic
+        whole = {instance.key for instance in state.instances}
+        assert whole | {instance.key for instance in state.unusable} == ours | theirs
         assert ours <= whole

@@ -1,4 +1,4 @@
-"""What others cut is seen as it is: what can be given to somebody, and what is in the way."""
+"""Instances that others create are read as they are: usable ones, and those in the way."""
 
 import logging
 from functools import partial
@@ -13,7 +13,7 @@ from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 
-def foreign(profile, start, compute=None):
+def existing(profile, start, compute=None):
     instance = {"profile": profile, "start": start}
     return instance if compute is None else instance | {"compute": compute}
 
@@ -23,26 +23,26 @@ def made(tmp_path, *instances, **fields):
 
 
 def test_instances_come_by_profile_and_place(tmp_path):
-    node = made(tmp_path, foreign("1g.10gb", 5), foreign("3g.40gb", 0), foreign("1g.10gb", 4))
+    node = made(tmp_path, existing("1g.10gb", 5), existing("3g.40gb", 0), existing("1g.10gb", 4))
     assert node.instances == ["3g.40gb at 0", "1g.10gb at 4", "1g.10gb at 5"]
     assert len({instance.uuid for instance in node.dynamic.instances}) == 3
 
 
-def test_they_come_and_go_with_those_who_cut_them(tmp_path):
+def test_instances_come_and_go_with_those_who_create_them(tmp_path):
     node = made(tmp_path)
     assert node.instances == []
-    node.change(gpu=0, instances=[foreign("1g.10gb", 2)])
+    node.change(gpu=0, instances=[existing("1g.10gb", 2)])
     assert node.instances == ["1g.10gb at 2"]
     node.change(gpu=0, instances=[])
     assert node.instances == []
 
 
 @pytest.mark.parametrize("compute", [[], [1], [1, 1, 1], [2, 1]])
-def test_one_that_is_not_whole_is_odd(tmp_path, compute):
-    node = made(tmp_path, foreign("3g.40gb", 4, compute), foreign("1g.10gb", 0))
+def test_an_instance_that_is_not_whole_is_unusable(tmp_path, compute):
+    node = made(tmp_path, existing("3g.40gb", 4, compute), existing("1g.10gb", 0))
     assert node.instances == ["1g.10gb at 0"]
-    (odd,) = node.dynamic.unusable
-    assert (node.named(odd.key), odd.cis) == ("3g.40gb at 4", len(compute))
+    (unusable,) = node.dynamic.unusable
+    assert (node.named(unusable.key), unusable.cis) == ("3g.40gb at 4", len(compute))
 
 
 class Stale(SimulatedNvml):
@@ -72,13 +72,13 @@ class Stale(SimulatedNvml):
         return device.ci
 
 
-def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
-    node = made(tmp_path, foreign("3g.40gb", 0), foreign("1g.10gb", 5))
+def test_an_instance_that_nvml_still_lists_after_its_removal_does_not_exist(tmp_path):
+    node = made(tmp_path, existing("3g.40gb", 0), existing("1g.10gb", 5))
     partitions = node.through(Stale(node.live, mig=node.mig))
     assert node.instances == ["3g.40gb at 0", "1g.10gb at 5"]
-    node.change(gpu=0, instances=[foreign("3g.40gb", 0, []), foreign("1g.10gb", 5)])
+    node.change(gpu=0, instances=[existing("3g.40gb", 0, []), existing("1g.10gb", 5)])
     key = node.key("3g.40gb")
-    node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, it: _empty(nvml, it, key))
+    node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, gpu: _empty(nvml, gpu, key))
     assert node.instances == ["1g.10gb at 5"]
     assert [instance.cis for instance in node.dynamic.unusable] == [0]
     with pytest.raises(MigInstanceNotFound):
@@ -94,16 +94,16 @@ def _empty(functions, handle, key):
         functions.nvmlComputeInstanceDestroy(compute.handle)
 
 
-def test_what_is_cut_is_told_to_root_alone_and_others_are_told_of_none(tmp_path, caplog):
-    node = made(tmp_path, foreign("3g.40gb", 4))
+def test_partitions_are_told_to_root_alone_and_others_see_none(tmp_path, caplog):
+    node = made(tmp_path, existing("3g.40gb", 4))
     node.mig.is_root = lambda: False
     gpus = node.gpus(lambda minors: None)
     with caplog.at_level(logging.WARNING):
-        looks = [gpus.scan() for _ in range(3)]
-    (gpu,) = looks[0].gpus
+        scans = [gpus.scan() for _ in range(3)]
+    (gpu,) = scans[0].gpus
     assert (gpu.mig.on, gpu.mig.profiles, gpu.mig.instances, gpu.mig.unusable) == (True, (), (), ())
-    assert looks == [looks[0]] * 3
-    assert looks[0].unavailable == ()
+    assert scans == [scans[0]] * 3
+    assert scans[0].unavailable == ()
     assert [record.msg for record in caplog.records].count(MIG_HIDDEN) == 1
 
 
@@ -124,21 +124,21 @@ def test_an_instance_of_a_profile_that_the_driver_does_not_list_is_in_the_way(tm
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
             return super().nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version)
 
-    node = made(tmp_path, foreign("3g.40gb", 4))
+    node = made(tmp_path, existing("3g.40gb", 4))
     key = node.key("3g.40gb", 4)
     partitions = node.through(Forgetful(node.live, mig=node.mig))
-    (odd,) = node.dynamic.unusable
-    assert (odd.key.profile_id, odd.key.placement) == (key.profile_id, key.placement)
+    (unusable,) = node.dynamic.unusable
+    assert (unusable.key.profile_id, unusable.key.placement) == (key.profile_id, key.placement)
     with pytest.raises(NodeError, match="profile 9 at 4"):
         partitions.create(node.gpu, node.key("1g.10gb", 4))
 
 
-def test_one_that_goes_while_it_is_looked_at_is_left_out(tmp_path):
+def test_an_instance_that_is_removed_while_it_is_read_is_left_out(tmp_path):
     class Racing(SimulatedNvml):
         def nvmlGpuInstanceGetInfo(self, gpuInstance):  # noqa: N802, N803
             node.change(gpu=0, instances=[])
             return super().nvmlGpuInstanceGetInfo(gpuInstance)
 
-    node = made(tmp_path, foreign("1g.10gb", 0), foreign("2g.20gb", 4))
+    node = made(tmp_path, existing("1g.10gb", 0), existing("2g.20gb", 4))
     node.through(Racing(node.live, mig=node.mig))
     assert (node.dynamic.instances, node.dynamic.unusable) == ((), ())

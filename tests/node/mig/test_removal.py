@@ -106,11 +106,9 @@ class HalfSilent(Silent):
 
 def divided(directory):
     """One whose GPU instance has two compute instances, the name of one of them said."""
-    foreign = {"profile": "3g.40gb", "start": 4, "compute": [2, 1]}
-    node = MigNode(directory, board(mig=True, instances=[foreign]))
-    partitions = node.through(HalfSilent(node.live, mig=node.mig))
-    key = node.key("3g.40gb", 4)
-    return node, partitions, key
+    unmanaged = {"profile": "3g.40gb", "start": 4, "compute": [2, 1]}
+    node = MigNode(directory, board(mig=True, instances=[unmanaged]))
+    return node, node.through(HalfSilent(node.live, mig=node.mig)), node.key("3g.40gb", 4)
 
 
 def named(node, partitions, key):
