@@ -6,7 +6,7 @@ refused. Which container uses what is read from the pods, where a claim leaves i
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dra_driver.base.errors import ClaimError, join_problems
@@ -67,6 +67,10 @@ def with_namespaces(
         raise PodsNeeded("it is shared by MPS")
     used = container_requests(pods or ())
     groups = _groups(under, [container.requests(claim.ref, under) for container in used])
+    units = {
+        request: {part.device.unit for part in parts if part.request == request}
+        for request in under
+    }
     problems = [
         *_unknown_problems(pods, under, tenants),
         *_joinable_problems(claim, tenants),
@@ -76,7 +80,7 @@ def with_namespaces(
             for problem in tenant_problems(tenants, claim.ref, pod, under)
         ),
         *mixed_problems(claim.ref, used, under, everything),
-        *split_problems(claim.ref, used, groups, _computed_on(parts)),
+        *split_problems(claim.ref, used, groups, units),
         *_partition_problems(groups, parts),
     ]
     if problems:
@@ -139,14 +143,6 @@ def _partition_problems(groups: Iterable[set[str]], parts: Sequence[MpsPart]) ->
             )
 
 
-def _computed_on(parts: Iterable[MpsPart]) -> Mapping[str, set[str]]:
-    """The names of the GPUs and partitions of each request."""
-    units: dict[str, set[str]] = {}
-    for part in parts:
-        units.setdefault(part.request, set()).add(part.device.unit)
-    return units
-
-
 def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]:
     """The requests that containers use together, directly or by way of others."""
     groups = [{request} for request in sorted(requests)]
@@ -167,6 +163,8 @@ def _namespace(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
     requests = sorted({part.request for part in parts})
     digest = hashlib.sha256(",".join((claim.ref.uid, *requests, *gpus)).encode()).hexdigest()
     percents = [min(ALL_CORES, sum(part.percent for part in shared)) for shared in by_gpu.values()]
+    # With protocol 3 a server keeps its namespaces apart, and the agent puts all into one.
+    apart = any(part.device.rules.mps_servers is MpsServerScope.PER_NAMESPACE for part in parts)
     return MpsNamespace(
         name=MpsNamespaceName(f"c_{digest[:24]}"),
         claim=claim.ref.uid,
@@ -175,13 +173,8 @@ def _namespace(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
         memory_bytes=tuple(_sum(shared) for shared in by_gpu.values()),
         priority=max(part.sharing.priority for part in parts),
         default_limits=_most([part.grant.device for part in parts]),
-        tenant=claim.ref.namespace if _has_servers_of_its_own(parts) else "",
+        tenant=claim.ref.namespace if apart else "",
     )
-
-
-def _has_servers_of_its_own(parts: Iterable[MpsPart]) -> bool:
-    """With protocol 3 a server keeps its namespaces apart, and the agent puts all into one."""
-    return any(part.device.rules.mps_servers is MpsServerScope.PER_NAMESPACE for part in parts)
 
 
 def _sum(parts: Sequence[MpsShared]) -> int | None:

@@ -104,14 +104,6 @@ class MpsHost:
     start: StartThread = start_thread
 
 
-@dataclass(slots=True)
-class _AgentOutage:
-    """The agent does not answer."""
-
-    since: float
-    reported: bool = False
-
-
 class MpsWatch:
     """One thread at a time may ``look``."""
 
@@ -139,7 +131,8 @@ class MpsWatch:
         self._any_under_mps = False  # of these
         self._serves = True  # as far as we know: what it served before we came, too
         self._last_restart: int | None = None
-        self._outage: _AgentOutage | None = None
+        self._down_since: float | None = None  # the agent does not answer
+        self._down_reported = False
         self._sees_pods = False
 
     def look(self) -> float | None:
@@ -230,9 +223,9 @@ class MpsWatch:
             self._parts.events.emit(Event(ref, reason, f"{about} {namespace.claim}", message))
 
     def _agent_answered(self) -> None:
-        if self._outage is not None:
+        if self._down_since is not None:
             log.info("the MPS agent answers again")
-        self._outage = None
+        self._down_since, self._down_reported = None, False
         self._metrics.mps_agent(True)
 
     def _agent_down(self, error: str) -> None:
@@ -244,11 +237,11 @@ class MpsWatch:
             self._serves = False  # it never answered, and nobody needs it
             return
         now = self._host.clock()
-        if self._outage is None:
+        if self._down_since is None:
             log.warning("the MPS agent of this node does not answer", extra={"error": error})
-            self._outage = _AgentOutage(now)
-        if now - self._outage.since >= _DOWN_SECONDS and not self._outage.reported:
-            self._outage.reported = True
+            self._down_since = now
+        if now - self._down_since >= _DOWN_SECONDS and not self._down_reported:
+            self._down_reported = True
             for namespace in namespaces:
                 message = agent_down_message(namespace, _DOWN_SECONDS, error)
                 self._send_event(namespace, "MPSAgentDown", "agent", message)
