@@ -37,12 +37,13 @@ class ManagedServer:
 
     def __init__(self, state: ServerState, dependencies: AgentDependencies) -> None:
         self._file = ServerStateFile(state, dependencies.files)
-        self._dependencies = dependencies
+        self._files = dependencies.files
         self._daemons = dependencies.daemons
+        self._clock = dependencies.clock
         self._health = ServerHealth(dependencies.clock)
         self._namespaces = ServerNamespaces(self._file, dependencies.daemons, self._health)
         self._trimmed_at = float("-inf")
-        self.gone = False  # ended, and nothing is written of it any more
+        self.gone = False  # stopped, and its record is removed
 
     @property
     def state(self) -> ServerState:
@@ -86,10 +87,10 @@ class ManagedServer:
         """Until its next ``maintain``, if that is sooner than usual; None: it is not."""
         if self.is_well:
             return None
-        return max(1.0, self._health.retry_at - self._dependencies.clock.passed())
+        return max(1.0, self._health.retry_at - self._clock.passed())
 
     def start(self, namespace: MpsNamespace) -> ServedNamespace:
-        """The first namespace of a server that was not there. If it fails, everything is undone."""
+        """Start the server, with its first namespace. A failure is undone."""
         self._file.write(self.state.with_namespace(NamespaceState(namespace)))
         try:
             self._start()
@@ -99,7 +100,7 @@ class ManagedServer:
         return self._answer(namespace.name)
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
-        """A namespace in a server that runs. If it fails, everything is undone."""
+        """Serve one more namespace. A failure is undone."""
         if (entry := self.state.find(namespace.name)) and entry.served:
             return entry.served
         self._make_room(namespace)
@@ -119,7 +120,7 @@ class ManagedServer:
         elif self._is_up():
             self._namespaces.remove_unusable()
         else:
-            self._file.write_or_retry(self.state.without_unusable())  # it is started again without
+            self._file.write_or_retry(self.state.without_unusable())  # it restarts without it
 
     def terminate(self, pids: Collection[int]) -> bool:
         """End clients. False: one cannot be ended, so the server is restarted, and they end with
@@ -185,7 +186,7 @@ class ManagedServer:
         """Its status; None: the last one is not that old, or it does not answer."""
         if self.state.restart_reason or not self._health.needs_check(older_than):
             return None
-        asked_at = self._dependencies.clock.passed()
+        asked_at = self._clock.passed()
         try:
             status = self._daemons.check(self.daemon)
         except TimedOut as e:
@@ -214,10 +215,8 @@ class ManagedServer:
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
     def _record(self, reason: str, namespaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
-        now = self._dependencies.clock.since_epoch()
-        self._dependencies.files.record(
-            MpsServerRestart(0, self.name, now, reason, namespaces, lost)
-        )
+        now = self._clock.since_epoch()
+        self._files.record(MpsServerRestart(0, self.name, now, reason, namespaces, lost))
 
     def _restart(self, more: MpsNamespace | None = None) -> None:
         """Kill its daemon and start another with what was served, in the same directory, which
@@ -249,7 +248,7 @@ class ManagedServer:
         self._health.restarted()
 
     def _trim(self) -> None:
-        now = self._dependencies.clock.passed()
+        now = self._clock.passed()
         if now - self._trimmed_at >= _TRIM_SECONDS:
             self._trimmed_at = now
             self._daemons.trim_logs(self.daemon)
@@ -260,7 +259,7 @@ class ManagedServer:
         self.gone = True
 
     def _make_room(self, namespace: MpsNamespace) -> None:
-        """Protocol 2: the environment cannot give a client more than the server's defaults."""
+        """Raise the defaults of a server of protocol 2, which the environment can only lower."""
         most, needed = self.daemon.default_limits, servers.least_limits(namespace)
         if self.daemon.protocol > 2 or not needed.exceed(most):
             return

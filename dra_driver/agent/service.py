@@ -39,7 +39,7 @@ _MIB: Final = 1 << 20
 
 
 def parse_request(line: bytes) -> AgentRequest:
-    """NodeError: it is none. ClaimError: it asks for what cannot be."""
+    """NodeError: it is no request. ClaimError: its namespace is impossible."""
     request = agent_protocol.decode(agent_protocol.REQUESTS, line, "the request")
     if isinstance(request, ServeRequest):
         _check(request.namespace)
@@ -47,7 +47,7 @@ def parse_request(line: bytes) -> AgentRequest:
 
 
 def _check(namespace: MpsNamespace) -> None:
-    """What becomes arguments and paths of a program that runs as root has to look the part."""
+    """These become arguments and paths of a program that runs as root."""
     wrong = []
     if not _NAME.fullmatch(namespace.name):
         wrong.append(f"its name {namespace.name!r} is not 1 to 64 of a-z, 0-9 and _")
@@ -86,9 +86,7 @@ _LOCK: Final = "agent.lock"
 _LOCK_SECONDS: Final = 3.0  # an agent that is being ended needs a moment
 _READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
 _MOST_AT_ONCE: Final = 32  # more wait in the queue of the socket
-_STOP_SECONDS: Final = (
-    2.0  # for requests under way; the next agent finishes those that are interrupted
-)
+_STOP_SECONDS: Final = 2.0  # for requests under way; the next agent finishes the others
 
 
 def lock_directory(directory: Path, seconds: float = _LOCK_SECONDS) -> int:
@@ -121,10 +119,10 @@ class AgentService:
         self._thread = threading.Thread(target=self._run, name="mps-socket", daemon=True)
 
     def start(self) -> None:
-        """The socket appears once it is listened to, with its mode, and replaces what was there."""
+        """The socket appears once it is listened to, with its mode, and replaces an older one."""
         hidden = self.path.with_name(f".{secrets.token_hex(4)}")
         with disk_errors(f"serve at {self.path}"):
-            self._clear_up()
+            self._remove_hidden()
             self._listener.bind(os.fspath(hidden))
             hidden.chmod(0o600)
             self._listener.listen(128)
@@ -132,7 +130,7 @@ class AgentService:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, and give what is under way a moment."""
+        """Take no more requests, and give those under way a moment."""
         self._stopping = True
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
@@ -142,16 +140,16 @@ class AgentService:
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, _STOP_SECONDS)
 
-    def _clear_up(self) -> None:
-        """One that was killed at ``start`` may have left a socket that never got its name."""
+    def _remove_hidden(self) -> None:
+        """An agent that was killed in ``start`` may have left a socket that was not renamed."""
         for path in self.path.parent.glob(".*"):
             if _HIDDEN.fullmatch(path.name) and path.is_socket():
                 path.unlink(missing_ok=True)
 
     def problem(self) -> str | None:
-        """What is wrong with it."""
+        """Why it does not serve; None: it does."""
         if not self._thread.is_alive():
-            return f"nobody serves {self.path}"
+            return f"{self.path} is not served"
         return None if self.path.is_socket() else f"{self.path} was removed"
 
     def _run(self) -> None:
@@ -162,22 +160,22 @@ class AgentService:
             except OSError as e:
                 self._places.release()
                 if not self._stopping:
-                    log.warning("no connection was to be had", extra={"error": str(e)})
-                    time.sleep(0.1)  # no file is free: it will be
+                    log.warning("a connection cannot be accepted", extra={"error": str(e)})
+                    time.sleep(0.1)  # until a file descriptor is free
                 continue
             with self._idle:
                 self._busy += 1
             self._hand_over(connection)
 
     def _hand_over(self, connection: socket.socket) -> None:
-        """To a thread of its own, which counts down in the end."""
+        """Serve it in a thread of its own."""
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=REQUEST_THREAD, daemon=True
         )
         try:
             thread.start()
-        except RuntimeError as e:  # the node has none: it will have
-            log.warning("no thread was to be had", extra={"error": str(e)})
+        except RuntimeError as e:  # the node has no thread left
+            log.warning("a thread cannot be started", extra={"error": str(e)})
             connection.close()
             with self._idle:
                 self._busy -= 1
@@ -205,8 +203,8 @@ class AgentService:
         try:
             if not self._stopping:
                 self._supervisor.make_spares()
-        except Exception:  # nobody waits for it
-            log.exception("nothing could be made ready for the next claim")
+        except Exception:  # no request waits for it
+            log.exception("no spare MPS namespace could be created")
         finally:
             self._places.release()
 

@@ -65,6 +65,9 @@ class MpsSupervisor:
         self, dependencies: AgentDependencies, for_each: ForEachServer = sequentially
     ) -> None:
         self._dependencies = dependencies
+        self._daemons = dependencies.daemons
+        self._files = dependencies.files
+        self._clock = dependencies.clock
         self._for_each = for_each
         self._lock = threading.Lock()
         self._servers: dict[MpsServerName, ManagedServer] = {}
@@ -87,13 +90,13 @@ class MpsSupervisor:
 
         A server whose state cannot be read is ended. NodeError: the directory cannot be used.
         """
-        for state in self._dependencies.files.load():
+        for state in self._files.load():
             log.info("an MPS server is known", extra={"server": state.daemon.name})
             self._servers[state.daemon.name] = ManagedServer(state, self._dependencies)
             self._detach(state.daemon)
-        for name, why in self._dependencies.files.set_aside.items():
-            now = self._dependencies.clock.since_epoch()
-            self._dependencies.files.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
+        for name, why in self._files.set_aside.items():
+            now = self._clock.since_epoch()
+            self._files.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
         directory = Path(self._dependencies.directory)
         with disk_errors(f"look for what was left in {directory}"):
             directories = [entry.name for entry in directory.iterdir() if entry.is_dir()]
@@ -128,7 +131,7 @@ class MpsSupervisor:
                 return None
             if not server.gone:
                 return server.serve(namespace)
-        protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
+        protocol = protocol_over(namespace.gpus, self._daemons.protocol())
         self._remove_orphan(name)
         server = ManagedServer(
             new_server_state(name, namespace, protocol, self._dependencies.directory),
@@ -147,7 +150,7 @@ class MpsSupervisor:
         name = mps_server_name(namespace.gpus)
         if not namespace.tenant:
             return name
-        protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
+        protocol = protocol_over(namespace.gpus, self._daemons.protocol())
         if (shared := self._servers.get(name)) is not None:
             protocol = min(protocol, shared.daemon.protocol)
         return mps_server_name(namespace.gpus, namespace.tenant) if protocol == 2 else name
@@ -186,52 +189,50 @@ class MpsSupervisor:
                 self._make_spare(server)
 
     def status(self) -> MpsStatus:
-        """Everything that is known. It takes a few seconds at most, whatever servers do."""
-        end = self._dependencies.clock.passed() + _STATUS_SECONDS
+        """All that is known. It takes a few seconds at most, whatever the servers do."""
+        end = self._clock.passed() + _STATUS_SECONDS
         for server in self._all():
-            if self._dependencies.clock.passed() < end:
+            if self._clock.passed() < end:
                 self._check_quickly(server)
         servers = tuple(server.status() for server in self._all())
-        return MpsStatus(servers, self._dependencies.files.incidents, self._unmanaged)
+        return MpsStatus(servers, self._files.incidents, self._unmanaged)
 
     @property
     def servers_in_container(self) -> int:
         """How many servers end with the container of this agent."""
-        return sum(
-            not self._dependencies.daemons.is_detached(server.daemon) for server in self._all()
-        )
+        return sum(not self._daemons.is_detached(server.daemon) for server in self._all())
 
     def maintain(self) -> float | None:
         """Check all servers and repair what can be; the seconds until the next time, where that is
         sooner than usual."""
-        self._began_at = self._dependencies.clock.passed()
+        self._began_at = self._clock.passed()
         self._for_each([partial(self._maintain, server) for server in self._all()])
         for name in sorted(self._orphans):
             with suppress(TimedOut), self._locked(name, _QUICK_LOCK_SECONDS):
                 self._try_to_remove_orphan(name)
         self._look_for_unmanaged()
-        self._checked_at = self._dependencies.clock.passed()
+        self._checked_at = self._clock.passed()
         waits = [server.seconds_to_wait() for server in self._all()]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def problem(self, within_seconds: float) -> str | None:
         """Why the servers are not maintained; None: they are."""
         if self._checked_at is None:
-            return "nobody has looked at the MPS servers yet"
-        passed = self._dependencies.clock.passed() - self._checked_at
+            return "the MPS servers were not checked yet"
+        passed = self._clock.passed() - self._checked_at
         if passed > within_seconds:
-            return f"the last look at the MPS servers ended {passed:.0f} s ago"
+            return f"the last check of the MPS servers ended {passed:.0f} s ago"
         return None
 
     def stuck(self, seconds: float) -> str | None:
         """Whether no round of ``maintain`` has begun for so long; None: one has."""
-        passed = self._dependencies.clock.passed() - self._began_at
+        passed = self._clock.passed() - self._began_at
         return None if passed <= seconds else f"the last round began {passed:.0f} s ago"
 
     def _detach(self, daemon: ControlDaemon) -> None:
         """Move a daemon of an earlier agent out of this container."""
         try:
-            self._dependencies.daemons.detach(daemon)
+            self._daemons.detach(daemon)
         except DriverError as e:
             extra = {"server": daemon.name, "error": str(e)}
             log.warning(
@@ -244,9 +245,7 @@ class MpsSupervisor:
             return
         log.warning("removing an MPS server without a record", extra={"server": name})
         directory = f"{self._dependencies.directory}/{name}"
-        self._dependencies.daemons.remove_orphan(
-            ControlDaemon(name, (), 2, directory, new_daemon_token())
-        )
+        self._daemons.remove_orphan(ControlDaemon(name, (), 2, directory, new_daemon_token()))
         self._orphans -= {name}
 
     def _try_to_remove_orphan(self, name: MpsServerName) -> None:
@@ -258,12 +257,12 @@ class MpsSupervisor:
 
     def _look_for_unmanaged(self) -> None:
         """Unless that was just done. After a failure it is done with the next ``maintain``."""
-        now = self._dependencies.clock.passed()
+        now = self._clock.passed()
         if now - self._unmanaged_checked_at < _UNMANAGED_SECONDS:
             return
         tokens = [server.daemon.token for server in self._all()]
         try:
-            daemons = self._dependencies.daemons.unmanaged(tokens)
+            daemons = self._daemons.unmanaged(tokens)
         except DriverError as e:
             log.info("unmanaged MPS daemons cannot be looked for", extra={"error": str(e)})
             return
@@ -307,7 +306,7 @@ class MpsSupervisor:
             extra = {"server": server.name, "error": str(e)}
             log.warning("an MPS server is not well, will try again", extra=extra)
         except Exception:  # another server may fare better
-            log.exception("looking after an MPS server failed", extra={"server": server.name})
+            log.exception("maintaining an MPS server failed", extra={"server": server.name})
 
     def _check_quickly(self, server: ManagedServer) -> None:
         was_well = server.is_well

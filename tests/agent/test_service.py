@@ -184,7 +184,7 @@ def test_a_removed_socket_and_a_stopped_service_are_problems(service, agent):
     moved.rename(service.path)
     service.stop()
 
-    assert service.problem() in (f"nobody serves {service.path}", f"{service.path} was removed")
+    assert service.problem() in (f"{service.path} is not served", f"{service.path} was removed")
     with pytest.raises(MpsAgentUnreachable):
         agent.status()
 
@@ -228,7 +228,7 @@ def test_a_bug_in_creating_a_spare_harms_nobody(host, agent, caplog):
     add, host.daemons.add_namespace = host.daemons.add_namespace, raising(KeyError("bug"))
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
-    eventually(lambda: "nothing could be made ready for the next claim" in caplog.messages)
+    eventually(lambda: "no spare MPS namespace could be created" in caplog.messages)
     host.daemons.add_namespace = add
 
     assert agent.serve(namespace("c_3")).namespace.name == "c_3"

@@ -820,14 +820,14 @@ def test_a_daemon_that_was_started_during_the_search_is_nobody_elses(host, agent
 
 def test_it_says_whether_the_servers_are_maintained(host, agent):
     host.daemons.unmanaged = raising(MpsStateUnknown("no file is free"))  # which harms nobody
-    assert "nobody has looked" in agent.problem(20)
+    assert "not checked yet" in agent.problem(20)
     assert agent.stuck(300) is None
     host.seconds += 301
     assert agent.stuck(300) == "the last round began 301 s ago"
     agent.maintain()
     assert (agent.problem(20), agent.stuck(300)) == (None, None)
     host.seconds += 21
-    assert agent.problem(20) == "the last look at the MPS servers ended 21 s ago"
+    assert agent.problem(20) == "the last check of the MPS servers ended 21 s ago"
 
 
 def test_servers_do_not_wait_for_each_other_but_namespaces_of_one_do(host, agent):
