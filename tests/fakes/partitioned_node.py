@@ -45,7 +45,6 @@ from tests.fakes.mig_node import board
 from tests.fakes.mortal import Mortal
 from tests.fakes.preparers import free_lease, preparer_of
 
-DRIVER = "gpu.nvidia.com"
 _SPECS = "k8s.gpu.nvidia.com"
 _BOOT = "boot"
 
@@ -74,9 +73,7 @@ class PartitionedNode:
         self.ledger = Ledger(self._directory / "claims", _BOOT)
         self._profile = ProfileCatalog(None).named("mig")
         governed = EffectiveProfile(lambda: self._profile)
-        self._offers = OfferBuilder(
-            node, governed.profile, lambda: ApiFeatures(), self.ledger, mps=False
-        )
+        self._offers = OfferBuilder(node, governed.profile, ApiFeatures, self.ledger, mps=False)
         specs = CdiSpecFiles(self._directory / "cdi", _SPECS)
         files = ClaimFiles(specs, MetadataFiles(self._directory / "plugin"))
         self._preparer = preparer_of(node, self._offers, self, self.ledger, files)
@@ -134,7 +131,7 @@ class PartitionedNode:
             is_labelled=lambda: bool(self.label),
             layouts=LayoutCatalog(None),
             profile=lambda: self._profile,
-            features=lambda: ApiFeatures(),
+            features=ApiFeatures,
             holdings=self.ledger.held,
             allocated=lambda: (),
             enabled_by_claims=lambda: mig_enabled_by_claims(self.ledger.records()),

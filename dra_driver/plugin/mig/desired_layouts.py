@@ -126,7 +126,7 @@ def _mentions(text: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DesiredLayouts:
-    """*unknown*: GPUs of which it cannot be told."""
+    """*unknown*: GPUs whose layout is not known."""
 
     by_gpu: Mapping[GpuUuid, DesiredLayout] = field(default_factory=dict)
     unknown: frozenset[GpuUuid] = frozenset()
@@ -142,8 +142,8 @@ class DesiredLayouts:
 def desired_layouts(
     label: str, profile: Profile, layouts: LayoutCatalog, inventory: Inventory
 ) -> DesiredLayouts:
-    """*label*: the name of the layout of the whole node; empty: none. What the profile leaves alone
-    is left alone. Where no GPU can be seen yet, no layout is judged by that."""
+    """*label*: the name of the layout of the whole node; empty: none. GPUs that the profile
+    excludes have no layout. While no GPU can be seen, no layout is refused for that."""
     if not inventory.gpus:
         by_profile = bool(inventory.unavailable) and any(
             entry.rules.include and entry.rules.mig.layout for entry in profile.entries
@@ -176,7 +176,7 @@ def desired_layouts(
 def _desired_by_gpu(
     layout: MigLayout, gpus: list[Gpu], inventory: Inventory
 ) -> dict[GpuUuid, DesiredLayout]:
-    """SettingsError: it says nothing, so that whoever chose it is wrong about this node."""
+    """SettingsError: *layout* selects none of *gpus*."""
     indexes = pci_indexes(inventory)
     desired = ((gpu.uuid, desired_layout(layout, gpu, indexes[gpu.uuid])) for gpu in gpus)
     by_gpu = {uuid: gpu_layout for uuid, gpu_layout in desired if gpu_layout is not None}

@@ -1,4 +1,4 @@
-"""GPUs that nothing uses, for as long as something is done to them."""
+"""Changes GPUs while nothing uses them, and keeps claims away meanwhile."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ _UNREADABLE = "it cannot be looked at now, since a GPU is being changed or does 
 
 
 class IdleGpus:
-    """Keeps claims away from a GPU that no claim has and no process uses. For many threads."""
+    """Changes only GPUs that no claim holds and no process uses. For many threads."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class IdleGpus:
             return ""
 
     def _read(self, gpu: Gpu) -> Gpu | None:
-        """None: it cannot be read. How it was before says nothing of what was created since."""
+        """None: it cannot be read; an old look does not show what was created since."""
         deadline = Deadline(self._patience)
         while True:
             inventory = self._node.refresh()

@@ -37,8 +37,8 @@ class GpuRepartitioner:
             self._mig.reset_mode(gpu.uuid, on, patience=_NO_WAIT)
 
     def change(self, gpu: Gpu, change: LayoutChange) -> None:
-        """Do all of *change* to *gpu* as it is now. NodeError: it failed, and whether the GPU is as
-        it was before."""
+        """Do all of *change* to *gpu* as it is now. NodeError: what failed, and whether the GPU is
+        as it was before."""
         managed = self._begin(gpu)
         lost: set[PartitionKey] = set()
         created: list[LayoutInstance] = []

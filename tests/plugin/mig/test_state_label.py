@@ -1,4 +1,4 @@
-"""How far its layout is stands on the own Node, as a label, and on no other."""
+"""A label of the own Node, and of no other, says how far its layouts are."""
 
 import pytest
 

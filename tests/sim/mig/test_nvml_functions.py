@@ -57,6 +57,10 @@ def listed(ask, owner, number, kind, most=7):
     return list(handles[: count.value])
 
 
+def gpu_instances(nvml, device, profile):
+    return listed(nvml.nvmlDeviceGetGpuInstances, device, profile, pynvml.c_nvmlGpuInstance_t)
+
+
 def test_profiles_are_told_by_number_with_the_id_that_creates_them(nvml, ampere):
     info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(ampere, 7)
     assert (info.name, info.id, info.sliceCount, info.instanceCount) == ("MIG 1g.5gb+me", 20, 1, 1)
@@ -105,11 +109,10 @@ def test_an_instance_is_created_filled_found_and_destroyed_again(nvml, ampere):
     assert compute.name == "MIG 3g.20gb"
     filled = nvml.nvmlGpuInstanceCreateComputeInstance(made, compute.id)
 
-    kind = pynvml.c_nvmlGpuInstance_t
-    [instance] = listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)
+    [instance] = gpu_instances(nvml, ampere, 9)
     assert nvml.nvmlGpuInstanceGetInfo(instance).id == info.id
     assert nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(ampere, info.id)).id == 1
-    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 5, kind) == []
+    assert gpu_instances(nvml, ampere, 5) == []
     ask, kind = nvml.nvmlGpuInstanceGetComputeInstances, pynvml.c_nvmlComputeInstance_t
     [inside] = listed(ask, instance, 2, kind)
     about = nvml.nvmlComputeInstanceGetInfo_v2(inside)
@@ -158,8 +161,7 @@ def test_without_a_placement_the_first_free_one_is_taken(nvml, ampere):
 
 def test_nothing_is_created_while_the_mode_is_off(nvml, hopper):
     refused("NotSupported", create_gi, nvml, hopper, 19, 0, 1)
-    kind = pynvml.c_nvmlGpuInstance_t
-    refused("NotSupported", listed, nvml.nvmlDeviceGetGpuInstances, hopper, 19, kind)
+    refused("NotSupported", gpu_instances, nvml, hopper, 19)
     refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, hopper, 19)
     refused("NotSupported", nvml.nvmlDeviceGetMigDeviceHandleByIndex, hopper, 0)
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(hopper) == 0
@@ -435,10 +437,9 @@ def test_an_instance_says_that_it_is_on_its_gpu_and_is_found_by_its_place(nvml, 
 def test_an_instance_of_others_has_to_wait_until_its_place_is_free(node, nvml, ampere):
     made = create_gi(nvml, ampere, 14, 4, 2)
     node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
-    kind = pynvml.c_nvmlGpuInstance_t
-    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind) == []
+    assert gpu_instances(nvml, ampere, 9) == []
     nvml.nvmlGpuInstanceDestroy(made)
-    assert len(listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)) == 1
+    assert len(gpu_instances(nvml, ampere, 9)) == 1
 
 
 def test_an_instance_of_others_that_is_destroyed_does_not_come_back_by_itself(node, nvml, ampere):
@@ -462,8 +463,7 @@ def test_the_node_file_switches_the_mode_as_somebody_else_would(node, nvml, hopp
     node.change(gpu=1, mig=False)
     assert nvml.nvmlDeviceGetMigMode(ampere) == [0, 0]
     node.change(gpu=1, mig=True)
-    kind = pynvml.c_nvmlGpuInstance_t
-    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 19, kind) == []
+    assert gpu_instances(nvml, ampere, 19) == []
     nvml.nvmlDeviceSetMigMode(hopper, 1)
     node.change(gpu=0, numa_node=1)
     assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
