@@ -67,7 +67,7 @@ def with_namespaces(
         raise PodsNeeded("it is shared by MPS")
     used = container_requests(pods or ())
     groups = _groups(under, [container.requests(claim.ref, under) for container in used])
-    units = {
+    units: dict[str, set[str]] = {
         request: {part.device.unit for part in parts if part.request == request}
         for request in under
     }
