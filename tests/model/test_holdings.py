@@ -1,34 +1,56 @@
-"""A record is completed when it has an answer, even an empty one."""
+"""What is recorded of a claim, and which device that is of."""
 
 from dataclasses import replace
 
+import pytest
+
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
+from dra_driver.model.offer import Device, Replica
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
-from tests.builders import ref
+from tests.builders import gpu, gpu_uuid, holding, record, ref
+from tests.fakes.mig import ONE, partition, partition_device
 
 
-def test_a_record_without_an_answer_was_only_begun() -> None:
+def test_a_record_is_completed_once_it_has_an_answer() -> None:
     assert not ClaimRecord(ref(), ()).completed
-
-
-def test_a_record_with_an_answer_is_completed() -> None:
     assert ClaimRecord(ref(), (), prepared=(), spec="").completed
 
 
 def test_the_gpus_of_a_claim_are_known_by_their_uuids() -> None:
-    holding = Holding(ref(), DeviceName("gpu-0-mon"), GpuUuid("GPU-a"))
-
-    assert ClaimRecord(ref(), (holding,)).gpus == {"GPU-a"}
+    assert record("a", "gpu-1-mon", "gpu-0").gpus == {gpu_uuid(0), gpu_uuid(1)}
 
 
 def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
-    whole = Holding(ref(), DeviceName("gpu-0"), GpuUuid("GPU-a"))
-    limit = ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN))
-    part = replace(whole, limit=limit)
+    part = holding(limit=ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN)))
 
-    assert ClaimRecord(ref(), (whole, part)).limited
-    assert not ClaimRecord(ref(), (whole,)).limited
+    assert record("claim", holding(), part).limited
+    assert not record().limited
+
+
+@pytest.mark.parametrize(
+    ("held", "offered", "expected"),
+    [
+        (holding(), Device(gpu(7, uuid=gpu_uuid())), True),
+        (holding(), Device(gpu(0, uuid=gpu_uuid(1))), False),
+        (holding(shape=Replica(1, 4, None)), Device(gpu(), Replica(1, 2, None)), True),
+        (holding(shape=Replica(1, 4, None)), Device(gpu(), Replica(0, 4, None)), False),
+        (
+            holding(partition=partition(ONE, 2).key),
+            partition_device(ONE, 2),
+            True,
+        ),
+        (
+            holding(partition=partition(ONE, 3).key),
+            partition_device(ONE, 2),
+            False,
+        ),
+        (holding(), partition_device(ONE, 2), False),
+    ],
+    ids=["renamed", "another GPU", "a replica", "another", "a partition", "another", "the whole"],
+)
+def test_what_is_held_is_known_by_uuid_partition_and_place(held, offered, expected) -> None:
+    assert held.is_of(offered) is expected
 
 
 def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:

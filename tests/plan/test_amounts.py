@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.gpus import DeviceName
 from dra_driver.model.offer import AdminAccess, Exclusive, Replica
-from dra_driver.model.records import Holding
 from dra_driver.plan.prepare.amounts import (
     NO_AMOUNT,
     WHOLE_AMOUNT,
@@ -15,7 +13,7 @@ from dra_driver.plan.prepare.amounts import (
     shortage,
     total_amount,
 )
-from tests.builders import MIB, SLICEABLE, gpu, gpu_uuid, ref
+from tests.builders import MIB, SLICEABLE, gpu, holding
 
 GIB = 1024 * MIB
 
@@ -50,11 +48,10 @@ def test_an_allocation_is_an_amount(asked, shape, expected):
 
 
 def test_who_looks_on_takes_nothing():
-    name = DeviceName("gpu-0")
     holdings = [
-        Holding(ref("a"), name, gpu_uuid(), consumed=consumed("20Gi"), shape=SLICEABLE),
-        Holding(ref("b"), name, gpu_uuid(), consumed=consumed("10Gi", "5"), shape=SLICEABLE),
-        Holding(ref("c"), name, gpu_uuid(), admin=True),
+        holding("a", consumed=consumed("20Gi"), shape=SLICEABLE),
+        holding("b", consumed=consumed("10Gi", "5"), shape=SLICEABLE),
+        holding("c", admin=True),
     ]
 
     assert total_amount(holdings) == part(30, 5, 2)

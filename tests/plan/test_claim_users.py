@@ -1,25 +1,14 @@
 """Whose processes keep a claim from being given back, and whose do not."""
 
 from dra_driver.k8s.claims import ClaimRef, Pod
-from dra_driver.model.gpus import DeviceName
 from dra_driver.model.processes import CgroupProcesses
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
-from tests.builders import gpu, pod, ref
+from tests.builders import gpu, holding, pod, record, ref
 
 A, B = ref("a"), ref("b")
 ZERO, ONE = gpu(0).uuid, gpu(1).uuid
 WEB, DB = pod("web"), pod("db")
-
-
-def record(claim: ClaimRef, *minors: int, admin: bool = False) -> ClaimRecord:
-    return ClaimRecord(
-        claim,
-        tuple(
-            Holding(claim, DeviceName(f"gpu-{minor}"), gpu=gpu(minor).uuid, admin=admin)
-            for minor in minors
-        ),
-    )
 
 
 def processes(*pids: int, claims: tuple[ClaimRef, ...] | None = (), of: Pod = WEB):
@@ -39,7 +28,7 @@ def test_the_containers_that_were_given_the_claim_count_and_those_that_may_have_
 def test_elsewhere_in_its_pods_nobody_may_compute_on_its_gpus():
     sidecar, outside = processes(4, 5), processes(6, of=DB)
 
-    assert outside_gpu_processes(record(A, 0, 1), (), (sidecar, outside)) == {
+    assert outside_gpu_processes(record(A, "gpu-0", "gpu-1"), (), (sidecar, outside)) == {
         ZERO: {4: WEB, 5: WEB, 6: DB},
         ONE: {4: WEB, 5: WEB, 6: DB},
     }
@@ -48,22 +37,24 @@ def test_elsewhere_in_its_pods_nobody_may_compute_on_its_gpus():
 def test_who_was_given_another_claim_on_the_gpu_may_compute_there():
     neighbour = processes(4, claims=(B,))
 
-    assert outside_gpu_processes(record(A, 0, 1), (record(B, 0),), (neighbour,)) == {ONE: {4: WEB}}
+    assert outside_gpu_processes(record(A, "gpu-0", "gpu-1"), (record(B),), (neighbour,)) == {
+        ONE: {4: WEB}
+    }
 
 
 def test_a_claim_that_only_looks_on_brings_nobody_to_compute():
     monitor = processes(4, claims=(B,))
 
-    assert outside_gpu_processes(record(A, 0), (record(B, 0, admin=True),), (monitor,)) == {
+    assert outside_gpu_processes(record(A), (record(B, holding(B, admin=True)),), (monitor,)) == {
         ZERO: {4: WEB}
     }
-    assert outside_gpu_processes(record(A, 0, admin=True), (), (monitor,)) == {}
+    assert outside_gpu_processes(record(A, holding(A, admin=True)), (), (monitor,)) == {}
 
 
 def test_who_counts_already_because_it_lives_is_not_looked_for():
     there = (processes(1, claims=(A,)), processes(3, claims=None))
 
-    assert outside_gpu_processes(record(A, 0), (), there) == {}
+    assert outside_gpu_processes(record(A), (), there) == {}
 
 
 def test_of_a_claim_that_holds_no_gpu_no_gpu_is_asked():

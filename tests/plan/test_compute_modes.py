@@ -61,12 +61,6 @@ def test_each_gpu_of_a_server_over_several_is_its_own():
     assert alone(planned(allocation("gpu-2"), allocation("gpu-1"))) == [1, 2]
 
 
-def test_the_mode_is_set_before_the_server_is_there():
-    kinds = [type(step) for step in planned(allocation()).steps]
-
-    assert kinds.index(SetComputeMode) < kinds.index(ServeMpsNamespace)
-
-
 def test_a_whole_gpu_that_takes_turns_and_a_part_by_mps_change_no_mode():
     assert alone(planned(allocation(), configs=())) == []
     assert alone(planned(allocation(), configs=(TURNS,))) == []

@@ -138,17 +138,6 @@ def test_a_document_says_what_was_granted_of_a_gpu():
     assert of_whole["uuid"] == {"string": plan.grants[1].device.gpu.uuid}
 
 
-def test_a_document_says_how_many_cores_were_reserved():
-    plan = planned(fraction())
-    (grant,) = plan.grants
-    with_cores = replace(plan, grants=(replace(grant, amount=replace(grant.amount, cores=25)),))
-
-    (document,) = metadata_documents(with_cores, DRIVER, DIRECTORY)
-
-    (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
-    assert device["attributes"]["cores"] == {"int": 25}
-
-
 def test_a_document_says_by_which_strategy_a_part_is_shared():
     plan = planned(fraction("20Gi", cores="30"))
 

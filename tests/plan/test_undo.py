@@ -75,14 +75,6 @@ def test_a_namespace_is_ended_before_anything_else_is_undone():
     )
 
 
-def test_the_last_of_several_claims_brings_the_compute_mode_back():
-    first = by_mps("a", strategies=(SharingStrategy.MPS,))
-    second = by_mps("b", others=(first,), strategies=(SharingStrategy.MPS,))
-
-    assert not [s for s in undo_steps(first, (second,)) if isinstance(s, SetComputeMode)]
-    assert SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED) in undo_steps(second, ())
-
-
 def test_every_namespace_of_a_claim_is_ended():
     record = by_mps("a", fraction("1Gi", request="a"), fraction("1Gi", request="b"))
     namespaces = [

@@ -15,33 +15,28 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import ClaimError, ClaimRecordLost, NodeError
-from dra_driver.k8s.claims import ClaimUid, Pod, PodUid, PreparedDevice
-from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
-from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
-from tests.builders import gpu_uuid, ref
+from tests.builders import gpu_uuid, record, ref
 from tests.fakes.user import locked_out
 
 BOOT = "boot-1"
 GPU = GpuUuid("GPU-0")
 
 
+NODES = (CreateDeviceNodes((0,)),)
+
+
 def started(name="claim", *devices):
-    names = [DeviceName(device) for device in devices or ("gpu-0",)]
-    holdings = tuple(Holding(ref(name), device, gpu_uuid(int(device[4]))) for device in names)
-    return ClaimRecord(ref(name), holdings, (CreateDeviceNodes((0,)),))
+    return record(name, *devices, completed=False, steps=NODES)
 
 
 def completed(name="claim", *devices):
-    record = started(name, *devices)
-    prepared = tuple(
-        PreparedDevice(("gpu",), "node-1", holding.device, (f"v/c={holding.device}",))
-        for holding in record.holdings
-    )
-    return replace(record, prepared=prepared, spec="{}")
+    return record(name, *devices, steps=NODES)
 
 
 @pytest.fixture
@@ -97,14 +92,14 @@ def test_the_records_are_the_same_object_until_one_of_them_changes(tmp_path, led
     assert ledger.records() is before
 
     ledger.write(completed("a"))
-    assert [record.claim.name for record in ledger.records()] == ["a", "b"]
+    assert [each.claim.name for each in ledger.records()] == ["a", "b"]
     ledger.write(replace(completed("a"), pods=(Pod("web", PodUid("uid-web")),)))
-    assert [len(record.pods) for record in ledger.records()] == [1, 0]
+    assert [len(each.pods) for each in ledger.records()] == [1, 0]
     ledger.forget(ref("a").uid)
     assert ledger.records() == before
     again(tmp_path).write(completed("c"))
     ledger.reload()
-    assert [record.claim.name for record in ledger.records()] == ["b", "c"]
+    assert [each.claim.name for each in ledger.records()] == ["b", "c"]
 
 
 def test_forgetting_the_unknown_is_success(ledger):
@@ -142,7 +137,7 @@ def test_an_unreadable_record_is_set_aside_with_its_reason(tmp_path, ledger, tex
     (aside,) = reopened.set_aside()
     assert reason in aside.reason
     assert aside.path.read_bytes() == text
-    assert [record.claim.name for record in reopened.records()] == ["other"]
+    assert [each.claim.name for each in reopened.records()] == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +284,7 @@ def test_neighbours_hold_any_part_of_the_same_gpu(ledger):
 
     neighbours = ledger.neighbours(ClaimUid("uid-a"), {gpu_uuid(0)})
 
-    assert [record.claim.name for record in neighbours] == ["b"]
+    assert [each.claim.name for each in neighbours] == ["b"]
 
 
 @pytest.mark.parametrize("uid", ["../x", "", ".x", "a/b"])
@@ -480,17 +475,14 @@ NAMESPACE = MpsNamespace(MpsNamespaceName("c_0"), ref().uid, (GPU,), 30, (1 << 3
 
 
 def test_claims_under_mps_are_known_apart(tmp_path):
-    ledger = Ledger(tmp_path, "boot")
-    ledger.reload()
+    ledger = again(tmp_path)
     plain, shared = completed(), replace(completed(), steps=(ServeMpsNamespace(NAMESPACE),))
     ledger.write(plain)
     assert ledger.served() == ()
 
     ledger.write(shared)
-    assert [record.claim for record in ledger.served()] == [shared.claim]
-    again = Ledger(tmp_path, "boot")
-    again.reload()
-    assert [record.claim for record in again.served()] == [shared.claim]
+    assert [each.claim for each in ledger.served()] == [shared.claim]
+    assert [each.claim for each in again(tmp_path).served()] == [shared.claim]
 
     ledger.write(plain)
     assert ledger.served() == ()

@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 
-from dra_driver.k8s.claims import PreparedDevice
-from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, SetMigMode
 from dra_driver.node.state.ledger import Ledger
-from tests.builders import gpu_uuid, ref
+from tests.builders import gpu_uuid, holding, prepared_device, record, ref
 
 GPU = GpuUuid("GPU-0")
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
@@ -18,13 +17,11 @@ ONE = (GPU, KEY)
 
 def of(key=KEY, name="claim", uuid="", completed=False):
     instance = MigInstance(key, 1, 0, GpuUuid(uuid)) if uuid else None
-    device = DeviceName(f"gpu-0-mig-1g10gb-19-{key.start}")
-    holding = Holding(
-        ref(name), device, gpu=GPU, partition=key, created_for_claims=True, instance=instance
-    )
+    device = f"gpu-0-mig-1g10gb-19-{key.start}"
+    part = holding(name, device, gpu=GPU, partition=key, created_for_claims=True, instance=instance)
     steps = (CreateDeviceNodes((0,)), SetMigMode(GPU, True, False), CreatePartition(GPU, key))
-    prepared = (PreparedDevice(("gpu",), "node", device, ("a=b",)),) if completed else None
-    return ClaimRecord(ref(name), (holding,), steps, prepared, "spec" if completed else None)
+    prepared = (prepared_device(device),) if completed else None
+    return ClaimRecord(ref(name), (part,), steps, prepared, "spec" if completed else None)
 
 
 def opened(directory):
@@ -48,22 +45,22 @@ def ledger(tmp_path):
 
 @pytest.mark.parametrize("uuid", ["", "MIG-1"])
 def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path, ledger, uuid):
-    record = of(uuid=uuid, completed=bool(uuid))
-    ledger.write(record)
+    written = of(uuid=uuid, completed=bool(uuid))
+    ledger.write(written)
     damage(tmp_path)
 
     again = opened(tmp_path)
 
     partitions = again.partitions_record(ref().uid)
-    assert partitions == ClaimRecord(ref(), record.holdings, record.steps[1:])
+    assert partitions == ClaimRecord(ref(), written.holdings, written.steps[1:])
     assert again.known(ref().uid) is None
-    assert again.held() == {record.holdings[0].gpu: record.holdings}
+    assert again.held() == {GPU: written.holdings}
     assert again.neighbours(ref("new").uid, {GPU}) == (partitions,)
     assert again.partitions_since(again.mark()) == {ONE}
 
 
 def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
-    ledger.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0"), gpu_uuid()),)))
+    ledger.write(record())
     assert files(tmp_path) == ["uid-claim.json"]
     damage(tmp_path)
 
@@ -100,7 +97,7 @@ def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, led
     again = opened(tmp_path)
 
     if written:
-        again.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0"), gpu_uuid()),)))
+        again.write(record())
     else:
         again.forget(ref().uid)
 
