@@ -51,20 +51,6 @@ from dra_driver.plan.profiles.rules import rules_by_gpu
 
 
 @dataclass(frozen=True, slots=True)
-class _GpuInputs:
-    """All that decides what becomes of one GPU."""
-
-    gpu: Gpu
-    rules: Rules
-    profile: str  # its name
-    where: str  # in it the rules stand, for messages
-    features: ApiFeatures
-    mps: bool
-    holds: tuple[HeldShape, ...]
-    ours: CreatedPartitions
-
-
-@dataclass(frozen=True, slots=True)
 class _GpuOffer:
     """What becomes of one GPU."""
 
@@ -97,16 +83,13 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     held_shapes, claimed = _by_gpu(holdings), ours | created_partitions(holdings)
     gpu_offers = [
         _of_gpu(
-            _GpuInputs(
-                gpu,
-                rules[gpu.uuid],
-                profile.name,
-                _where(profile, rules[gpu.uuid]),
-                features,
-                mps,
-                tuple(held_shapes.get(gpu.uuid, ())),
-                frozenset(key for key in claimed if key[0] == gpu.uuid),
-            )
+            gpu,
+            rules[gpu.uuid],
+            _where(profile, rules[gpu.uuid]),
+            features,
+            mps,
+            tuple(held_shapes.get(gpu.uuid, ())),
+            frozenset(key for key in claimed if key[0] == gpu.uuid),
         )
         for gpu in inventory.gpus
     ]
@@ -148,14 +131,24 @@ def _by_gpu(holdings: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
 
 
 @functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most
-def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
-    gpu, features = inputs.gpu, inputs.features
-    rules, problem = possible_rules(gpu, inputs.rules, inputs.mps)
-    if not rules.include and not inputs.holds:
-        return _GpuOffer(unavailable=(_left_out(gpu, inputs.profile),))
-    context = GpuContext(gpu, rules, features, inputs.holds, unmanaged_instances(gpu, inputs.ours))
+def _of_gpu(  # noqa: PLR0913 - all that decides what becomes of one GPU
+    gpu: Gpu,
+    gpu_rules: Rules,
+    where: str,
+    features: ApiFeatures,
+    mps: bool,
+    holds: tuple[HeldShape, ...],
+    ours: CreatedPartitions,
+) -> _GpuOffer:
+    """*where*: the place of its rules in the profile, for messages."""
+    rules, problem = possible_rules(gpu, gpu_rules, mps)
+    if not rules.include and not holds:
+        reason = f"{where}include: false leaves it out; remove that to offer it"
+        left_out = UnavailableGpu(f"GPU {gpu.pci_bus_id} ({gpu.uuid})", reason)
+        return _GpuOffer(unavailable=(left_out,))
+    context = GpuContext(gpu, rules, features, holds, unmanaged_instances(gpu, ours))
     shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, rules, features)
-    free = dynamic.offer_once_free(gpu, inputs.holds, context.unmanaged)
+    free = dynamic.offer_once_free(gpu, holds, context.unmanaged)
     desired = _GpuShapes(
         shape, dynamic.desired_offer(free, rules.mig, shape, features, context.unmanaged)
     )
@@ -166,7 +159,7 @@ def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
     if not whole and not partitions.devices:
         return _GpuOffer(unavailable=(no_partitions_problem(gpu, desired.mig.problem), *unusable))
     problems = [text for text in (problem, desired.mig.problem, *partitions.problems) if text]
-    message = f"{inputs.where}{'; '.join(problems)}" if problems else ""
+    message = f"{where}{'; '.join(problems)}" if problems else ""
     return _GpuOffer(
         whole,
         partitions.devices,
@@ -248,10 +241,3 @@ def _place(device: Device) -> int:
     """Replicas stand by place and then by GPU: two of one request are of different GPUs, as long as
     there are some."""
     return device.shape.place if isinstance(device.shape, Replica) else 0
-
-
-def _left_out(gpu: Gpu, profile: str) -> UnavailableGpu:
-    return UnavailableGpu(
-        f"GPU {gpu.pci_bus_id} ({gpu.uuid})",
-        f"profile {profile} leaves it out; remove include: false to offer it",
-    )

@@ -348,7 +348,9 @@ def test_a_gpu_that_is_left_out_says_so():
     offer = build_offer(one_gpu(), profile(include=False), EVERYTHING, {})
 
     assert offer.devices == ()
-    assert "profile p leaves it out" in offer.unavailable[0].reason
+    assert offer.unavailable[0].reason == (
+        "profile 'p', spec.gpus[0]: include: false leaves it out; remove that to offer it"
+    )
 
 
 @pytest.mark.parametrize(
