@@ -23,8 +23,8 @@ from hack.testbed.kubelet_standin.claims import (
 )
 from hack.testbed.kubelet_standin.containers import Ended, Run, configuration
 from hack.testbed.kubelet_standin.events import warning
-from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.logs import LogServer
+from hack.testbed.kubelet_standin.shared_claims import SharedClaims
 from hack.testbed.packages import system_program
 from hack.testbed.pki import write_pki
 from tests.fakes.claimdriver import DRIVER, Desk, ref, running
@@ -245,7 +245,7 @@ def test_the_last_pod_of_a_claim_unprepares_it(short: Path) -> None:
     desk = Desk()
     with FakeKubelet(short) as kubelet, running(short, desk):
         kubelet.wait_for_plugin(DRIVER)
-        claims = Held(kubelet)
+        claims = SharedClaims(kubelet)
         refs = [(ref("a"), (DRIVER,))]
         assert claims.prepare("pod-1", refs) == claims.prepare("pod-2", refs)
         claims.unprepare("pod-1", [ref("a")])
@@ -265,7 +265,7 @@ def test_two_pods_that_share_a_claim_prepare_it_once(short: Path) -> None:
 
     with FakeKubelet(short) as kubelet, running(short, desk), ThreadPoolExecutor(2) as pool:
         kubelet.wait_for_plugin(DRIVER)
-        claims = Held(kubelet)
+        claims = SharedClaims(kubelet)
         first, second = pool.map(prepare, ("pod-1", "pod-2"))
     assert first == second
     assert desk.calls == [("prepare", "a")]

@@ -19,7 +19,7 @@ The end of the output is also the pod's annotation ``standin.dra.test/<container
 cluster's certificates (``--pki``), ``kubectl logs`` works too.
 
 Read in this order: ``pods`` (the life of one pod), ``claims`` (who gets which device),
-``containers`` (a process), ``node``, ``slices`` and ``base.logs`` (the kubelet's duties to the
+``containers`` (a process), ``node``, ``slices`` and ``logs`` (the kubelet's duties to the
 cluster).
 ``process`` starts and ends it for a cluster of ``hack.testbed``.
 """

@@ -17,10 +17,10 @@ import urllib3
 from dra_driver.base.errors import ApiServerError, DriverError, NotFound, Unreachable
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
-from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.logs import LogServer
 from hack.testbed.kubelet_standin.node import Node
-from hack.testbed.kubelet_standin.pods import Place, Pod
+from hack.testbed.kubelet_standin.pods import Pod, PodHost
+from hack.testbed.kubelet_standin.shared_claims import SharedClaims
 from hack.testbed.kubelet_standin.slices import SliceWiper
 from tests.fakes.kubelet import FakeKubelet
 
@@ -92,7 +92,9 @@ def _serve(
     wiper.wipe_all()
     directory = options.kubelet_dir.absolute()
     deleter = _deleter(options.kubeconfig)
-    place = Place(node.api, Held(kubelet), directory / "pods", options.cdi_dir.absolute(), deleter)
+    host = PodHost(
+        node.api, SharedClaims(kubelet), directory / "pods", options.cdi_dir.absolute(), deleter
+    )
     log.info("the node is ready", extra={"node": node.name})
     while not stop.wait(_LOOK_SECONDS):
         if not directory.is_dir():
@@ -101,7 +103,7 @@ def _serve(
         try:
             node.beat()
             wiper.look()
-            _look(node.api, node.name, place, pods)
+            _look(node.api, node.name, host, pods)
         except ApiServerError as error:
             log.warning("looking again: %s", error)
     for pod in pods.values():
@@ -110,13 +112,13 @@ def _serve(
         pod.join(_END_SECONDS / len(pods))
 
 
-def _look(api: ApiClient, node: str, place: Place, pods: dict[str, Pod]) -> None:
+def _look(api: ApiClient, node: str, host: PodHost, pods: dict[str, Pod]) -> None:
     """Take up new pods, and end those that are deleted or gone (a force-deleted one vanishes)."""
     items = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
     by_uid = {item["metadata"]["uid"]: item for item in items}
     for uid, item in by_uid.items():
         if uid not in pods:
-            pods[uid] = Pod(place, item)
+            pods[uid] = Pod(host, item)
         if item["metadata"].get("deletionTimestamp"):
             pods[uid].delete()
     for uid in [uid for uid in pods if uid not in by_uid]:

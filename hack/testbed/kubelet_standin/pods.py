@@ -22,8 +22,8 @@ from hack.testbed.kubelet_standin.claims import (
 )
 from hack.testbed.kubelet_standin.containers import Ended, Run, configuration
 from hack.testbed.kubelet_standin.events import warning
-from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.node import now
+from hack.testbed.kubelet_standin.shared_claims import SharedClaims
 from tests.fakes.plugins import KubeletError
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ _ANNOTATED = 4000  # characters of output
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where pods live."""
+class PodHost:
+    """What pods run with, and where."""
 
     api: ApiClient
-    held: Held
+    claims: SharedClaims
     pods: Path
     cdi: Path
     delete_now: Callable[[str, str, str], None]  # namespace, name, UID
@@ -47,8 +47,8 @@ class Place:
 class Pod:
     """Carries one pod through its life, in a thread."""
 
-    def __init__(self, place: Place, document: Mapping[str, Any]) -> None:
-        self._place = place
+    def __init__(self, host: PodHost, document: Mapping[str, Any]) -> None:
+        self._host = host
         self._pod = document
         self._uid = str(document["metadata"]["uid"])
         self._refs: tuple[ClaimRef, ...] = ()
@@ -67,7 +67,7 @@ class Pod:
 
     def output(self, container: str) -> Path:
         """Where what *container* prints goes."""
-        return self._place.pods / self._uid / container / "output"
+        return self._host.pods / self._uid / container / "output"
 
     def delete(self) -> None:
         """Somebody deletes the pod: end what runs, and it."""
@@ -110,7 +110,7 @@ class Pod:
         self._deleted.wait()
         metadata = self._pod["metadata"]
         self._until_done(
-            lambda: self._place.delete_now(metadata["namespace"], metadata["name"], self._uid)
+            lambda: self._host.delete_now(metadata["namespace"], metadata["name"], self._uid)
         )
 
     def _run_once(self) -> None:
@@ -141,7 +141,7 @@ class Pod:
         return None
 
     def _prepare(self) -> tuple[Sequence[tuple[PodClaim, ClaimUid]], Devices]:
-        document = self._place.api.get(self._path)
+        document = self._host.api.get(self._path)
         if document["metadata"]["uid"] != self._uid:
             self._deleted.set()
             raise NotYet("the pod is gone, and another one has its name")
@@ -150,12 +150,12 @@ class Pod:
         claims, requested = [], []
         for entry in pod_claims(self._pod):
             path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{entry.claim}"
-            claim = self._place.api.get(path)
+            claim = self._host.api.get(path)
             ref = claim_ref(claim, self._pod)
             claims.append((entry, ref.uid))
             requested.append((ref, drivers(claim)))
         self._refs = tuple(ref for ref, _ in requested)
-        return claims, self._place.held.prepare(self._uid, requested)
+        return claims, self._host.claims.prepare(self._uid, requested)
 
     def _containers(
         self, field: str, claims: Sequence[tuple[PodClaim, ClaimUid]], devices: Devices
@@ -182,8 +182,8 @@ class Pod:
         return ended
 
     def _run(self, container: Mapping[str, Any], names: Sequence[str]) -> Ended:
-        directory = self._place.pods / self._uid / container["name"]
-        run = Run(directory, configuration(container, self._pod), names, self._place.cdi)
+        directory = self._host.pods / self._uid / container["name"]
+        run = Run(directory, configuration(container, self._pod), names, self._host.cdi)
         with self._guard:
             self._runs.append(run)
             if self._ending:
@@ -191,7 +191,7 @@ class Pod:
         return run.wait()
 
     def _unprepare(self) -> None:
-        self._place.held.unprepare(self._uid, self._refs)
+        self._host.claims.unprepare(self._uid, self._refs)
 
     def _until_done(self, work: Callable[[], None]) -> None:
         while True:
@@ -210,7 +210,7 @@ class Pod:
         ]
         self._tell({"phase": "Pending", "containerStatuses": statuses})
         self._until_done(
-            lambda: _ignore(self._place.api.create(self._events, warning(self._pod, reason)))
+            lambda: _ignore(self._host.api.create(self._events, warning(self._pod, reason)))
         )
 
     def _running(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Pod:
         output = {f"{_ANNOTATION}/{name}": end.output[-_ANNOTATED:] for name, end in ended.items()}
         self._until_done(
             lambda: _ignore(
-                self._place.api.patch(
+                self._host.api.patch(
                     self._path, {"metadata": {"uid": self._uid, "annotations": output}}
                 )
             )
@@ -255,7 +255,7 @@ class Pod:
         status = {"startTime": self._started_at, **status}
         self._until_done(
             lambda: _ignore(
-                self._place.api.patch(
+                self._host.api.patch(
                     f"{self._path}/status",
                     {"metadata": {"uid": self._uid}, "status": status},  # never of a namesake
                     content_type=STRATEGIC_MERGE_PATCH,

@@ -9,7 +9,7 @@ from hack.testbed.kubelet_standin.claims import Devices
 from tests.fakes.kubelet import FakeKubelet
 
 
-class Held:
+class SharedClaims:
     """The claims of the pods that live."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
