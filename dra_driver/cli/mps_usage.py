@@ -14,6 +14,7 @@ from cdi.errors import CdiError
 from cdi.spec import parse_name
 from dra_driver.base.errors import NodeError
 from dra_driver.cli.terminal import format_gib
+from dra_driver.cli.usage import known_sum
 from dra_driver.k8s.claims import PodUid
 from dra_driver.model.gpus import ALL_GPUS, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.mps import (
@@ -45,11 +46,11 @@ def namespaces_of_device(
     record: ClaimRecord,
     holding: Holding,
     candidates: Sequence[MpsNamespace],
-    served: Mapping[MpsNamespaceName, ServedNamespace],
+    served: Callable[[MpsNamespace], ServedNamespace | None],
 ) -> Sequence[MpsNamespace]:
     """Those of the namespaces *candidates* that the device can be in; one, where that is known.
 
-    *served*: as the agent serves them, where it was asked and does.
+    *served*: as the agent serves it; None: it does not, or was not asked.
     """
     env = _environment(record, holding)
     directory = next((e.removeprefix(_PIPE) for e in env if e.startswith(_PIPE)), None)
@@ -57,13 +58,12 @@ def namespaces_of_device(
         return candidates
     matching = []
     for namespace in candidates:
-        served_namespace = served.get(namespace.name)
-        is_it = served_namespace is None or served_namespace.pipe_directory == directory
-        protocols = _PROTOCOLS if served_namespace is None else (served_namespace.protocol,)
-        edits = [
-            mps_edits(ServedNamespace(namespace, protocol, directory)).env for protocol in protocols
-        ]
-        if is_it and any(env >= set(environment) for environment in edits):
+        as_served = served(namespace)
+        if as_served is not None and as_served.pipe_directory != directory:
+            continue
+        protocols = (as_served.protocol,) if as_served else _PROTOCOLS
+        forms = (ServedNamespace(namespace, protocol, directory) for protocol in protocols)
+        if any(env >= set(mps_edits(form).env) for form in forms):
             matching.append(namespace)
     return matching or candidates
 
@@ -185,17 +185,9 @@ class ClaimsMpsUsage:
         if gpu is None or holding.admin:
             return ()
         candidates = [namespace for namespace in record.namespaces if gpu in namespace.gpus]
-        served = {
-            namespace.name: served_namespace
-            for namespace in candidates
-            if (served_namespace := self._served(namespace))
-        }
-        device_namespaces = (
-            candidates
-            if len(candidates) < 2
-            else namespaces_of_device(record, holding, candidates, served)
-        )
-        return tuple(self._use(record, namespace, gpu) for namespace in device_namespaces)
+        if len(candidates) > 1:
+            candidates = list(namespaces_of_device(record, holding, candidates, self._served))
+        return tuple(self._use(record, namespace, gpu) for namespace in candidates)
 
     def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUsage]:
         """Each of its namespaces, once for each GPU."""
@@ -228,12 +220,10 @@ class ClaimsMpsUsage:
     def _use(self, record: ClaimRecord, namespace: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUsage:
         server, served = self.report.server(namespace), self._served(namespace)
         if server is None or served is None:
-            return MpsNamespaceUsage(
-                namespace, gpu, lost=record.completed and self.report.status is not None
-            )
-        pids = counted_clients(
-            {namespace.name}, client_owners(server, self._users(), self.report.pods)
-        )
+            lost = record.completed and self.report.status is not None
+            return MpsNamespaceUsage(namespace, gpu, lost=lost)
+        owners = client_owners(server, self._users(), self.report.pods)
+        pids = counted_clients({namespace.name}, owners)
         clients = None if pids is None else tuple(sorted(pids))
         used = self._used(gpu, clients)
         return MpsNamespaceUsage(
@@ -259,8 +249,7 @@ class ClaimsMpsUsage:
         sizes = [used[pid] for pid in clients if pid in used]
         if clients and not sizes:
             return None  # what the GPU lists are other numbers
-        known_sizes = [size for size in sizes if size is not None]
-        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
+        return known_sum(sizes)
 
 
 def usage_messages(use: MpsNamespaceUsage) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ class GpuUsage:
             return None
         held = self.held
         own = self.memory_bytes if held.whole else held.memory_bytes
-        return _sum((own, *(part.held_bytes for part in self.parts)))
+        return known_sum((own, *(part.held_bytes for part in self.parts)))
 
     @property
     def partitioned_bytes(self) -> int:
@@ -193,7 +193,7 @@ def _admin_access_last(held_devices: Iterable[HeldDevice]) -> tuple[HeldDevice, 
     return tuple(sorted(held_devices, key=lambda device: device.holding.admin))
 
 
-def _sum(sizes: Iterable[int | None]) -> int | None:
+def known_sum(sizes: Iterable[int | None]) -> int | None:
     """None: one of them is not known."""
     known_and_unknown = list(sizes)
     known = [size for size in known_and_unknown if size is not None]
