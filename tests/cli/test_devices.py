@@ -20,7 +20,7 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
-from tests.builders import ref
+from tests.builders import MIB, ref
 from tests.cli.profiles import profiles
 from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import h100, open_simulated
@@ -31,16 +31,39 @@ BUNDLED = sorted(
     for path in resources.files("dra_driver.sim").joinpath("nodes").iterdir()
 )
 
+GIB = 1024 * MIB
 GPU_0 = GpuUuid("GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4")  # of h100x8
 
 
-def test_there_are_bundled_nodes():
-    assert {"h100x8", "none", "mixed"} <= set(BUNDLED)
+@pytest.fixture
+def node(tmp_path):
+    """A file of a node with these GPUs."""
+
+    def write(*gpus):
+        file = tmp_path / "node.yaml"
+        file.write_text(yaml.safe_dump({"gpus": list(gpus)}))
+        return file
+
+    return write
 
 
+@pytest.fixture
+def show(type_in, tmp_path):
+    """``devices`` of a simulated node, h100x8 unless another is named; *entries*: of a profile."""
+
+    def run(*words, sim="h100x8", entries=()):
+        if entries:
+            where = profiles(tmp_path / "profiles", mine=list(entries))
+            words = ("--profiles", where, "--profile", "mine", *words)
+        return type_in("devices", "--sim", sim, *words)
+
+    return run
+
+
+@pytest.mark.parametrize("profile", ["default", "mig"])
 @pytest.mark.parametrize("name", BUNDLED)
-def test_every_bundled_node_prints_slices_that_an_api_server_takes(type_in, name):
-    answer = type_in("devices", "--sim", name, "--node-name", "n1", "-o", "json")
+def test_every_bundled_node_prints_slices_that_an_api_server_takes(show, name, profile):
+    answer = show("--node-name", "n1", "--profile", profile, "-o", "json", sim=name)
 
     document = json.loads(answer.out)
     assert (answer.code, document["apiVersion"], document["kind"]) == (0, "v1", "List")
@@ -49,30 +72,27 @@ def test_every_bundled_node_prints_slices_that_an_api_server_takes(type_in, name
     assert {(s["driver"], s["nodeName"], s["pool"]["name"]) for s in specs} == {
         ("gpu.nvidia.com", "n1", "n1")
     }
-    pool = Pool("n1", tuple(SliceContent(tuple(s.get("devices", ()))) for s in specs))
-    assert validate_pool(pool, "gpu.nvidia.com") == ()
+    slices = [SliceContent(s.get("devices", ()), s.get("sharedCounters", ())) for s in specs]
+    assert validate_pool(Pool("n1", tuple(slices)), "gpu.nvidia.com") == ()
 
 
-def test_a_node_of_eight_gpus_prints_eight_devices_and_their_monitors(type_in):
-    answer = type_in("devices", "--sim", "h100x8", "--node-name", "n1", "-o", "json")
+def test_a_node_of_eight_gpus_prints_eight_devices_and_their_monitors_always_alike(show):
+    answer = show("--node-name", "n1", "-o", "json")
 
     (slice_,) = json.loads(answer.out)["items"]
     assert [device["name"] for device in slice_["spec"]["devices"]] == [
         *(f"gpu-{minor}" for minor in range(8)),
         *(f"gpu-{minor}-mon" for minor in range(8)),
     ]
+    assert show("--node-name", "n1", "-o", "json").out == answer.out
 
 
-def test_yaml_says_the_same_as_json(type_in):
-    words = ("devices", "--sim", "mixed", "--node-name", "n1", "-o")
+def test_yaml_says_the_same_as_json(show):
+    words = ("--node-name", "n1", "-o")
 
-    assert yaml.safe_load(type_in(*words, "yaml").out) == json.loads(type_in(*words, "json").out)
+    as_yaml, as_json = (show(*words, form, sim="mixed").out for form in ("yaml", "json"))
 
-
-def test_the_same_node_is_printed_alike_byte_for_byte(type_in):
-    words = ("devices", "--sim", "h200x8", "--node-name", "n1", "-o", "json")
-
-    assert type_in(*words).out == type_in(*words).out
+    assert yaml.safe_load(as_yaml) == json.loads(as_json)
 
 
 def rows(answer, last="profile: "):
@@ -83,8 +103,8 @@ def rows(answer, last="profile: "):
     return [[c.strip() for c in re.split(r" {3,}", line)] for line in (head, *of_table)], below
 
 
-def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(type_in):
-    (head, *lines), below = rows(type_in("devices", "--sim", "h100x8"))
+def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(show):
+    (head, *lines), below = rows(show())
 
     assert head == [
         *("DEVICE", "PRODUCT", "SHAPE", "MEMORY", "DEFAULT", "LEAST", "STEP", "SHARES", "CORES"),
@@ -102,32 +122,28 @@ def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(ty
     assert below == []
 
 
-def test_a_wide_table_says_where_each_gpu_sits(type_in):
-    (head, *lines), _ = rows(type_in("devices", "--sim", "h100x8", "-o", "wide"))
+def test_a_wide_table_says_where_each_gpu_sits(show):
+    (head, *lines), _ = rows(show("-o", "wide"))
 
     assert head[10:] == ["SHARED BY", "PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK"]
     assert all(line[11].startswith("0000:") for line in lines)
 
 
-def test_a_wide_table_says_by_which_strategies_a_gpu_is_shared_the_default_one_first(
-    type_in, tmp_path
-):
-    where = profiles(
-        tmp_path,
-        mine=[
-            {"select": {"index": [0]}, "defaultStrategy": "MPS"},
-            {"select": {"index": [1]}, "strategies": ["TimeSlicing"]},
-            {"select": {"index": [2]}, "strategies": ["MPS"]},
-            {"select": {"index": [3]}, "strategies": ["MPS", "TimeSlicing"]},
-        ],
-    )
-    words = ("--profiles", where, "--profile", "mine", "-o", "wide")
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"defaultStrategy": "MPS"}, "MPS, TimeSlicing"),
+        ({"strategies": ["TimeSlicing"]}, "TimeSlicing"),
+        ({"strategies": ["MPS"]}, "MPS"),
+        ({"strategies": ["MPS", "TimeSlicing"]}, "TimeSlicing, MPS"),
+        ({}, "TimeSlicing, MPS"),
+    ],
+    ids=str,
+)
+def test_a_wide_table_says_how_a_gpu_is_shared_by_default_first(show, entry, expected):
+    (_, line, *_), _ = rows(show("-o", "wide", entries=[entry]))
 
-    (_, *lines), _ = rows(type_in("devices", "--sim", "h100x8", *words))
-
-    assert [line[10] for line in lines[:5]] == [
-        *("MPS, TimeSlicing", "TimeSlicing", "MPS", "TimeSlicing, MPS", "TimeSlicing, MPS"),
-    ]
+    assert line[10] == expected
 
 
 @pytest.mark.parametrize(
@@ -178,13 +194,10 @@ def test_replicas_by_mps_of_the_device_plugin_have_their_part_of_the_cores(
         ),
     ],
 )
-def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape, note):
-    where = profiles(tmp_path, mine=[entry]) / "mine.yaml"
-    node = tmp_path / "node"
-    node.write_text(yaml.safe_dump({"gpus": [{"product": "P4", "bus_id": "0000:1b:00.0"}]}))
-    words = ("--profiles", where, "--profile", "mine", "-o", "wide")
+def test_a_board_that_mps_does_not_take_is_told(show, node, entry, shape, note):
+    board = node({"product": "P4", "bus_id": "0000:1b:00.0"})
 
-    (_, line, *_), below = rows(type_in("devices", "--sim", node, *words))
+    (_, line, *_), below = rows(show("-o", "wide", sim=board, entries=[entry]))
 
     assert (line[2], line[8], line[10]) == (
         shape,
@@ -194,12 +207,10 @@ def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape,
     assert below == [note]
 
 
-def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path):
-    gpus = [h100("1b"), h100("43", driver="vfio-pci"), h100("52", fails="GPU_IS_LOST")]
-    file = tmp_path / "node.yaml"
-    file.write_text(yaml.safe_dump({"gpus": gpus}))
+def test_the_table_names_every_gpu_that_is_not_offered_and_why(show, node):
+    gpus = (h100("1b"), h100("43", driver="vfio-pci"), h100("52", fails="GPU_IS_LOST"))
 
-    (_, *offered), unavailable = rows(type_in("devices", "--sim", file))
+    (_, *offered), unavailable = rows(show(sim=node(*gpus)))
 
     assert [line[0] for line in offered] == ["gpu-0", "gpu-0-mon"]
     assert [line.partition(": ")[0] for line in unavailable] == ["not offered"] * 2
@@ -228,17 +239,14 @@ def shapes(answer):
     return {line[0]: line[2] for line in lines}, below
 
 
-def test_a_profile_says_what_becomes_of_each_gpu(type_in, tmp_path):
-    where = profiles(
-        tmp_path,
-        mixed=[
+def test_a_profile_says_what_becomes_of_each_gpu(show):
+    answer = show(
+        entries=[
             {"select": {"index": [0]}, "fractions": "Never"},
             {"select": {"index": [1]}, "include": False},
             {"select": {"index": [2]}, "replicas": 4, "rename": True},
-        ],
+        ]
     )
-
-    answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "mixed")
 
     gpu_shapes, below = shapes(answer)
     assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-2"]) == ("exclusive", "4 replicas (gpu-shared)")
@@ -247,11 +255,11 @@ def test_a_profile_says_what_becomes_of_each_gpu(type_in, tmp_path):
     (left_out,) = below
     assert left_out.startswith("not offered: GPU ")
     assert "include: false" in left_out
-    assert answer.out.splitlines()[-1] == "profile: mixed"
+    assert answer.out.splitlines()[-1] == "profile: mine"
 
 
-def test_a_bundled_profile_needs_no_file(type_in):
-    gpu_shapes, _ = shapes(type_in("devices", "--sim", "h100x8", "--profile", "exclusive"))
+def test_a_bundled_profile_needs_no_file(show):
+    gpu_shapes, _ = shapes(show("--profile", "exclusive"))
 
     assert gpu_shapes == {f"gpu-{minor}": "exclusive" for minor in range(8)}
 
@@ -294,35 +302,42 @@ def test_an_unknown_profile_is_answered_with_the_known_ones(type_in, tmp_path):
     assert all(name in answer.err for name in ("default", "exclusive", "mine"))
 
 
-def test_a_wrong_profile_is_answered_with_the_field(type_in, tmp_path):
-    where = profiles(tmp_path, mine=[{"replicas": "many"}])
-
-    answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "mine")
+def test_a_wrong_profile_is_answered_with_the_field(show):
+    answer = show(entries=[{"replicas": "many"}])
 
     assert answer.code == 2
     assert "spec.gpus[0].replicas" in answer.err
     assert answer.err.count("\n") == 1
 
 
-def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, tmp_path):
+@pytest.mark.parametrize(
+    ("shape", "entry", "free", "kept"),
+    [
+        pytest.param(Exclusive(), {}, "sliceable", "exclusive", id="another shape"),
+        pytest.param(
+            Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4),
+            {"replicas": 4, "rename": True},
+            "4 replicas (gpu-shared)",
+            "4 replicas",
+            id="another name alone",
+        ),
+    ],
+)
+def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(
+    show, tmp_path, shape, entry, free, kept
+):
     claim = ref("training")
-    holding = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=Exclusive())
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
+    held = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=shape)
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (held,)))
 
-    gpu_shapes, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
+    gpu_shapes, below = shapes(show("--state-dir", tmp_path, entries=[entry]))
 
-    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-1"]) == ("exclusive", "sliceable")
-    assert below == [
-        "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable",
-    ]
+    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-1"]) == (kept, free)
+    assert below == [f"pending: gpu-0 keeps its shape while a claim holds it, then: {free}"]
 
 
-def test_what_cannot_be_published_as_the_profile_says_is_told(type_in, tmp_path):
-    where = profiles(tmp_path, tiny=[{"replicas": 2, "memory": {"step": "60Gi"}}])
-
-    gpu_shapes, below = shapes(
-        type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "tiny")
-    )
+def test_what_cannot_be_published_as_the_profile_says_is_told(show):
+    gpu_shapes, below = shapes(show(entries=[{"replicas": 2, "memory": {"step": "60Gi"}}]))
 
     assert gpu_shapes["gpu-0"] == "exclusive"
     assert below[0].startswith("not as the profile says: gpu-0: exclusive: ")
@@ -339,15 +354,11 @@ def test_what_cannot_be_published_as_the_profile_says_is_told(type_in, tmp_path)
         ),
     ],
 )
-def test_what_an_api_server_would_get_that_lacks_a_feature(type_in, tmp_path, without, expected):
-    where = profiles(tmp_path, two=[{"select": {"index": [1]}, "replicas": 4}])
-    file = tmp_path / "node"
-    file.write_text(yaml.safe_dump({"gpus": [h100("1b"), h100("43")]}))
+def test_what_an_api_server_would_get_that_lacks_a_feature(show, node, without, expected):
+    two = node(h100("1b"), h100("43"))
     words = [word for feature in without for word in ("--without", feature)]
 
-    answer = type_in(
-        "devices", "--sim", file, "--profiles", where / "two.yaml", "--profile", "two", *words
-    )
+    answer = show(*words, sim=two, entries=[{"select": {"index": [1]}, "replicas": 4}])
 
     assert shapes(answer)[0] == expected
 
@@ -373,22 +384,6 @@ def test_a_ledger_that_may_not_be_read_counts_as_empty_and_a_warning_says_so(pub
     assert answer == free
     (warning,) = (line for line in caplog.messages if line.startswith("every GPU counts as free"))
     assert f"{settings.ledger_dir}" in warning and "; ask as root" in warning
-
-
-def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
-    claim = ref("training")
-    shape = Fractional(20 * 1024**3, 1024**3, 1024**2, shares=4, replicas=4)
-    holding = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=shape)
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
-    where = profiles(tmp_path, mine=[{"replicas": 4, "rename": True}]) / "mine.yaml"
-    words = ("--profiles", where, "--profile", "mine", "--state-dir", tmp_path)
-
-    gpu_shapes, below = shapes(type_in("devices", "--sim", "h100x8", *words))
-
-    assert (gpu_shapes["gpu-0"], gpu_shapes["gpu-1"]) == ("4 replicas", "4 replicas (gpu-shared)")
-    assert below == [
-        "pending: gpu-0 keeps its shape while a claim holds it, then: 4 replicas (gpu-shared)"
-    ]
 
 
 def partitions_of(answer):
@@ -419,16 +414,6 @@ def test_the_bundled_profile_mig_lists_partitions_by_gpu_profile_and_first_unit(
     assert Counter(each.partition("-mig-")[0] for each in partitions) == gpus
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_partitions_of_every_bundled_node_are_slices_that_an_api_server_takes(type_in, name):
-    words = ("devices", "--sim", name, "--node-name", "n1", "--profile", "mig", "-o", "json")
-
-    specs = [item["spec"] for item in json.loads(type_in(*words).out)["items"]]
-
-    slices = [SliceContent(s.get("devices", ()), s.get("sharedCounters", ())) for s in specs]
-    assert validate_pool(Pool("n1", tuple(slices)), "gpu.nvidia.com") == ()
-
-
 def test_the_bundled_profile_mig_draws_each_board_and_says_that_it_will_be_switched(type_in):
     lines = type_in("devices", "--sim", "a100-40x1", "--profile", "mig").out.splitlines()
 
@@ -455,7 +440,7 @@ def test_without_a_profile_for_it_nothing_is_drawn(type_in):
     assert "free of" not in type_in("devices", "--sim", "a100x8").out
 
 
-def test_without_counters_nothing_is_cut_and_the_reason_is_told(type_in):
+def test_without_counters_no_partition_is_offered_and_the_reason_is_told(type_in):
     words = ("devices", "--sim", "a100-40x1", "--profile", "mig", "--without", "counters")
 
     assert partitions_of(type_in(*words, "-o", "json")) == []
@@ -463,12 +448,18 @@ def test_without_counters_nothing_is_cut_and_the_reason_is_told(type_in):
     assert "not as the profile says: gpu-0: sliceable" in out and "KEP-4815" in out
 
 
-def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
-    node = tmp_path / "node.yaml"
-    there = [{"profile": "1g.5gb", "start": start} for start in (0, 1)]
-    board = {"product": "A100-40-SXM", "bus_id": "0000:00:04.0"}
-    node.write_text(yaml.safe_dump({"gpus": [{**board, "mig": True, "instances": there}]}))
-    words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
+def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, node, tmp_path):
+    instances = [{"profile": "1g.5gb", "start": start} for start in (0, 1)]
+    board = {"product": "A100-40-SXM", "bus_id": "0000:00:04.0", "mig": True}
+    words = (
+        "devices",
+        "--sim",
+        node({**board, "instances": instances}),
+        "--state-dir",
+        tmp_path,
+        "--profile",
+        "mig",
+    )
     holding = Holding(
         ref("training"),
         DeviceName("gpu-0-mig-3g20gb-9-4"),
@@ -481,8 +472,8 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
     ledger.write(ClaimRecord(ref("training"), (holding,)))
     assert holding.gpu is not None
     waits = LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "claim default/training holds it")
-    book = MigStateFile(tmp_path / "mig.json", boot_id(Path("/")))
-    book.write(
+    mig_state = MigStateFile(tmp_path / "mig.json", boot_id(Path("/")))
+    mig_state.write(
         MigState(
             {holding.gpu: (LayoutInstance(PartitionKey(19, 1, 1, 1)),)},
             outcomes={holding.gpu: waits},
@@ -503,7 +494,7 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
     assert "layout all-1g.5gb on gpu-0: pending: claim default/training holds it" in lines
 
 
-def test_a_book_of_layouts_that_cannot_be_read_is_a_warning(tmp_path, caplog):
+def test_a_state_of_layouts_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     settings = DevicesSettings.model_validate({"sim": "a100-40x1", "state_dir": tmp_path})
     (tmp_path / "mig.json").write_text("[]")
 
@@ -524,33 +515,30 @@ def parent(answer):
     return uuid
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type_in, cut):
-    node = tmp_path / "node.yaml"
-    node.write_text(
-        yaml.safe_dump({"gpus": [{"product": "H100-80-SXM", "bus_id": "0000:04:00.0"}]})
-    )
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_what_the_plugin_created_on_a_simulated_gpu_is_seen_by_others(
+    show, node, tmp_path, is_removed
+):
+    file = node({"product": "H100-80-SXM", "bus_id": "0000:04:00.0"})
     key = PartitionKey(19, 6, 1, 1)
-    with open_simulated(node, tmp_path) as plugin:
+    with open_simulated(file, tmp_path) as plugin:
         uuid = plugin.refresh().gpus[0].uuid
         plugin.mig.set_mode(uuid, True)
-        made = plugin.mig.create(uuid, key)
-        if not cut:
+        created = plugin.mig.create(uuid, key)
+        if is_removed:
             plugin.mig.remove(uuid, key)
     before = sorted(path for path in (tmp_path / "sim").rglob("*"))
 
-    lines = type_in("devices", "--sim", node, "--state-dir", tmp_path).out.splitlines()
+    text = show("--state-dir", tmp_path, sim=file).out
 
-    assert any(made.uuid in line for line in lines) is cut
+    assert (created.uuid in text) is not is_removed
     assert sorted(path for path in (tmp_path / "sim").rglob("*")) == before
 
 
-def test_boards_whose_library_has_no_mig_say_why_nothing_can_be_cut(type_in, tmp_path):
+def test_boards_whose_library_has_no_mig_say_why_they_cannot_be_partitioned(show, node, tmp_path):
     board = h100("1b") | {"fails": {"nvmlDeviceGetMigMode": "FUNCTION_NOT_FOUND"}}
-    node = tmp_path / "node.yaml"
-    node.write_text(yaml.safe_dump({"gpus": [board]}))
 
-    answer = type_in("devices", "--sim", node, "--profile", "mig", "--state-dir", tmp_path)
+    answer = show("--profile", "mig", "--state-dir", tmp_path, sim=node(board))
 
     assert (
         "has no effect on gpu-0, which cannot be partitioned: the NVML library of this driver "

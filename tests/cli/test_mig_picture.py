@@ -1,4 +1,4 @@
-"""GPUs that can be cut, as text: whose each memory unit is, and what still fits."""
+"""GPUs with MIG as text: whose each memory unit is, and what still fits."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_a_board_shows_whose_each_unit_is_and_what_still_fits():
     ]
 
 
-def test_a_free_board_says_what_it_can_be_cut_into():
+def test_a_free_board_says_which_partitions_fit():
     assert shown(a100()) == [
         "gpu-0  NVIDIA A100-SXM4-40GB  [....|....|....|....|....|....|....|....]  8 free of 8",
         "  .  room for 7 x 1g.5gb or 3 x 2g.10gb or 2 x 3g.20gb or 1 x 7g.40gb",
@@ -92,23 +92,24 @@ def test_claims_that_share_a_partition_stand_on_one_line():
     assert shown(board, holdings=both)[1].startswith("  A  3g.20gb  team-a/a, team-a/b  MIG-")
 
 
-def test_a_partition_that_is_not_cut_yet_and_one_that_vanished_are_told_apart():
+def test_a_partition_that_is_not_created_yet_and_one_that_vanished_are_told_apart():
     gone = instance("2g.10gb", 4, 7)
     on_it = [holding("new", "1g.5gb", 0), holding("old", "2g.10gb", 4, instance=gone)]
 
-    for there in ([], [instance("2g.10gb", 4, 8)]):
-        lines = shown(a100(0, *there), holdings=on_it)
+    for instances in ([], [instance("2g.10gb", 4, 8)]):
+        lines = shown(a100(0, *instances), holdings=on_it)
 
         assert lines[1] == "  A  1g.5gb   team-a/new  not created yet"
         assert lines[2] == f"  B  2g.10gb  team-a/old  {gone.uuid} vanished"
 
 
 def test_an_instance_of_a_layout_is_told_from_one_of_somebody_else():
-    cut = [instance("1g.5gb", place, place + 1) for place in range(4)]
-    board = a100(0, *cut)
+    instances = [instance("1g.5gb", place, place + 1) for place in range(4)]
+    board = a100(0, *instances)
     # it was in this place
     another = LayoutInstance(key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid)
-    laid = [LayoutInstance(cut[1].key, 2, cut[1].uuid), LayoutInstance(cut[2].key), another]
+    _, done, begun, _ = instances
+    laid = [LayoutInstance(done.key, 2, done.uuid), LayoutInstance(begun.key), another]
 
     lines = shown(board, laid={board.uuid: laid})
 
@@ -133,8 +134,8 @@ def test_an_instance_that_is_no_partition_is_in_the_way_and_says_why():
     assert lines[4] == "  .  room for 1 x 1g.5gb"
 
 
-def test_who_only_looks_on_takes_no_unit():
-    assert len(shown(a100(), holdings=[holding("watcher", admin=True)])) == 2
+def test_admin_access_takes_no_unit():
+    assert len(shown(a100(), holdings=[holding("monitor", admin=True)])) == 2
 
 
 def test_a_profile_that_the_board_does_not_know_any_more_is_called_by_its_number():
@@ -148,7 +149,7 @@ def test_a_profile_that_the_board_does_not_know_any_more_is_called_by_its_number
     assert occupied_placements(gpu(0), [holding("a")]) == ()
 
 
-def test_there_is_nothing_to_see_of_boards_that_nobody_cuts():
+def test_there_is_nothing_to_see_of_boards_that_nobody_partitions():
     off = a100(0, on=False, pending=False)
 
     assert shown(gpu(0), off, offer=Offer((Device(gpu(0)), Device(off)))) == []

@@ -68,7 +68,7 @@ def names(text):
     return [d["name"] for item in items for d in item["spec"].get("devices", ())]
 
 
-def test_what_a_layout_will_cut_is_listed_and_drawn_and_the_rest_is_as_it_is(show):
+def test_what_a_layout_will_create_is_listed_and_drawn_and_the_rest_is_as_it_is(show):
     text = show("sevenths")
 
     (row,) = about(text, "gpu-0-mig-")
@@ -138,7 +138,7 @@ def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_p
 
 
 @pytest.mark.parametrize("label", ["all-disabled", "nothing"])
-def test_gpus_of_which_the_label_says_something_are_not_cut_for_claims(
+def test_gpus_of_which_the_label_says_something_get_no_partitions_for_claims(
     type_in, node, tmp_path, label
 ):
     keep(tmp_path, MigState(label=label))
@@ -257,8 +257,8 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
     with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuid, True)
-        cut = [plugin.mig.create(uuid, key) for key in keys]
-    made = tuple(LayoutInstance(instance.key, instance.gi, instance.uuid) for instance in cut)
+        created = [plugin.mig.create(uuid, key) for key in keys]
+    made = tuple(LayoutInstance(instance.key, instance.gi, instance.uuid) for instance in created)
     keep(
         tmp_path,
         MigState({uuid: made}, outcomes={uuid: LayoutOutcome("sevenths", LayoutState.SUCCESS)}),
@@ -266,7 +266,7 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
 
     text = show("sevenths")
 
-    assert all(instance.uuid in text for instance in cut)
+    assert all(instance.uuid in text for instance in created)
     assert "created by a layout" not in text
     assert about(text, "layout", "shown as") == ["layout sevenths on gpu-0: success"]
 
