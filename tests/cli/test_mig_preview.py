@@ -13,6 +13,7 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from tests.builders import ref
+from tests.cli.profiles import profiles
 from tests.fakes.simulated import open_simulated
 
 WHEN = "while no claim and no process uses them"
@@ -33,9 +34,7 @@ def node(tmp_path):
     layouts = {"version": "v1", "mig-configs": {"sevenths": [sevenths], "both": [sevenths, wrong]}}
     (where / "layouts.yaml").write_text(yaml.safe_dump(layouts))
     for name in ("sevenths", "both", "all-balanced", "nothing"):
-        mine = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
-        spec = {"gpus": [{"mig": {"layout": name}}]}
-        (where / f"of-{name}.yaml").write_text(yaml.safe_dump({**mine, "spec": spec}))
+        profiles(where, **{f"of-{name}": [{"mig": {"layout": name}}]})
     return file
 
 
@@ -50,13 +49,27 @@ def show(type_in, node, tmp_path):
     return run
 
 
+@pytest.fixture
 def uuids(node, tmp_path):
+    """Of the GPUs, by name."""
     with open_simulated(node, tmp_path / "other") as plugin:
         return {gpu.name: gpu.uuid for gpu in plugin.refresh().gpus}
 
 
-def keep(tmp_path, book):
-    MigStateFile(tmp_path / "mig.json", boot_id(Path("/"))).write(book)
+@pytest.fixture
+def hold(uuids, tmp_path):
+    """Has the claim default/training hold a GPU."""
+    claim = ref("training")
+    ledger = Ledger(tmp_path / "claims", boot_id(Path("/")))
+    return lambda name: ledger.write(
+        ClaimRecord(claim, (Holding(claim, DeviceName(name), uuids[name]),))
+    )
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """Writes down what the plugin knew of MIG."""
+    return MigStateFile(tmp_path / "mig.json", boot_id(Path("/"))).write
 
 
 def about(text, *words):
@@ -94,9 +107,9 @@ def test_documents_have_exactly_these_partitions_and_invent_no_uuid(show):
         assert "consumesCounters" not in device
 
 
-def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, tmp_path):
+def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, uuids, tmp_path):
     with open_simulated(node, tmp_path) as plugin:
-        plugin.mig.reset_mode(uuids(node, tmp_path)["gpu-0"], True)
+        plugin.mig.reset_mode(uuids["gpu-0"], True)
 
     assert about(show("sevenths"), "shown as") == [
         f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}"
@@ -125,8 +138,8 @@ def test_a_layout_that_does_not_fit_leaves_its_gpu_and_says_why(show):
 LABEL = "label nvidia.com/mig.config of the Node, as its plugin read it last: "
 
 
-def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_path):
-    keep(tmp_path, MigState(label="sevenths"))
+def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, keep):
+    keep(MigState(label="sevenths"))
 
     text = show("all-balanced")
 
@@ -139,9 +152,9 @@ def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_p
 
 @pytest.mark.parametrize("label", ["all-disabled", "nothing"])
 def test_gpus_of_which_the_label_says_something_get_no_partitions_for_claims(
-    type_in, node, tmp_path, label
+    type_in, node, keep, tmp_path, label
 ):
-    keep(tmp_path, MigState(label=label))
+    keep(MigState(label=label))
     where = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
     device_names = names(type_in(*where, "-o", "json").out)
@@ -151,8 +164,8 @@ def test_gpus_of_which_the_label_says_something_get_no_partitions_for_claims(
 
 
 @pytest.mark.parametrize("label", [None, ""])
-def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
-    keep(tmp_path, MigState(label=label))
+def test_where_no_label_is_known_the_profile_says(show, keep, label):
+    keep(MigState(label=label))
 
     assert about(show("sevenths"), "label", "shown as") == [
         f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}{RESET}"
@@ -160,10 +173,10 @@ def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
 
 
 @pytest.mark.parametrize("theirs", [True, False])
-def test_the_label_of_another_node_is_not_that_of_a_simulated_one(show, node, tmp_path, theirs):
-    gpu = GpuUuid("GPU-of-the-machine") if theirs else uuids(node, tmp_path)["gpu-1"]
+def test_the_label_of_another_node_is_not_that_of_a_simulated_one(show, keep, uuids, theirs):
+    gpu = GpuUuid("GPU-of-the-machine") if theirs else uuids["gpu-1"]
     done = LayoutOutcome("all-disabled", LayoutState.SUCCESS)
-    keep(tmp_path, MigState(label="all-disabled", outcomes={gpu: done}))
+    keep(MigState(label="all-disabled", outcomes={gpu: done}))
 
     text = show("sevenths")
 
@@ -180,10 +193,8 @@ def test_a_layout_that_there_is_not_names_those_that_there_are(show):
     assert about(text, "shown as") == []
 
 
-def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, node, tmp_path):
-    claim = ref("training")
-    holding = Holding(claim, DeviceName("gpu-0"), uuids(node, tmp_path)["gpu-0"])
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
+def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, hold):
+    hold("gpu-0")
 
     text = show("all-balanced")
 
@@ -197,7 +208,7 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
 
 
 @pytest.mark.parametrize(
-    "book, then",
+    ("state", "then"),
     [
         pytest.param(MigState(label="all-balanced"), "as layout all-balanced says", id="a layout"),
         pytest.param(
@@ -206,13 +217,10 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
     ],
 )
 def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
-    type_in, node, tmp_path, book, then
+    type_in, node, keep, hold, tmp_path, state, then
 ):
-    claim = ref("training")
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-1"), uuids(node, tmp_path)["gpu-1"]),))
-    )
-    keep(tmp_path, book)
+    hold("gpu-1")
+    keep(state)
     where = ("--sim", node, "--state-dir", tmp_path, "--profiles", tmp_path / "profiles")
 
     text = type_in("devices", *where, "--profile", "mig").out
@@ -222,23 +230,20 @@ def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
     assert line.startswith(start)
 
 
-def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, node, tmp_path):
-    claim = ref("training")
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), uuids(node, tmp_path)["gpu-0"]),))
-    )
-    failed = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
-    keep(tmp_path, MigState(outcomes={uuids(node, tmp_path)["gpu-0"]: failed}))
+FAILED = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
+
+
+def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, keep, hold, uuids):
+    hold("gpu-0")
+    keep(MigState(outcomes={uuids["gpu-0"]: FAILED}))
 
     assert about(show("sevenths"), "pending") == [
         "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable"
     ]
 
 
-def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, node, tmp_path):
-    a100 = uuids(node, tmp_path)["gpu-0"]
-    failed = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
-    keep(tmp_path, MigState(outcomes={a100: failed}))
+def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, keep, uuids):
+    keep(MigState(outcomes={uuids["gpu-0"]: FAILED}))
 
     assert about(show("sevenths"), "layout", "shown as") == [
         "layout sevenths on gpu-0: failed: MIG mode cannot be turned on: no reset"
@@ -246,23 +251,21 @@ def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, node, tmp
     assert "gpu-0" in names(show("sevenths", "-o", "json"))
 
 
-def test_a_problem_that_the_plugin_has_too_is_told_once(show, tmp_path):
+def test_a_problem_that_the_plugin_has_too_is_told_once(show, keep):
     before = about(show("nothing"), "layout: ")
-    keep(tmp_path, MigState(problem=before[0].removeprefix("layout: ")))
+    keep(MigState(problem=before[0].removeprefix("layout: ")))
 
     assert about(show("nothing"), "layout: ") == before
 
 
-def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
-    uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
+def test_a_layout_that_is_applied_changes_nothing(show, node, keep, uuids, tmp_path):
+    uuid, keys = uuids["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
     with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuid, True)
         created = [plugin.mig.create(uuid, key) for key in keys]
     made = tuple(LayoutInstance(instance.key, instance.gi, instance.uuid) for instance in created)
-    keep(
-        tmp_path,
-        MigState({uuid: made}, outcomes={uuid: LayoutOutcome("sevenths", LayoutState.SUCCESS)}),
-    )
+    done = LayoutOutcome("sevenths", LayoutState.SUCCESS)
+    keep(MigState({uuid: made}, outcomes={uuid: done}))
 
     text = show("sevenths")
 
@@ -272,10 +275,10 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
 
 
 def test_a_board_that_the_plugin_cannot_switch_is_shown_whole_with_its_words(
-    type_in, node, tmp_path
+    type_in, node, keep, uuids, tmp_path
 ):
     why = "MIG mode of gpu-0 could not be turned on: it was not reset"
-    keep(tmp_path, MigState(mode_problems={uuids(node, tmp_path)["gpu-0"]: why}))
+    keep(MigState(mode_problems={uuids["gpu-0"]: why}))
     words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
     text = type_in(*words).out
