@@ -25,11 +25,7 @@ class GpuMigReader:
     """The GPUs of *nvml*. *loaded*: whether the driver is."""
 
     def __init__(
-        self,
-        nvml: Nvml,
-        geometries: MigGeometries,
-        holders: GpuHolders,
-        loaded: Callable[[], bool],
+        self, nvml: Nvml, geometries: MigGeometries, holders: GpuHolders, loaded: Callable[[], bool]
     ) -> None:
         self.nvml = nvml
         self.geometries = geometries

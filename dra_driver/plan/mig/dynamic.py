@@ -152,10 +152,7 @@ def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, features: Api
 
 
 def gpus_to_switch(
-    inventory: Inventory,
-    profile: Profile,
-    features: ApiFeatures,
-    held: HoldingsByGpu,
+    inventory: Inventory, profile: Profile, features: ApiFeatures, held: HoldingsByGpu
 ) -> tuple[GpuUuid, ...]:
     """The GPUs that no claim holds, and that are offered in partitions once their MIG mode is on.
     The mode may be pending already, without the reset that it takes."""

@@ -100,11 +100,7 @@ def test_an_idle_board_is_switched(made, product, change, fields):
             id="passed through",
         ),
         pytest.param(
-            AMPERE,
-            "reset_mode",
-            {"virtualization": "vgpu"},
-            "turned on: it is a vGPU",
-            id="vGPU",
+            AMPERE, "reset_mode", {"virtualization": "vgpu"}, "turned on: it is a vGPU", id="vGPU"
         ),
     ],
 )

@@ -29,16 +29,7 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.builders import MIB, SLICEABLE, gpu, ref
-from tests.plan.mig.boards import (
-    dynamic,
-    instance,
-    key,
-    mig,
-    mig_gpu,
-    partition,
-    profile,
-    unusable,
-)
+from tests.plan.mig.boards import dynamic, instance, key, mig, mig_gpu, partition, profile, unusable
 
 PLAIN = {"1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"}
 H100 = "h100-80-sxm"
@@ -190,10 +181,7 @@ STRICT = (
         ),
         pytest.param([mig_gpu()], profile(strict=True), [], id="limits, and no partitions"),
         pytest.param(
-            [gpu(0)],
-            dynamic(strict=True),
-            lines(NO_MIG.format("gpu-0")),
-            id="limits, and no MIG",
+            [gpu(0)], dynamic(strict=True), lines(NO_MIG.format("gpu-0")), id="limits, and no MIG"
         ),
         pytest.param(
             [HOPPER], dynamic(strict=True, fractions=False), [], id="all is given out whole anyway"
@@ -226,11 +214,7 @@ STRICT = (
             id="Single, and several kinds",
         ),
         pytest.param(
-            [
-                with_instances(("1g.5gb+me", 0), board="a100-40"),
-                HALF,
-                mig_gpu(minor=2),
-            ],
+            [with_instances(("1g.5gb+me", 0), board="a100-40"), HALF, mig_gpu(minor=2)],
             MIXED,
             [
                 *lines(

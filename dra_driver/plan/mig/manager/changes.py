@@ -48,8 +48,7 @@ def place_partitions(
     if sum(profile.size for profile in requested) + used_units.bit_count() > mig.units:
         return None
     largest_first = sorted(
-        requested,
-        key=lambda profile: (-profile.size, len(profile.placements), profile.number),
+        requested, key=lambda profile: (-profile.size, len(profile.placements), profile.number)
     )
     keys = _search(largest_first, used_units, ())
     return None if keys is None else tuple(sorted(keys))

@@ -131,10 +131,7 @@ def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no
 
 
 FIRST = frozenset({0})
-HALVES = (
-    MigLayoutEntry(True, (("1g.5gb", 7),)),
-    MigLayoutEntry(False, indexes=frozenset({1})),
-)
+HALVES = (MigLayoutEntry(True, (("1g.5gb", 7),)), MigLayoutEntry(False, indexes=frozenset({1})))
 FILTERED = (MigLayoutEntry(True, pci_ids=frozenset({0x20B010DE})),)
 
 

@@ -65,7 +65,7 @@ def test_a_gpu_is_shown_in_mig_mode_with_instances_that_have_no_uuid_yet():
         for gpu in (after, APPLIED)
     )
     assert [device["name"] for device in to_come] == [
-        *("gpu-0-mig-3g20gb-9-4", "gpu-0-mig-3g20gb-9-0", "gpu-0-mon"),
+        *("gpu-0-mig-3g20gb-9-4", "gpu-0-mig-3g20gb-9-0", "gpu-0-mon")
     ]
     for device in existing[:2]:
         assert device["attributes"].pop("uuid")["string"].startswith("MIG-")
