@@ -235,19 +235,19 @@ def test_a_partition_whose_creation_was_not_begun_is_not_removed():
 
 
 def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
-    mine = prepared(FIRST)
-    other = replace(mine.holdings[0], instance=instance(ONE, 0, gi=9, name="new"))
+    ours = prepared(FIRST)
+    other = replace(ours.holdings[0], instance=instance(ONE, 0, gi=9, name="new"))
     theirs = replace(prepared(FIRST, name="second"), holdings=(other,))
     begun = planned(FIRST, name="third").record
 
     def removed(record, *others):
         return [(step.uuid, set(step.unless)) for step in removals(record, *others)]
 
-    assert removed(mine, theirs) == [("MIG-19-0", set())]
-    assert removed(mine, begun) == []
+    assert removed(ours, theirs) == [("MIG-19-0", set())]
+    assert removed(ours, begun) == []
     assert removed(begun, planned(FIRST, name="fourth").record) == []
-    assert removed(begun, mine) == [(None, {"MIG-19-0"})]
-    assert removed(begun, mine, theirs) == [(None, {"MIG-19-0", "MIG-new"})]
+    assert removed(begun, ours) == [(None, {"MIG-19-0"})]
+    assert removed(begun, ours, theirs) == [(None, {"MIG-19-0", "MIG-new"})]
     assert removed(begun) == [(None, set())]
 
 

@@ -24,7 +24,7 @@ from dra_driver.plan.mig.partitions import (
     dynamic_partitions,
     dynamic_profiles,
 )
-from tests.plan.mig.boards import boards, instance, key, legal, mig, partition, unusable
+from tests.plan.mig.boards import boards, instance, key, legal, mig, unusable
 
 EVERYTHING = MigRules(dynamic=True, profiles=("*",))
 PLAIN = MigRules(dynamic=True)
@@ -134,17 +134,6 @@ def test_partitions_of_one_size_need_one_counter_at_most(whole, counters, takes)
 
     assert (offered.counters, offered.of_whole) == (counters, counters)
     assert {place.takes for place in offered.places} == {takes}
-
-
-def test_the_partition_that_is_all_of_the_board_is_kept_from_the_whole_gpu():
-    mig_info = mig("h100-80-sxm")
-    offered = every_partition(mig_info, MigRules(True, ("7g.80gb",)), whole=True)
-
-    assert sets_by_counters(offered, whole=True) == {
-        frozenset(),
-        frozenset({WHOLE}),
-        frozenset({partition(mig_info, "7g.80gb", 0)}),
-    }
 
 
 @pytest.mark.parametrize(

@@ -106,16 +106,16 @@ def pruned_state(
     """*state* without instances that are gone, since an instance that comes to their place is
     somebody else's, though it may have the same UUID; with the GPUs whose MIG mode claims turned
     on, until it is seen off. Of a GPU that this look could not read nothing is gone."""
-    seen = {
+    gpus = {
         gpu.uuid: gpu
         for gpu in inventory.gpus
         if gpu.mig is not None and gpu.uuid not in inventory.stale
     }
     present = {
-        uuid: still_present(seen[uuid], recorded) if uuid in seen else recorded
+        uuid: still_present(gpus[uuid], recorded) if uuid in gpus else recorded
         for uuid, recorded in state.instances.items()
     }
-    off = {uuid for uuid, gpu in seen.items() if gpu.mig is not None and not gpu.mig.on}
+    off = {uuid for uuid, gpu in gpus.items() if gpu.mig is not None and not gpu.mig.on}
     left_on = (set(state.left_on) - off) | set(enabled_by_claims)
     return replace(
         state,

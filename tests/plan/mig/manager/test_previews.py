@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.mig_layouts import (
@@ -136,17 +134,17 @@ def test_the_outcome_of_a_layout_that_is_not_applied_counts(recorded, counts):
     assert (after, outcome) == ((IDLE, recorded) if counts else preview(IDLE))
 
 
-@given(st.data())
-def test_a_gpu_that_is_shown_as_its_layout_makes_it_looks_as_the_layout_says(data):
-    gpu = mig_gpu(data.draw(st.sampled_from(sorted(boards()))))
-    layouts = built_in_layouts([gpu])
-    layout = desired_layout(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
-    assert layout is not None
+@pytest.mark.parametrize("board", boards())
+def test_every_built_in_layout_fits_and_a_gpu_is_shown_as_it_looks_once_it_is_applied(board):
+    gpu = mig_gpu(board)
+    for built_in in built_in_layouts([gpu]).values():
+        layout = desired_layout(built_in, gpu, 0)
+        assert layout is not None
+        success = LayoutOutcome(layout.layout, LayoutState.SUCCESS)
 
-    after, outcome = preview(gpu, layout)
+        after, outcome = preview(gpu, layout)
 
-    if outcome is not None:  # a board that is as it should be
-        assert (after, outcome.state) == (gpu, LayoutState.SUCCESS)
-    change = plan_layout_change(after, layout, ())
-    assert isinstance(change, LayoutChange) and change.is_nothing
-    assert preview(after, layout) == (after, LayoutOutcome(layout.layout, LayoutState.SUCCESS))
+        assert (after, outcome) == ((after, None) if layout.on else (gpu, success))
+        change = plan_layout_change(after, layout, ())
+        assert isinstance(change, LayoutChange) and change.is_nothing
+        assert preview(after, layout) == (after, success)
