@@ -300,66 +300,28 @@ def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
 
 
 @pytest.mark.parametrize(
-    ("shares", "uses", "claims", "pids"),
+    ("processes", "claims", "pids"),
     [
         # C's process is the largest, and may be of B; but A and B are above whoever it is of.
-        pytest.param(
-            ABC,
-            [use(1, 12, A, B), use(2, 13, A, B), use(3, 14, B, C)],
-            [(A, B)],
-            [1, 2],
-            id="those of one container without those of the next",
-        ),
-        pytest.param(
-            ABC, [use(1, 16, A, B), use(2, 15, B, C)], [(A, B, C)], [1, 2], id="all that are tied"
-        ),
-        # All four together are above; D fits even with all that may be D's.
-        pytest.param(
-            [*ABC, share(D)],
-            [use(1, 16, A, B), use(2, 16, B, C), use(3, 0.5, C, D), use(4, 9, D)],
-            [(A, B, C)],
-            [1, 2],
-            id="not one that fits whatever is counted",
-        ),
-        pytest.param(
-            [*ABC, share(D)],
-            [
-                use(1, 16, A, B),
-                use(2, 16, B, C),
-                use(3, 0, C, D),
-                replace(use(4, 0, D), memory_bytes=10 * GIB + (1 << 20)),
-            ],
-            [(A, B, C)],
-            [1, 2],
-            id="nor one that fits as the driver counts",
-        ),
-        pytest.param(
-            AB,
-            [replace(use(1, 0, A, B), memory_bytes=20 * GIB + 2 * TOLERANCE_BYTES)],
-            [],
-            [],
-            id="each of several may have what the driver lets it have",
-        ),
-        pytest.param(
-            AB,
-            [replace(use(1, 0, A, B), memory_bytes=20 * GIB + 2 * TOLERANCE_BYTES + 1)],
-            [(A, B)],
-            [1],
-            id="and no more",
-        ),
-        pytest.param(
-            ABC,
-            [use(3, 11, C), use(1, 11, B), use(2, 11, A)],
-            [(A,), (B,), (C,)],
-            [2, 1, 3],
-            id="in the order of their claims",
-        ),
+        ("12ab 13ab 14bc", "ab", [1, 2]),
+        ("16ab 15bc", "abc", [1, 2]),  # only as all that are tied
+        ("16ab 16bc 0.5cd 9d", "abc", [1, 2]),  # D fits even with all that may be D's,
+        ("16ab 16bc 0cd 10.001d", "abc", [1, 2]),  # also as the driver counts
+        ("20.00390625ab", "", []),  # each may have 2 MiB beyond its share
+        ("20.00390626ab", "ab", [1]),
+        ("11c 11b 11a", "a b c", [3, 2, 1]),  # in the order of their claims
     ],
 )
-def test_which_claims_are_certainly_above_together(shares, uses, claims, pids):
-    groups = claims_over_limit(look(*uses, shares=shares))
+def test_which_claims_are_certainly_above_together(processes, claims, pids):
+    """*processes*: so many GiB each, of one of the claims of 10 GiB whose letters follow."""
+    refs = {claim.name: claim for claim in (A, B, C, D)}
+    uses = [
+        use(pid, float(text.rstrip("abcd")), *(refs[name] for name in text.lstrip(".0123456789")))
+        for pid, text in enumerate(processes.split(), start=1)
+    ]
+    groups = claims_over_limit(look(*uses, shares=map(share, (A, B, C, D))))
 
-    assert [group.claims for group in groups] == claims
+    assert " ".join("".join(claim.name for claim in group.claims) for group in groups) == claims
     assert [usage.process.pid for group in groups for usage in group.usages] == pids
 
 
