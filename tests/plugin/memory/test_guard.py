@@ -62,7 +62,6 @@ class World:
         self.signals = []
         self.children = {}
         self.stubborn = set()
-        self.given = {}  # to containers: the UIDs of claims
         self.processes = ContainerProcesses(self.proc.path)
         self.on_instances = {}  # what each lists
         containers = ContainerBundles(self.host_root)
@@ -109,25 +108,19 @@ class World:
     def outlier(self, gib=12, guard=KILL, **fields):
         """The only process of a claim of 10 GiB."""
         self.claim(A, WEB, guard=guard)
-        self.pod(WEB, main=[A])
         return self.start(WEB, "main", gib, **fields)
 
-    def pod(self, pod, **containers):
-        """The claims of each container of a pod, which it is given when it starts."""
-        for name, claims in containers.items():
-            self.given[pod, name] = [claim.uid for claim in claims]
-
-    def start(self, pod, container, gib, stubborn=False, version=2):
-        """A process in a container, which uses so much of the GPU."""
+    def start(self, pod, container, gib, claims=(A,), *, stubborn=False, version=2):
+        """A process in a container that was given *claims*; it uses so much of the GPU."""
         program = PROGRAM.format(before=STUBBORN if stubborn else "")
         child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         self.proc.put(child.pid, pod.uid, container_id(container), version)
         pod_identity = ("default", pod.name, str(pod.uid))
-        claims = self.given.get((pod, container), ())
+        given = [claim.uid for claim in claims]
         bundles.containerd(
-            self.host_root, container_id(container), container, claims, pod=pod_identity
+            self.host_root, container_id(container), container, given, pod=pod_identity
         )
         self.children[child.pid] = child
         if stubborn:
@@ -137,10 +130,8 @@ class World:
 
     def set(self, child, gib):
         """What *child* uses of the GPU from now on. NVML lists nobody who is gone."""
-        listed = {
-            process["pid"]: process
-            for process in self.node.document["gpus"][0].get("processes", ())
-        }
+        processes = self.node.document["gpus"][0].get("processes", ())
+        listed = {process["pid"]: process for process in processes}
         used = None if gib is None else int(gib * GIB)
         listed[child.pid] = {"pid": child.pid, "memory_bytes": used}
         self.node.change(gpu=0, processes=list(listed.values()))
@@ -181,11 +172,9 @@ def alive(*children):
 def test_the_outlier_is_ended_and_only_it(world, version):
     world.claim(A, WEB)
     world.claim(B, DB)
-    world.pod(WEB, main=[A])
-    world.pod(DB, store=[B])
     small = world.start(WEB, "main", 2, version=version)
     outlier = world.start(WEB, "main", 9, version=version)
-    neighbour = world.start(DB, "store", 10, version=version)
+    neighbour = world.start(DB, "store", 10, [B], version=version)
     stranger = subprocess.Popen(["sleep", "60"])  # a process of the host, larger than all
     world.set(stranger, 50)
     try:
@@ -215,8 +204,6 @@ def test_a_process_that_does_not_care_is_killed(world):
 
 def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
     world.claim(A, WEB, DB)
-    world.pod(WEB, main=[A], side=[A])
-    world.pod(DB, store=[A])
     children = [
         world.start(WEB, "main", 3),
         world.start(WEB, "side", 3),
@@ -236,9 +223,8 @@ def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
 def test_a_monitor_and_a_container_that_does_not_use_the_claim_are_left_alone(world):
     world.claim(A, WEB)
     world.claim(M, WEB, gib=None, admin=True)
-    world.pod(WEB, main=[A], other=[], monitor=[M])
-    for container, gib in (("main", 5), ("other", 40), ("monitor", 40)):
-        world.start(WEB, container, gib)
+    for container, gib, claims in (("main", 5, [A]), ("other", 40, []), ("monitor", 40, [M])):
+        world.start(WEB, container, gib, claims)
     world.look(1, 10)
 
     assert world.signals == []
@@ -247,9 +233,8 @@ def test_a_monitor_and_a_container_that_does_not_use_the_claim_are_left_alone(wo
 def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world):
     world.claim(A, WEB, gib=4)
     world.claim(B, WEB, gib=20)
-    world.pod(WEB, first=[A], second=[B])
     first = world.start(WEB, "first", 5)
-    second = world.start(WEB, "second", 10)
+    second = world.start(WEB, "second", 10, [B])
     world.hide_bundles()
     world.look(1, 10)
     assert world.signals == []
@@ -263,7 +248,6 @@ def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world
 def test_a_container_is_read_once(world):
     world.claim(A, WEB, gib=4)
     world.claim(B, WEB, gib=20)
-    world.pod(WEB, main=[A])
     above = world.start(WEB, "main", 5)
     world.look()
     world.hide_bundles()
@@ -275,7 +259,6 @@ def test_a_container_is_read_once(world):
 def test_a_container_that_cannot_be_read_now_is_read_at_the_next_look(world, caplog):
     world.claim(A, WEB, gib=4)
     world.claim(B, WEB, gib=20)
-    world.pod(WEB, main=[A])
     above = world.start(WEB, "main", 5)
     bundle = world.host_root / bundles.CONTAINERD / container_id("main") / "config.json"
     text = bundle.read_text()
@@ -294,8 +277,6 @@ def test_a_container_that_cannot_be_read_now_is_read_at_the_next_look(world, cap
 def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world, recorded):
     """It names a template's claim by resourceClaimName, or the claim is reserved for a PodGroup."""
     world.claim(A, *recorded)
-    world.pod(WEB, main=[A])
-    world.pod(DB, setup=[A])
     other = world.start(WEB, "main", 5)
     joined = world.start(DB, "setup", 9)
 
@@ -310,7 +291,7 @@ def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world, recorded):
 
 def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
     world.claim(A, WEB)
-    world.start(DB, "store", 50)
+    world.start(DB, "store", 50, [])
     id_, pod_identity = container_id("store"), ("other", "db", str(DB.uid))
     bundles.containerd(world.host_root, id_, "store", [A.uid], pod=pod_identity)
 
@@ -348,9 +329,7 @@ def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_par
     instance = MigInstance(PartitionKey(9, 4, 4, 3), 2, 0, GpuUuid("MIG-1"))
     for claim, pod in ((A, WEB), (B, DB)):
         world.partition(claim, pod, instance, "gpu-0-mig-3g40gb-9-4")
-    world.pod(WEB, main=[A])
-    world.pod(DB, store=[B])
-    above, within = world.start(WEB, "main", 0), world.start(DB, "store", 0)
+    above, within = world.start(WEB, "main", 0), world.start(DB, "store", 0, [B])
     world.on_instances[instance.uuid] = [
         GpuProcess(above.pid, 11 * GIB),
         GpuProcess(within.pid, 10 * GIB),
@@ -500,7 +479,6 @@ def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
     world.claim(A, WEB)
     holding = Holding(B, DeviceName("gpu-1"), gpu=lost, limit=ClaimMemoryLimit(GIB, KILL))
     world.records.append(ClaimRecord(B, (holding,), pods=(DB,)))
-    world.pod(WEB, main=[A])
     child = world.start(WEB, "main", 12)
     world.look(1, 10)
 
@@ -511,7 +489,6 @@ def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
 def test_metrics_say_what_each_claim_uses_of_its_share_until_it_is_gone(world):
     world.claim(A, WEB)
     world.claim(B, DB, gib=4)
-    world.pod(WEB, main=[A])
     world.start(WEB, "main", 12)
     world.look()
     labels_a = {"namespace": "default", "claim": "a", "uuid": str(GPU)}
