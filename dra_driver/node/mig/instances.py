@@ -33,15 +33,15 @@ _Ids = tuple[int, int]  # of a GPU instance, and of a compute instance in it
 
 
 class MigUuidReader:
-    """Of the compute instances of one GPU, at one look.
+    """Reads the UUIDs of the compute instances of one GPU, at one look.
 
     A compute instance says on which device it is. By nvml.h that is the GPU; NVIDIA's own driver
-    was also seen to take it for the MIG device. Where it is the GPU, the MIG device is found by its
-    place, "MIG-GPU-<uuid>/<gi>/<ci>", which ``nvmlDeviceGetHandleByUUID`` takes as well. Only where
-    that is refused NVML's list of MIG devices is gone through, which can take ten seconds.
+    was also seen to name the MIG device. Where it is the GPU, the MIG device is found by its place,
+    "MIG-GPU-<uuid>/<gi>/<ci>", which ``nvmlDeviceGetHandleByUUID`` takes as well. Only where that
+    is refused, NVML's list of MIG devices is read, which can take ten seconds.
 
-    Whoever is given a wrong name computes on another's instance, or has it removed. So a device is
-    believed only if it says itself that it is this instance, and no two have the same name.
+    With a wrong UUID a claim would compute on an instance of another, or have it removed. So a
+    device is believed only if it says itself that it is this instance, and no two have one UUID.
     """
 
     def __init__(self, functions: NvmlFunctions, handle: Any) -> None:
@@ -53,7 +53,7 @@ class MigUuidReader:
         self._given: dict[GpuUuid, _Ids] = {}
 
     def of(self, gi: int, ci: int, device: Any) -> GpuUuid | None:
-        """Of a compute instance that is there, and on *device*. None: NVML does not say."""
+        """The UUID of a compute instance that exists, on *device*. None: NVML does not tell it."""
         ids = gi, ci
         for find in (partial(self._on, device), self._by_place, self._listed):
             uuid = find(ids)
@@ -83,7 +83,7 @@ class MigUuidReader:
         return self._list.get(ids)
 
     def _read_list(self) -> Mapping[_Ids, GpuUuid]:
-        """Those that were removed may be in it as well: of two names for the same instance neither
+        """The list may have devices that were removed: of two UUIDs for the same instance neither
         is believed."""
         uuids_by_ids: dict[_Ids, set[GpuUuid]] = {}
         for device in self._devices():
@@ -103,7 +103,7 @@ class MigUuidReader:
                 yield device
 
     def _ids(self, device: Any) -> _Ids | None:
-        """Which instance this MIG device is, as it says itself."""
+        """The instance that this MIG device says it is."""
 
         def ask() -> _Ids:
             gi = self._functions.nvmlDeviceGetGpuInstanceId(device)
@@ -267,7 +267,7 @@ class GpuInstances:
 
 
 def instance_exists(functions: NvmlFunctions, gi: GpuInstance) -> bool:
-    """Whether it still is."""
+    """Whether *gi* still exists."""
     return _gpu_instance(functions, gi.handle, gi.key.slices) == gi
 
 

@@ -57,7 +57,7 @@ def cap(number):
     return DeviceFile(path, path, CAPS_MAJOR, number)
 
 
-def test_missing_ones_are_made_by_what_the_driver_calls_them(kernel):
+def test_missing_files_are_made_by_the_names_that_the_driver_has(kernel):
     capabilities = kernel.nodes().files([], [CI, GI, CI]).capabilities
     assert capabilities == {GI: cap(66), CI: cap(67)}
     assert kernel.runs == [
@@ -71,7 +71,7 @@ def test_missing_ones_are_made_by_what_the_driver_calls_them(kernel):
 
 
 class Making:
-    """Makes files, or fails with *error*, at the time that the test says."""
+    """Makes files, or fails with *error*, at the time *now*."""
 
     def __init__(self, error=None):
         self.error = error
@@ -93,7 +93,7 @@ def test_each_file_is_made_sure_of_each_time(caplog):
     assert caplog.records == []
 
 
-def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_later(caplog):
+def test_a_file_that_cannot_be_made_is_logged_once_and_tried_again_later(caplog):
     making = Making(NodeError("no nvidia-modprobe"))
     with caplog.at_level(logging.WARNING):
         for name in ("mig/config", GI, "mig/config", GI):
@@ -120,7 +120,7 @@ def test_a_hanging_nvidia_modprobe_costs_its_time_once_for_all_files():
     assert making.asked == ["mig/config", GI]
 
 
-def test_those_that_are_there_are_not_made_again(kernel):
+def test_existing_files_are_not_made_again(kernel):
     nodes = kernel.nodes()
     first = nodes.files([], [GI, "mig/monitor"])
     assert nodes.files([], ["mig/monitor", GI]) == first
@@ -128,7 +128,7 @@ def test_those_that_are_there_are_not_made_again(kernel):
     assert list(first.capabilities) == [GI, "mig/monitor"]
 
 
-def test_a_look_makes_none(kernel):
+def test_a_look_makes_no_files(kernel):
     nodes = kernel.nodes()
 
     assert nodes.existing([GI, "mig/monitor"]) == {GI: None, "mig/monitor": None}
@@ -146,22 +146,24 @@ def test_a_driver_that_has_no_monitoring_of_instances_needs_none(kernel):
     assert kernel.nodes().files([], ["mig/monitor"]).capabilities == {}
 
 
-def test_an_instance_that_is_gone_is_said(kernel):
-    with pytest.raises(NodeError, match=r"no capability gpu0/mig/gi9: .*the MIG instance vanished"):
-        kernel.nodes().files([], ["gpu0/mig/gi9"])
-
-
-def test_what_the_driver_says_has_to_make_sense(kernel):
+@pytest.mark.parametrize(
+    ("capability", "problem"),
+    [
+        ("gpu0/mig/gi9", r"no capability gpu0/mig/gi9: .*the MIG instance vanished"),
+        (GI, "names no DeviceFileMinor: 'nonsense'"),
+    ],
+)
+def test_a_capability_that_the_driver_has_not_or_garbles_is_an_error(kernel, capability, problem):
     kernel.have(f"{GI}/access", "nonsense\n")
-    with pytest.raises(NodeError, match="names no DeviceFileMinor: 'nonsense'"):
-        kernel.nodes().files([], [GI])
+    with pytest.raises(NodeError, match=problem):
+        kernel.nodes().files([], [capability])
 
 
 @pytest.mark.parametrize(
     ("failure", "why"),
     [(None, "reported success"), (NodeError("it may not make nodes"), "it may not make nodes")],
 )
-def test_one_that_is_not_made_is_named_with_how_to_make_it(kernel, failure, why):
+def test_a_file_that_is_not_made_is_named_with_how_to_make_it(kernel, failure, why):
     def run(command, timeout_seconds):
         if failure:
             raise failure
@@ -173,7 +175,7 @@ def test_one_that_is_not_made_is_named_with_how_to_make_it(kernel, failure, why)
     assert f"nvidia-modprobe -f /proc/driver/nvidia/capabilities/{GI}/access" in str(raised.value)
 
 
-def test_making_one_is_not_waited_for_without_end(kernel):
+def test_making_a_file_is_not_waited_for_without_end(kernel):
     def run(command, timeout_seconds):
         raise TimedOut("nvidia-modprobe did not end")
 

@@ -21,7 +21,7 @@ def profiles(node):
 
 
 class ChangedProfile(SimulatedNvml):
-    """A driver that says something else of one profile, by its number."""
+    """A driver that tells these *fields* of the profile with this number."""
 
     def __init__(self, live, number, **fields):
         super().__init__(live)
@@ -35,18 +35,12 @@ class ChangedProfile(SimulatedNvml):
         return info
 
 
-def names_with(node, number, **fields):
-    """The profiles of an A30 whose driver says this of one of them."""
-    node.through(ChangedProfile(node.live, number, **fields))
-    return [profile.name for profile in profiles(node)]
-
-
 @pytest.fixture
 def a30(tmp_path):
     return MigNode(tmp_path, board("A30"))
 
 
-def test_a_profile_is_all_that_is_said_of_it(tmp_path):
+def test_a_profile_has_what_nvml_tells_of_it(tmp_path):
     node = MigNode(tmp_path, board("A100-40-SXM"))
     media = node.profile("1g.5gb+me")
     assert (media.id, media.number, media.slices, media.most) == (20, 7, 1, 1)
@@ -58,7 +52,7 @@ def test_a_profile_is_all_that_is_said_of_it(tmp_path):
     )
 
 
-def test_the_mode_does_not_matter(tmp_path):
+def test_profiles_are_the_same_in_both_modes(tmp_path):
     node = MigNode(tmp_path, board(mig=True))
     on = profiles(node)
     node.partitions.set_mode(node.gpu, False)
@@ -94,42 +88,32 @@ def test_why_the_profiles_of_a_board_are_not_known_is_told(tmp_path):
     assert problem(nvmlDeviceGetMigMode="NOT_SUPPORTED") == ""  # such a board has no MIG
 
 
+A30_PROFILES = ["1g.6gb", "1g.6gb+me", "2g.12gb", "2g.12gb+me", "4g.24gb"]
+
+
 @pytest.mark.parametrize(
-    ("fields", "count"),
+    ("number", "fields", "missing"),
     [
-        pytest.param({"instanceCount": 0}, 4, id="no instance"),
-        pytest.param({"id": 14}, 4, id="the id of another"),
-        pytest.param({"id": 9999}, 4, id="no placement"),
+        pytest.param(7, {"instanceCount": 0}, "1g.6gb+me", id="no instance: left out"),
+        pytest.param(7, {"id": 14}, "1g.6gb+me", id="the id of another: left out"),
+        pytest.param(7, {"id": 9999}, "1g.6gb+me", id="no placement: left out"),
+        pytest.param(7, {"name": b"MIG 1g.6gb"}, None, id="the name of another: with a suffix"),
+        pytest.param(1, {"name": b"MIG 1g.6gb"}, "2g.12gb", id="and without a suffix: left out"),
     ],
 )
-def test_a_profile_that_cannot_be_is_left_out(a30, fields, count):
-    names = names_with(a30, 7, **fields)
-    assert len(names) == count
-    assert "1g.6gb+me" not in names
+def test_a_mistake_of_the_driver_about_a_profile_is_not_believed(a30, number, fields, missing):
+    a30.through(ChangedProfile(a30.live, number, **fields))
 
-
-def test_a_name_that_another_profile_has_gets_what_its_number_stands_for(a30):
-    assert sorted(names_with(a30, 7, name=b"MIG 1g.6gb")) == [
-        "1g.6gb",
-        "1g.6gb+me",
-        "2g.12gb",
-        "2g.12gb+me",
-        "4g.24gb",
-    ]
-
-
-def test_of_two_that_cannot_be_told_apart_there_is_one(a30):
-    assert names_with(a30, 1, name=b"MIG 1g.6gb").count("1g.6gb") == 1
+    names = sorted(profile.name for profile in profiles(a30))
+    assert names == [name for name in A30_PROFILES if name != missing]
 
 
 def test_there_are_no_more_instances_than_there_is_room_for(a30):
-    names_with(a30, 1, instanceCount=7)
+    a30.through(ChangedProfile(a30.live, 1, instanceCount=7))
     assert a30.profile("2g.12gb").most == 2
 
 
-def test_profiles_that_cannot_be_read_are_logged_and_the_gpu_is_there_all_the_same(
-    tmp_path, caplog
-):
+def test_profiles_that_cannot_be_read_are_logged_once_and_the_gpu_is_read_without(tmp_path, caplog):
     fails = {"nvmlDeviceGetGpuInstancePossiblePlacements": "NO_PERMISSION"}
     node = MigNode(tmp_path, board(fails=fails))
     with caplog.at_level(logging.WARNING):
@@ -168,7 +152,7 @@ def _multiprocessors(functions, handle):
 
 
 @pytest.mark.parametrize("calls", range(1, 10))
-def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path, calls):
+def test_compute_profiles_of_an_instance_that_vanished_meanwhile_are_read_again(tmp_path, calls):
     node = MigNode(tmp_path, board(mig=True))
     functions = Leaving(node.live, mig=node.mig)
     key = node.key("1g.20gb", 2)  # of one slice, with two profiles of so many slices
@@ -191,7 +175,7 @@ def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path,
     assert node.nvml.on_gpu(made.uuid, "counting", _multiprocessors) == 26  # all there are
 
 
-def test_what_a_driver_does_not_say_at_once_is_asked_again(tmp_path):
+def test_compute_profiles_that_a_driver_does_not_tell_at_once_are_read_again(tmp_path):
     class Slow(SimulatedNvml):
         ready = False
 
@@ -219,7 +203,7 @@ def test_what_a_driver_does_not_say_at_once_is_asked_again(tmp_path):
     assert node.dynamic.instances == (made,)
 
 
-def test_what_was_read_of_one_holds_for_all_that_are_alike(tmp_path):
+def test_compute_profiles_are_read_once_for_all_instances_of_a_profile(tmp_path):
     node = MigNode(tmp_path, board(mig=True))
     functions = Leaving(node.live, mig=node.mig)
     partitions = node.through(functions)

@@ -62,7 +62,7 @@ class Old(SimulatedNvml):
     nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: N815
 
 
-def test_an_older_library_is_asked_as_it_can_be(tmp_path):
+def test_an_older_library_is_asked_by_its_own_functions(tmp_path):
     node = MigNode(tmp_path)
     kinds = (("compute", 4), ("graphics", 5), ("mps", 6))
     processes = [{"pid": pid, "memory_bytes": 1, "kinds": [kind]} for kind, pid in kinds]
@@ -86,7 +86,7 @@ def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu
         gpu_processes(node.nvml, node.gpu)
 
 
-def test_whoever_has_the_device_open_is_named_whatever_its_file_is_called(tmp_path, opened):
+def test_a_process_with_the_device_open_is_named_whatever_its_file_is_called(tmp_path, opened):
     node = MigNode(tmp_path)
     ours = os.open("/dev/tty", os.O_PATH)
     holders = GpuHolders(node.nvml, major=TTY).of(node.gpu)
@@ -106,13 +106,13 @@ def _has_a_terminal(pid):
         return True
 
 
-def test_what_nvml_lists_is_named_once(tmp_path):
+def test_a_process_in_several_lists_of_nvml_is_named_once(tmp_path):
     process = {"pid": 4_194_301, "memory_bytes": 1, "kinds": ["compute", "graphics"]}
     node = MigNode(tmp_path, board(processes=[process]))
     assert GpuHolders(node.nvml).of(node.gpu) == (GpuHolder(4_194_301, ""),)
 
 
-def test_of_an_instance_only_those_in_it_are_named(tmp_path, opened):
+def test_only_processes_in_an_instance_hold_it(tmp_path, opened):
     processes = [{"pid": 4_194_290 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
     node = MigNode(tmp_path, board(mig=True, processes=processes))
     assert [holder.pid for holder in GpuHolders(node.nvml).of(node.gpu, 8)] == [4_194_298]
@@ -132,7 +132,7 @@ def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
         pytest.param(None, "such as DCGM", id="not to be read"),
     ],
 )
-def test_where_nobody_is_seen_it_is_said_who_it_may_be(tmp_path, modules, expected):
+def test_where_no_process_is_seen_what_may_hold_the_gpu_is_named(tmp_path, modules, expected):
     node = MigNode(tmp_path)
     node.proc.mkdir()
     if modules is not None:

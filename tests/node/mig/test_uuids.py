@@ -1,4 +1,4 @@
-"""An instance has a name only where the device of that name says itself that it is this one."""
+"""A UUID is believed only where the device with this UUID says that it is this instance."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,7 @@ class Driver:
         return self.devices.get(handle) or refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def named_by(driver: Any) -> MigUuidReader:
+def reader(driver: Any) -> MigUuidReader:
     return MigUuidReader(driver, "gpu")
 
 
@@ -59,45 +59,45 @@ DEVICES = {"d1": ("MIG-a", (1, 0)), "d2": ("MIG-b", (2, 0))}
 
 
 @pytest.mark.parametrize("device", ["gpu", "d1", "stale"])
-def test_by_whatever_way_it_is_found_it_is_the_same_name(device):
+def test_a_uuid_is_the_same_by_whatever_way_it_is_found(device):
     for more in ({"places": {(1, 0): "d1"}}, {"listed": ("d2", "d1")}):
-        assert named_by(Driver(DEVICES, **more)).of(1, 0, device) == "MIG-a"
+        assert reader(Driver(DEVICES, **more)).of(1, 0, device) == "MIG-a"
 
 
 @pytest.mark.parametrize("more", [{}, {"places": {(1, 0): "d2"}}, {"listed": ("d2",)}])
 @pytest.mark.parametrize("device", ["gpu", "d2"])
-def test_a_device_that_says_it_is_another_instance_gives_no_name(device, more):
-    assert named_by(Driver(DEVICES, **more)).of(1, 0, device) is None
+def test_a_device_that_says_it_is_another_instance_gives_no_uuid(device, more):
+    assert reader(Driver(DEVICES, **more)).of(1, 0, device) is None
 
 
-def test_a_place_that_leads_to_the_gpu_itself_gives_no_name():
-    assert named_by(Driver(DEVICES, places={(1, 0): "gpu"})).of(1, 0, "gpu") is None
+def test_a_place_that_leads_to_the_gpu_itself_gives_no_uuid():
+    assert reader(Driver(DEVICES, places={(1, 0): "gpu"})).of(1, 0, "gpu") is None
 
 
 def test_after_a_wrong_device_the_next_instance_is_still_asked_for_its_own():
-    uuids = named_by(Driver(DEVICES))
+    uuids = reader(Driver(DEVICES))
     assert [uuids.of(1, 0, "d2"), uuids.of(2, 0, "d2")] == [None, "MIG-b"]
 
 
-def test_one_name_is_not_given_to_two_instances():
+def test_no_two_instances_have_one_uuid():
     devices = {"d1": ("MIG-a", (1, 0)), "d2": ("MIG-a", (2, 0)), "right": ("MIG-b", (2, 0))}
-    uuids = named_by(Driver(devices, {(2, 0): "right"}))
+    uuids = reader(Driver(devices, {(2, 0): "right"}))
     assert [uuids.of(1, 0, "d1"), uuids.of(2, 0, "d2")] == ["MIG-a", "MIG-b"]
-    uuids = named_by(Driver(devices))
+    uuids = reader(Driver(devices))
     assert [uuids.of(1, 0, "d1"), uuids.of(2, 0, "d2")] == ["MIG-a", None]
     assert uuids.of(1, 0, "d1") == "MIG-a"
 
 
-@pytest.mark.parametrize(("second", "name"), [("MIG-new", None), ("MIG-a", "MIG-a")])
-def test_of_two_names_for_one_instance_in_the_list_neither_is_believed(second, name):
+@pytest.mark.parametrize(("second", "uuid"), [("MIG-new", None), ("MIG-a", "MIG-a")])
+def test_of_two_uuids_for_one_instance_in_the_list_neither_is_believed(second, uuid):
     devices = DEVICES | {"again": (second, (1, 0))}
-    uuids = named_by(Driver(devices, listed=("d1", "again", "d2")))
-    assert [uuids.of(1, 0, "gpu"), uuids.of(2, 0, "gpu")] == [name, "MIG-b"]
+    uuids = reader(Driver(devices, listed=("d1", "again", "d2")))
+    assert [uuids.of(1, 0, "gpu"), uuids.of(2, 0, "gpu")] == [uuid, "MIG-b"]
 
 
 def test_the_list_is_read_once():
     devices = {f"d{gi}": (f"MIG-{gi}", (gi, 0)) for gi in range(7)}
     driver = Driver(devices, listed=tuple(reversed(devices)))
-    uuids = named_by(driver)
+    uuids = reader(driver)
     assert [uuids.of(gi, 0, "gpu") for gi in range(7)] == [f"MIG-{gi}" for gi in range(7)]
     assert driver.reads == 7
