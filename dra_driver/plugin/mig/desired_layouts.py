@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 _NAME_CHARACTER = r"[\w.+-]"
 
 _LayoutOrProblems = MigLayout | tuple[str, ...]  # a layout, or all that is wrong with it
-_LayoutsByName = Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]]  # each with its file
+# layouts by name, each with its file; and the files that cannot be read as such
+_Layouts = tuple[
+    Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]], tuple[UnreadableProfileFile, ...]
+]
 
 
 class LayoutCatalog:
@@ -47,8 +50,7 @@ class LayoutCatalog:
         self._files = ProfileFiles(path) if path else None
         self._lock = threading.Lock()
         self._contents = ProfileFileContents()
-        self._by_name: _LayoutsByName = {}
-        self._unreadable: tuple[UnreadableProfileFile, ...] = ()
+        self._layouts: _Layouts = ({}, ())
 
     def named(self, name: str, gpus: Iterable[Gpu]) -> MigLayout:
         """The layout called *name*, for these GPUs.
@@ -78,23 +80,20 @@ class LayoutCatalog:
             raise SettingsError(f"there is no layout {name!r}; there are: {names}")
         return built_in[name]
 
-    def _read(self) -> tuple[_LayoutsByName, tuple[UnreadableProfileFile, ...]]:
-        """The layouts in the files now, and the files that cannot be read as such."""
+    def _read(self) -> _Layouts:
         if self._files is None:
             return {}, ()
         contents = self._files.read()
         with self._lock:
             if contents is not self._contents:
-                self._by_name, self._unreadable = _layouts_by_name(contents)
+                self._layouts = _layouts_by_name(contents)
                 self._contents = contents
-                for file in self._unreadable:
+                for file in self._layouts[1]:
                     log.warning("no layout of a file can be read", extra={"reason": file.why})
-            return self._by_name, self._unreadable
+            return self._layouts
 
 
-def _layouts_by_name(
-    contents: ProfileFileContents,
-) -> tuple[_LayoutsByName, tuple[UnreadableProfileFile, ...]]:
+def _layouts_by_name(contents: ProfileFileContents) -> _Layouts:
     by_name: dict[str, tuple[tuple[str, _LayoutOrProblems], ...]] = {}
     unreadable = list(contents.unreadable)
     for document in contents.documents:

@@ -42,28 +42,21 @@ class LostInstances:
         events: EventRecorder,
         metrics: Metrics,
     ) -> None:
-        """*records* gives the same object again where nothing changed."""
         self._node = node
         self._records = records
         self._prepared_claims = prepared_claims
         self._events = events
         self._metrics = metrics
-        self._last_records: Sequence[ClaimRecord] = ()
-        self._with_partitions: tuple[ClaimRecord, ...] = ()  # of these
         self._lost: dict[_LostInstance, _NotifiedPods] = {}
 
     def look(self) -> None:
         """Find lost instances, and tell the pods that were not told yet."""
-        if (records := self._records()) is not self._last_records:
-            self._last_records = records
-            self._with_partitions = tuple(
-                record for record in records if computed_partitions(record)
-            )
-        if not self._with_partitions and not self._lost:
+        records = [record for record in self._records() if computed_partitions(record)]
+        if not records and not self._lost:
             return
-        gpus = self._node.inventory().gpus if self._with_partitions else ()
+        gpus = self._node.inventory().gpus if records else ()
         lost: dict[_LostInstance, _NotifiedPods] = {}
-        for record in self._with_partitions:
+        for record in records:
             for holding in self._confirmed(record, lost_instances(record, gpus)):
                 key = _key(record, holding)
                 if key not in self._lost:

@@ -86,12 +86,12 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLooks:
     """The reconciler and its state label, connected; *stack* stops them."""
     settings, labels, governed = parts.settings, parts.labels, parts.effective_profile
     state_file = MigStateFile(settings.mig_state, boot_id(settings.host_root))
-    last_state = _last_state(state_file)
+    last = last_state(state_file)
     state_label = MigStateLabel(
         parts.api,
         labels.node,
         labels.now,
-        ours=last_state is not None and last_state.labelled,
+        ours=last.labelled,
         published=parts.published_since,
     )
     state_label.loop.start()
@@ -105,7 +105,7 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLooks:
         return labels.now().get(MIG_CONFIG_LABEL, "")
 
     governed.on_change = parts.scan_soon
-    governed.expected = partial(is_layout_expected, layout_label, last_layout_label(state_file))
+    governed.expected = partial(is_layout_expected, layout_label, last.label)
     inputs = MigInputs(
         label=layout_label,
         is_labelled=lambda: MIG_STATE_LABEL in labels.now(),
@@ -131,20 +131,13 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLooks:
     return looks
 
 
-def last_layout_label(state_file: MigStateFile) -> str | None:
-    """Which layout the Node's label named when an earlier process of ours read it; None: that is
-    not known."""
-    state = _last_state(state_file)
-    return None if state is None else state.label
-
-
-def _last_state(state_file: MigStateFile) -> MigState | None:
-    """What an earlier process of ours recorded; None: that cannot be read, as the first look will
-    report."""
+def last_state(state_file: MigStateFile) -> MigState:
+    """What an earlier process of ours recorded; an empty state where that cannot be read, as the
+    first look will report."""
     try:
         return state_file.read()
     except NodeError:
-        return None
+        return MigState()
 
 
 def post_event(events: EventRecorder, labels: NodeLabels, event: MigEvent) -> None:

@@ -17,9 +17,6 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 10.0
 _SOON_SECONDS = 0.1
 
-PublishedSince = Callable[[float], bool]
-"""Whether the API server has the GPUs as they are since a moment of the monotonic clock."""
-
 
 class MigStateLabel:
     """Writes the label when it changes, on a thread of its own, so that nobody waits for the API
@@ -35,42 +32,41 @@ class MigStateLabel:
         node: str,
         labels: Callable[[], Labels],
         ours: bool = False,
-        published: PublishedSince = lambda since: True,
+        published: Callable[[float], bool] = lambda since: True,
     ) -> None:
         """*labels*: as they are on the Node now; ApiServerError: not known. *ours*: whether an
-        earlier process of ours may have written the label."""
+        earlier process of ours may have written the label. *published*: whether the API server has
+        the GPUs as they are since a moment of the monotonic clock."""
         self._api = api
         self._node = node
         self._labels = labels
         self._published = published
-        self._state: LayoutState | None = None
-        self._known_since = 0.0
+        # the state, and since when; None: nobody has told it yet
+        self._known: tuple[LayoutState | None, float] | None = None
         self._changing = False  # another state came before success, and success is not written yet
         self._ours = ours
-        self._is_known = False
         self._logged_error = ""
         self.loop: Final = Loop("mig-state", self.write, _RETRY_SECONDS)
 
     def tell(self, state: LayoutState | None) -> None:
         """Have *state* on the Node soon; None: no layout is wanted, and what we wrote goes."""
-        if state is not self._state or not self._is_known:
+        if self._known is None or state is not self._known[0]:
             self._changing |= state in (LayoutState.PENDING, LayoutState.FAILED)
-            self._known_since = time.monotonic()
-            self._state, self._is_known = state, True
+            self._known = (state, time.monotonic())
             self.loop.soon()
 
     def write(self) -> float | None:
         """Write the label now, if it is not there. Seconds: when to write it, since it is not true
         yet."""
-        if not self._is_known:
+        if (known := self._known) is None:
             return None
-        state, since = self._state, self._known_since
+        state, since = known
         if state is not LayoutState.SUCCESS or not self._changing:
             self._write(state)
         elif not self._published(since):
             return _SOON_SECONDS if self._write(LayoutState.PENDING) else None
         elif self._write(state):
-            self._changing = state is not self._state  # another one may have come meanwhile
+            self._changing = known is not self._known  # another one may have come meanwhile
         return None
 
     def _write(self, state: LayoutState | None) -> bool:

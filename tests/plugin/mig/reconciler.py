@@ -23,7 +23,7 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.layouts import built_in_layouts
 from dra_driver.plan.mig.manager.state import MigEvent
 from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigReconciler
-from dra_driver.plugin.mig.start import last_layout_label
+from dra_driver.plugin.mig.start import last_state
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.fakes.boards import Boards, Claims
 
@@ -80,7 +80,7 @@ class Scene:
             self.lease,
         )
         self.governed = EffectiveProfile(lambda: self.profile)
-        last = last_layout_label(self.state_file)
+        last = last_state(self.state_file).label
         self.governed.expected = lambda: is_layout_expected(lambda: self.say(self.label), last)
         callbacks = MigCallbacks(
             self.tell, self.governed.set_governed, self.changed, self.events.append

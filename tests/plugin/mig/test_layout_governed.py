@@ -11,7 +11,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.model.records import Holding
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.offer.devices import build_offer
-from dra_driver.plugin.mig.start import last_layout_label
+from dra_driver.plugin.mig.start import last_state
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.builders import ref
 from tests.fakes.boards import HOPPER, Board, Boards, part
@@ -108,7 +108,7 @@ def test_a_label_that_was_read_is_recorded_and_governs_before_anything_is_change
     scene.label, facts = "all-1g.10gb", set()
     scene.boards.step = lambda call: facts.add(
         (
-            last_layout_label(scene.state_file),
+            last_state(scene.state_file).label,
             scene.governed.profile().entries[0].rules.mig.dynamic,
         )
     )
@@ -263,10 +263,10 @@ def test_the_label_now_goes_before_the_label_of_the_last_process(label, last, ex
 
 def test_the_last_label_is_not_known_where_the_state_file_is_not(tmp_path):
     state = MigStateFile(tmp_path / "mig.json", "boot")
-    assert last_layout_label(state) is None
+    assert last_state(state).label is None
     state.write(MigState(label=""))
-    assert last_layout_label(state) == ""
+    assert last_state(state).label == ""
     (tmp_path / "mig.json").write_text("{")
-    assert last_layout_label(state) is None
+    assert last_state(state).label is None
     with pytest.raises(NodeError):
         state.read()

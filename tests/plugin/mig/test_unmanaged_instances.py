@@ -131,6 +131,7 @@ def test_killed_after_creating_the_next_start_knows_which_instances_are_ours(wor
 def test_a_partition_that_was_not_created_yet_is_not_removed(world, gpus):
     """Something else fails before, on this GPU or on another, and somebody is quicker meanwhile."""
     world.use(*gpus)
+    world.node.mig.modes[GPU] = len(gpus) == 1
     devices = [FIRST, "gpu-1-mig-1g10gb-19-0"][: len(gpus)]
 
     def fail(step):
