@@ -134,7 +134,7 @@ def test_a_request_without_end_is_refused(service):
     assert '"MpsStatus"' in ask(service, STATUS)
 
 
-def test_clients_that_go_away_harm_nobody(service):
+def test_clients_that_go_away_harm_no_other(service):
     for line in (b"", STATUS, b"{"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(service.path))
@@ -151,7 +151,7 @@ def test_many_can_ask_at_once(agent):
     eventually(lambda: len(answers) == 50)
 
 
-def test_who_says_nothing_is_not_waited_for_without_end():
+def test_a_silent_client_is_not_waited_for_without_end():
     ours, theirs = socket.socketpair()
     times = iter([0.0, 0.0, 6.0])
     with ours, theirs:
@@ -224,7 +224,7 @@ def test_whoever_ends_the_agent_does_not_wait_for_a_spare(host, service, agent):
     add.go_on.set()
 
 
-def test_a_bug_in_creating_a_spare_harms_nobody(host, agent, caplog):
+def test_a_bug_in_creating_a_spare_harms_no_claim(host, agent, caplog):
     add, host.daemons.add_namespace = host.daemons.add_namespace, raising(KeyError("bug"))
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))

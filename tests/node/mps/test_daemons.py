@@ -43,6 +43,9 @@ class Shared:
         """One that no other test has."""
         return self.host.namespace(next(self.numbers), memory, percent)
 
+    def add(self, namespace):
+        return self.daemons.add_namespace(self.daemon, namespace)
+
     def limits(self, namespace):
         return self.daemons.check(self.daemon).namespaces.get(namespace.name)
 
@@ -175,13 +178,16 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
 
 
 @only_2
-def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
+def test_namespaces_of_protocol_2_share_a_directory_limits_and_shared_memory(host, daemons):
     daemon = host.daemon(gpus=2, default_limits=MpsLimits(50, 5 * GIB))
 
     directories = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
     assert set(directories.values()) == {daemon.pipe}
     assert os.path.ismount(daemon.shm)
+    Path(daemon.shm, "probe").touch()
+    assert Path(f"/proc/{control(daemon)}/root/dev/shm/probe").exists()
+    assert not Path("/dev/shm/probe").exists()
     pid = host.attach(daemon, daemon.pipe)
     questions = "get_default_device_pinned_mem_limit 1\nget_default_active_thread_percentage\n"
     limits = host.ask(daemon, stdin=questions)
@@ -189,26 +195,15 @@ def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     assert daemons.check(daemon).clients == (MpsClient(pid),)
 
 
-@only_2
-def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(shared):
-    daemon = shared.daemon
-    inside = Path(f"/proc/{control(daemon)}/root/dev/shm")
+def test_a_namespace_is_added_once_and_never_with_other_limits(shared):
+    namespace = shared.namespace(3 * GIB, 20)
 
-    Path(daemon.shm, "probe").touch()
-    assert (inside / "probe").exists()
-    assert not Path("/dev/shm/probe").exists()
+    directory = shared.add(namespace)
 
-
-def test_a_namespace_is_added_and_is_the_same_when_it_is_added_again(shared):
-    daemon, namespace = shared.daemon, shared.namespace(3 * GIB, 20)
-
-    directory = shared.daemons.add_namespace(daemon, namespace)
-
-    assert (
-        directory
-        == f"{daemon.pipe}/gpu/{namespace.name}"
-        == shared.daemons.add_namespace(daemon, namespace)
-    )
+    assert directory == f"{shared.daemon.pipe}/gpu/{namespace.name}" == shared.add(namespace)
+    for other in (replace(namespace, percent=31), replace(namespace, memory_bytes=(2 * GIB,))):
+        with pytest.raises(NodeError, match="has other limits already"):
+            shared.add(other)
     assert shared.limits(namespace) == MpsLimits(20, 3 * GIB)
     assert shared.daemons.is_there(directory)
     assert not shared.daemons.is_there(f"{directory}x")
@@ -235,7 +230,7 @@ def test_a_namespace_is_added_in_two_runs_of_the_program_and_limited_in_one(shar
 
 def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
     daemons, daemon, namespace = shared.daemons, shared.daemon, shared.namespace(3 * GIB)
-    directory = daemons.add_namespace(daemon, namespace)
+    directory = shared.add(namespace)
 
     daemons.limit_namespace(daemon, replace(namespace, percent=20, memory_bytes=(2 * GIB,)))
     assert shared.limits(namespace) == MpsLimits(20, 2 * GIB)
@@ -252,44 +247,29 @@ def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
         daemons.limit_namespace(daemon, shared.namespace())
 
 
-@pytest.mark.parametrize("other", [{"percent": 31}, {"memory": 2 * GIB}])
-def test_a_namespace_with_other_limits_under_the_same_name_is_refused(shared, other):
-    number = next(shared.numbers)
-    namespace = shared.host.namespace(number, 3 * GIB)
-    shared.daemons.add_namespace(shared.daemon, namespace)
-
-    with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add_namespace(
-            shared.daemon, shared.host.namespace(number, **{"memory": 3 * GIB, **other})
-        )
-    assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
-
-
 def test_a_namespace_that_a_crash_left_without_limits_gets_them(shared):
     namespace = shared.namespace(3 * GIB)
     shared.host.ask(shared.daemon, "namespace", "create", namespace.name, "--server=gpu")
 
-    shared.daemons.add_namespace(shared.daemon, namespace)
+    shared.add(namespace)
 
     assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
 
-def test_a_namespace_whose_limits_are_refused_is_not_left_without(shared):
+def test_a_namespace_whose_limits_are_refused_does_not_stay_without(shared):
     namespace = shared.namespace(percent=101)
 
     with pytest.raises(NodeError, match="namespace set"):
-        shared.daemons.add_namespace(shared.daemon, namespace)
+        shared.add(namespace)
     assert shared.limits(namespace) is None
 
 
 @only_2
 @pytest.mark.parametrize("other", [{"percent": 51}, {"memory": None}, {"memory": 6 * GIB}])
 def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(shared, other):
-    host, daemon = shared.host, shared.daemon
-
-    assert shared.daemons.add_namespace(daemon, host.namespace(1, 5 * GIB, 50)) == daemon.pipe
+    assert shared.add(shared.host.namespace(1, 5 * GIB, 50)) == shared.daemon.pipe
     with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add_namespace(daemon, host.namespace(1, **{"memory": 5 * GIB, **other}))
+        shared.add(shared.host.namespace(1, **{"memory": 5 * GIB, **other}))
 
 
 @both
@@ -312,20 +292,16 @@ def test_a_namespace_is_removed_with_its_clients_and_what_is_unknown_is_fine(
 
 
 @both
-def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared, protocol):
-    host, daemons, daemon, namespace = (
-        shared.host,
-        shared.daemons,
-        shared.daemon,
-        shared.namespace(GIB),
-    )
-    directory = daemons.add_namespace(daemon, namespace)
+def test_clients_are_listed_and_ended_and_those_that_are_gone_are_ignored(shared, protocol):
+    host, daemons, daemon = shared.host, shared.daemons, shared.daemon
+    namespace = shared.namespace(GIB)
+    directory = shared.add(namespace)
     pids = sorted(host.attach(daemon, directory) for _ in range(2))
-    stranger = host.program(daemon, directory)
+    no_client = host.program(daemon, directory)
     name = namespace.name if protocol == 3 else None
     assert daemons.check(daemon).clients == tuple(MpsClient(pid, name) for pid in pids)
 
-    daemons.terminate(daemon, [*pids, stranger, GONE])
+    daemons.terminate(daemon, [*pids, no_client, GONE])
 
     assert daemons.check(daemon).clients == ()
 
@@ -342,15 +318,21 @@ def test_a_client_that_cannot_be_ended_times_out(host, daemons):
 
 
 @both
-def test_a_daemon_that_does_not_answer_is_timed_out_and_stopped_all_the_same(host, daemons):
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGSTOP, TimedOut), (signal.SIGKILL, NodeError)]
+)
+def test_a_daemon_that_hangs_or_was_killed_is_an_error_and_leaves_nothing_once_it_is_stopped(
+    host, daemons, number, error
+):
     daemon = host.daemon()
-    daemons.start(daemon, [])
-    os.kill(control(daemon), signal.SIGSTOP)
+    daemons.start(daemon, [host.namespace(0)])
+    os.kill(control(daemon), number)
     brief = host.daemons(BRIEF)
 
-    with pytest.raises(TimedOut):
+    is_running = number == signal.SIGSTOP
+    eventually(lambda: brief.is_running(daemon) is daemons.is_running(daemon) is is_running)
+    with pytest.raises(error):
         brief.check(daemon)
-    assert brief.is_running(daemon)
     brief.stop_and_remove(daemon)
     assert host.left() == []
 
@@ -370,37 +352,25 @@ def test_another_process_finds_what_runs_and_goes_on_with_it(host, daemons, prot
     assert host.left() == []
 
 
-@both
-def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(host, daemons):
-    daemon = host.daemon()
-    daemons.start(daemon, [host.namespace(0)])
-    os.kill(control(daemon), signal.SIGKILL)
-
-    eventually(lambda: not daemons.is_running(daemon), "the end of the daemon")
-    brief = host.daemons(BRIEF)
-    with pytest.raises(NodeError):
-        brief.check(daemon)
-    brief.stop_and_remove(daemon)
-    assert host.left() == []
+def mounted(daemon, directory):
+    """What tells whether containers have the same directories as before."""
+    paths = [directory, daemon.directory, *([daemon.shm] if daemon.protocol == 2 else [])]
+    return [(os.stat(path).st_ino, os.stat(path).st_dev) for path in paths]
 
 
 @both
 @pytest.mark.parametrize("how", ["killed", "deaf", "well"])
-def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, protocol, how):
+def test_a_daemon_that_is_started_again_is_where_containers_have_it(host, daemons, how):
     daemon, namespace = host.daemon(), host.namespace(0, 3 * GIB)
     (directory,) = daemons.start(daemon, [namespace]).values()
-    mounted = [os.stat(directory).st_ino, os.stat(daemon.directory).st_ino]
-    mounted += [os.stat(daemon.shm).st_ino, os.stat(daemon.shm).st_dev] if protocol == 2 else []
-    before = control(daemon)
+    directories, pid = mounted(daemon, directory), control(daemon)
     if how != "well":
-        os.kill(before, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
     assert [*daemons.start(daemon, [namespace]).values()] == [directory]
 
-    again = [os.stat(directory).st_ino, os.stat(daemon.directory).st_ino]
-    again += [os.stat(daemon.shm).st_ino, os.stat(daemon.shm).st_dev] if protocol == 2 else []
-    assert mounted == again
-    assert control(daemon) != before
+    assert mounted(daemon, directory) == directories
+    assert control(daemon) != pid
     assert daemons.check(daemon).ready
     host.attach(daemon, directory)
     host.end_programs()  # for whom it would wait a second
