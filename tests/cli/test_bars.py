@@ -114,23 +114,39 @@ def test_a_gpu_in_parts_shows_each_claim_and_what_is_free():
     assert second == "  = team-a/training  40.0 GiB  no limit, pod train-0"
 
 
-def test_what_a_claim_was_promised_is_told():
-    limit = ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.KILL, 10.0), strict=True)
-    steps = [SetTimeSlice(GPU.uuid, TimeSliceInterval.LONG)]
-
-    _, line = shown(part("a", cores="25", limit=limit, steps=steps, pods=["x", "y"]), width=150)
-
-    assert line == (
-        "  # team-a/a  10.0 GiB  25 % of the cores, interval Long, guard Kill after 10 s, strict, "
-        "pods x, y"
-    )
+KILL, WARN = (
+    ClaimMemoryLimit(10 * GIB, GuardRules(policy, 10.0))
+    for policy in (GuardPolicy.KILL, GuardPolicy.WARN)
+)
+LONG = SetTimeSlice(GPU.uuid, TimeSliceInterval.LONG)
 
 
-def test_a_policy_that_ends_nobody_has_no_grace_period():
-    limit = ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.WARN, 10.0))
+@pytest.mark.parametrize(
+    ("claim", "details"),
+    [
+        pytest.param(
+            part("a", cores="25", limit=replace(KILL, strict=True), steps=[LONG], pods=["x", "y"]),
+            "25 % of the cores, interval Long, guard Kill after 10 s, strict, pods x, y",
+            id="all of it",
+        ),
+        pytest.param(
+            part("a", limit=WARN), "guard Warn", id="a policy that ends nobody has no grace period"
+        ),
+        pytest.param(
+            part("a", consumed=(("memory", "10Gi"), ("shares", "2"))),
+            "2 shares, no limit",
+            id="more than one share",
+        ),
+        pytest.param(
+            part("a", completed=False), "no limit, not yet prepared", id="not yet prepared"
+        ),
+    ],
+)
+def test_what_a_claim_was_promised_is_told(claim, details):
+    head, line = shown(claim, width=150)
 
-    assert "guard Warn" in shown(part("a", limit=limit))[1]
-    assert "after" not in shown(part("a", limit=limit))[1]
+    assert line == f"  # team-a/a  10.0 GiB  {details}"
+    assert head.endswith("2 of 48 shares" if "2 shares" in details else "1 of 48 shares")
 
 
 def test_a_whole_gpu_is_one_full_bar_however_it_was_offered():
@@ -144,14 +160,15 @@ def test_a_whole_gpu_is_one_full_bar_however_it_was_offered():
         assert line == "  # team-a/a  all of it"
 
 
-def test_who_looks_on_is_told_and_takes_nothing():
-    watcher = record("dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=AdminAccess())
+MONITOR = record("a-dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=AdminAccess())
 
-    head, line = shown(watcher)
+
+def test_admin_access_is_told_and_takes_nothing():
+    head, line = shown(MONITOR)
 
     assert set(bar_in(head)) == {"."}
     assert head.endswith("all 79.6 GiB free")
-    assert line == "  o team-a/dcgm  admin access  gpu-0-mon"
+    assert line == "  o team-a/a-dcgm  admin access  gpu-0-mon"
 
 
 def test_replicas_that_are_devices_of_their_own_share_the_bar_of_their_gpu():
@@ -170,25 +187,10 @@ def test_replicas_that_are_devices_of_their_own_share_the_bar_of_their_gpu():
     ]
 
 
-def test_who_looks_on_stands_below_those_who_compute_and_takes_no_mark():
-    watcher = record("a-dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=AdminAccess())
-
-    _, first, second = shown(watcher, part("b"))
+def test_admin_access_stands_below_those_who_compute_and_takes_no_mark():
+    _, first, second = shown(MONITOR, part("b"))
 
     assert (first.split()[:2], second.split()[:2]) == (["#", "team-a/b"], ["o", "team-a/a-dcgm"])
-
-
-def test_more_than_one_share_is_told():
-    two = part("a", consumed=(("memory", "20Gi"), ("shares", "2")))
-
-    head, line = shown(two)
-
-    assert head.endswith("2 of 48 shares")
-    assert "2 shares" in line
-
-
-def test_a_claim_that_is_not_yet_prepared_says_so():
-    assert "not yet prepared" in shown(part("a", completed=False))[1]
 
 
 def test_a_gpu_that_was_not_looked_at_is_told_of_as_far_as_the_ledger_knows():

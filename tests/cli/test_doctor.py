@@ -113,8 +113,8 @@ class Reviewed:
     def create(self, path, document, query=None):
         if not path.endswith("/selfsubjectaccessreviews"):
             return self._client.create(path, document, query or {})
-        asked = document["spec"]["resourceAttributes"]
-        allowed = (asked["verb"], asked["resource"], asked["group"]) not in self._missing
+        right = document["spec"]["resourceAttributes"]
+        allowed = (right["verb"], right["resource"], right["group"]) not in self._missing
         return {**document, "status": {"allowed": allowed}}
 
 
@@ -410,7 +410,7 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
     text = (chart / "kubelet-plugin-clusterrole.yaml").read_text()
     (_, rules) = text.split("rules:\n")
     rules = "\n".join(line for line in rules.splitlines() if "{{" not in line)
-    given = {
+    granted = {
         (group, resource, verb)
         for rule in yaml.safe_load(rules)
         for group in rule["apiGroups"]
@@ -419,7 +419,7 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
     }
 
     used = (*NEEDED_PERMISSIONS, *NEEDED_PERMISSIONS_FOR_MPS)
-    assert {(right.group, right.resource, right.verb) for right in used} <= given
+    assert {(right.group, right.resource, right.verb) for right in used} <= granted
 
 
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
@@ -691,16 +691,16 @@ def test_what_the_agent_tells_is_told(world, capsys):
             "mps_socket": "/run/agent.sock",
         }
     )
-    asked = []
+    sockets = []
 
     def ask(where):
-        asked.append(where)
+        sockets.append(where)
         return MpsStatus((server_of(),), unmanaged=("nvidia-cuda-mps-control (process 7)",))
 
     doctor(settings, node_opener(settings, copy=True), ask)
     output = capsys.readouterr().out
 
-    assert asked == [Path("/run/agent.sock")]
+    assert sockets == [Path("/run/agent.sock")]
     assert "[ok]   MPS agent: answers at /run/agent.sock" in output
     assert "[ok]   MPS servers: s" in output
     assert "[warn] other MPS daemons: nvidia-cuda-mps-control (process 7) is none" in output

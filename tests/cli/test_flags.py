@@ -61,12 +61,12 @@ def test_a_flag_that_a_command_does_not_use_is_refused(type_in, command, flag):
 def test_a_variable_that_is_another_commands_is_no_error(command):
     settings = COMMANDS[command]
     fields = {name for each in COMMANDS.values() for name in each.model_fields}
-    foreign = {
+    others_variables = {
         name.upper(): "relative/../No Name" for name in fields - settings.model_fields.keys()
     }
 
     nothing = argparse.Namespace()
-    assert settings.read(nothing, {"NODE_NAME": "n", **foreign}) == settings.read(
+    assert settings.read(nothing, {"NODE_NAME": "n", **others_variables}) == settings.read(
         nothing, {"NODE_NAME": "n"}
     )
 

@@ -101,10 +101,10 @@ def test_a_setting_that_could_never_work_is_refused_with_its_flag(type_in, flag,
 
 @pytest.mark.parametrize("settings", [DevicesSettings, DoctorSettings, PluginSettings])
 def test_profiles_and_their_choice_are_flags_and_variables(settings):
-    given = ("--node-name", "n") if settings is PluginSettings else ()
+    words = ("--node-name", "n") if settings is PluginSettings else ()
 
-    assert (read(settings, *given).profiles, read(settings, *given).profile) == (None, "")
-    parsed = read(settings, *given, "--profiles", "here/all.yaml", PROFILE="a100.v2")
+    assert (read(settings, *words).profiles, read(settings, *words).profile) == (None, "")
+    parsed = read(settings, *words, "--profiles", "here/all.yaml", PROFILE="a100.v2")
     assert (parsed.profiles, parsed.profile) == (Path("here/all.yaml"), "a100.v2")
 
 

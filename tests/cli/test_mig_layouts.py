@@ -15,7 +15,7 @@ BOOK = MigState(
         BUSY.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "claim team-a/a holds it"),
         WRONG.uuid: LayoutOutcome("odd", LayoutState.FAILED, "it has no profile 1g.99gb"),
     },
-    mode_problems={FREE.uuid: "MIG mode could not be put back"},
+    mode_problems={FREE.uuid: "MIG mode could not be restored"},
 )
 
 
@@ -24,7 +24,7 @@ def test_gpus_that_are_equally_far_are_one_line():
         "layout all-1g.5gb on gpu-0, gpu-1: success",
         "layout all-1g.5gb on gpu-2: pending: claim team-a/a holds it",
         "layout odd on gpu-3: failed: it has no profile 1g.99gb",
-        "gpu-0: MIG mode could not be put back",
+        "gpu-0: MIG mode could not be restored",
     ]
 
 

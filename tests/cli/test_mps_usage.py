@@ -49,8 +49,8 @@ NO_SERVER = mps_report()
 def mps_of(record, *others, **fields):
     """What JSON has of the first device of *record*."""
     every = report_document(report(record, *others, **fields))["claims"]
-    (mine,) = (document for document in every if document["uid"] == record.claim.uid)
-    return mine["devices"][0]["mps"]
+    (own,) = (document for document in every if document["uid"] == record.claim.uid)
+    return own["devices"][0]["mps"]
 
 
 def test_a_share_under_mps_is_told_from_one_that_takes_turns_by_a_word():
@@ -306,11 +306,11 @@ def test_no_process_is_counted_for_two_claims_and_none_that_is_counted_is_left_o
     listed = [(pid, name) if name else pid for pid, name in clients]
     known = mps_report(server(a, b, clients=listed), pods={k: PodUid(v) for k, v in pods.items()})
 
-    mine, theirs = (mps_of(*both, answer=known)["clients"] for both in ((a, b), (b, a)))
+    of_a, of_b = (mps_of(*both, answer=known)["clients"] for both in ((a, b), (b, a)))
 
-    assert (mine is None) == (theirs is None)
-    if mine is not None:
-        assert sorted([*mine, *theirs]) == sorted(pid for pid, _ in clients)
+    assert (of_a is None) == (of_b is None)
+    if of_a is not None:
+        assert sorted([*of_a, *of_b]) == sorted(pid for pid, _ in clients)
 
 
 @pytest.fixture
@@ -326,17 +326,17 @@ def settings(tmp_path):
 
 
 def test_the_agent_is_asked_at_its_socket(settings):
-    asked = []
+    sockets = []
 
     def ask(socket):
-        asked.append(socket)
+        sockets.append(socket)
         return MpsStatus((server(claim("a"), clients=[(7, "a")]),))
 
     document = json.loads(
         claims(settings, node_opener(settings, copy=True), "json", Terminal(), ask=ask)
     )
 
-    assert asked == [Path("/run/agent.sock")]
+    assert sockets == [Path("/run/agent.sock")]
     assert document["claims"][0]["devices"][0]["mps"]["clients"] == [7]
 
 

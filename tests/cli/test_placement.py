@@ -55,7 +55,7 @@ def why(*requests, on=None):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         pytest.param(request(), id="a whole GPU"),
         pytest.param(request(count=2), id="two"),
@@ -81,12 +81,12 @@ def why(*requests, on=None):
         pytest.param([request(**capacity(memory="200Gi")), request()], id="else a whole one"),
     ],
 )
-def test_what_may_be_placed_is_not_told(asked):
-    assert why(asked) == ""
+def test_what_may_be_placed_is_not_told(requested):
+    assert why(requested) == ""
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         pytest.param(
             request(**capacity(memory="100Gi")),
@@ -154,8 +154,8 @@ def test_what_may_be_placed_is_not_told(asked):
         ),
     ],
 )
-def test_what_can_never_be_placed_is_told_with_its_path(asked, expected):
-    assert why(asked) == expected
+def test_what_can_never_be_placed_is_told_with_its_path(requested, expected):
+    assert why(requested) == expected
 
 
 def test_everything_that_is_wrong_is_told_at_once():
@@ -246,10 +246,10 @@ def test_a_claim_that_is_not_ours_or_does_not_wait_is_not_judged(given):
 
 
 def test_a_selector_of_the_claim_can_make_a_class_of_all_drivers_ours():
-    asked = request("any", f"device.driver == '{DRIVER}'", count=9)
+    requested = request("any", f"device.driver == '{DRIVER}'", count=9)
 
     assert "no node has more than 2" in why(
-        asked, on=published(slices(features=ApiFeatures(device_taints=False)))
+        requested, on=published(slices(features=ApiFeatures(device_taints=False)))
     )
 
 
@@ -337,10 +337,10 @@ def test_a_configuration_for_the_request_counts_for_its_alternatives_too():
 
 def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is_missing():
     classes = (*CLASSES, MPS_CLASS)
-    asked = request(f"mps.{DRIVER}", **capacity(memory="10Gi", cores="30"))
+    requested = request(f"mps.{DRIVER}", **capacity(memory="10Gi", cores="30"))
 
-    assert why(asked, on=published(slices(), classes=classes)) == ""
-    reason = why(asked, on=published(slices(rules=TURNS), classes=classes))
+    assert why(requested, on=published(slices(), classes=classes)) == ""
+    reason = why(requested, on=published(slices(rules=TURNS), classes=classes))
     assert reason.startswith(
         f"{PATH}.deviceClassName: no node publishes a device that DeviceClass mps.{DRIVER} "
         f"selects; there are devices of type gpu, gpu-monitor; DeviceClass mps.{DRIVER}, "
@@ -350,9 +350,10 @@ def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is
 
 def test_admin_access_shares_nothing():
     exclusive = profile(fractions=False, strategies=(SharingStrategy.TIME_SLICING,))
-    asked = request(f"monitor.{DRIVER}", adminAccess=True)
+    requested = request(f"monitor.{DRIVER}", adminAccess=True)
 
-    assert configured(config("MPS"), request_=asked, on=published(slices(rules=exclusive))) == ""
+    node = published(slices(rules=exclusive))
+    assert configured(config("MPS"), request_=requested, on=node) == ""
 
 
 QUANTITIES = st.one_of(

@@ -116,10 +116,10 @@ def test_what_no_node_has_is_told_with_container_and_resource(given, expected):
 
 
 def test_what_a_device_plugin_offers_somewhere_is_its_business():
-    asked = [asking("nvidia.com/gpu", 99), asking("nvidia.com/mig-1g.99gb")]
+    requested = [asking("nvidia.com/gpu", 99), asking("nvidia.com/mig-1g.99gb")]
     plugins = {"nvidia.com/gpu", "nvidia.com/mig-1g.99gb"}
 
-    assert judge_pods(asked, published_node(), plugins) == PodVerdict(0, {})
+    assert judge_pods(requested, published_node(), plugins) == PodVerdict(0, {})
 
 
 def test_partitions_that_do_not_fit_on_one_board_together_are_told():

@@ -103,7 +103,7 @@ def same_gpu(*requests):
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         pytest.param([asks("3g.20gb", 2)], id="two halves"),
         pytest.param([asks("3g.20gb"), asks("2g.10gb"), asks("1g.5gb")], id="one of each"),
@@ -113,12 +113,12 @@ def same_gpu(*requests):
         pytest.param([asks(allocationMode="All"), asks("3g.20gb", 2)], id="all: nobody asks"),
     ],
 )
-def test_what_fits_beside_each_other_is_not_told(asked):
-    assert why(*asked) == ""
+def test_what_fits_beside_each_other_is_not_told(requested):
+    assert why(*requested) == ""
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         pytest.param([asks("3g.20gb", 2), asks("1g.5gb")], id="nothing is free beside two halves"),
         pytest.param([asks(count=8)], id="eight of any kind"),
@@ -128,17 +128,17 @@ def test_what_fits_beside_each_other_is_not_told(asked):
         ),
     ],
 )
-def test_what_never_fits_beside_each_other_is(asked):
-    reason = why(*asked)
+def test_what_never_fits_beside_each_other_is(requested):
+    reason = why(*requested)
 
     assert reason.startswith("spec.devices: on no node can it have all of that at once")
 
 
 def test_a_second_gpu_makes_room_and_a_second_node_does_not():
-    asked = (asks("3g.20gb", 2), asks("1g.5gb"))
+    requested = (asks("3g.20gb", 2), asks("1g.5gb"))
 
-    assert why(*asked, on=node(board(0), board(1))) == ""
-    assert why(*asked, on=[*node(board(0)), *node(board(0), name="n2")]) != ""
+    assert why(*requested, on=node(board(0), board(1))) == ""
+    assert why(*requested, on=[*node(board(0)), *node(board(0), name="n2")]) != ""
 
 
 def test_a_gpu_as_a_whole_leaves_nothing_for_partitions():
