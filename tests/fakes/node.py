@@ -95,9 +95,6 @@ class FakeNode:
             self._do(step)
         self.undone.append(step)
 
-    def retry_setting_restores(self) -> bool:
-        return False
-
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         return self.mig.on(gpu)
 

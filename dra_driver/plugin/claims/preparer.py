@@ -128,11 +128,6 @@ class Preparer:
         for record in lacking:
             self._quietly(record, partial(self._restore_files_of, record.claim))
 
-    def retry_setting_restores(self) -> bool:
-        """Try to restore settings of GPUs whose claims were let go without. Whether some were:
-        their GPUs can be offered again."""
-        return self._node.retry_setting_restores()
-
     def _restore_files_of(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
         with self.prepared_claims.alone_with(ref.uid):

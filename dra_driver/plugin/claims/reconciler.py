@@ -30,35 +30,6 @@ class _ClaimUnknown:
 _UNKNOWN = _ClaimUnknown()
 
 
-class ReconcileLoop:
-    """Holds ledger, CDI files and API server together; only *is_newest*, the plugin's newest
-    process, does."""
-
-    def __init__(
-        self,
-        restore_files: Callable[[], None],
-        reconciler: "ClaimReconciler",
-        is_newest: Callable[[], bool],
-        count: Callable[[float], None],
-    ) -> None:
-        self._restore_files = restore_files
-        self._reconciler = reconciler
-        self._is_newest = is_newest
-        self._count = count
-        self.error: str | None = None  # why ledger and files could not be brought together
-
-    def look(self) -> None:
-        if not self._is_newest():
-            return
-        try:
-            self._restore_files()  # the first time recovers what a crash left
-        except DriverError as e:
-            self.error = str(e)
-            raise
-        self.error = None
-        self._count(self._reconciler.look())
-
-
 class ClaimReconciler:
     """Holds the ledger against the API server, a few claims at a look."""
 

@@ -4,6 +4,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from dra_driver.base.errors import DriverError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import NodeRef
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
@@ -12,7 +13,7 @@ from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.in_use import DeferredUnprepare
 from dra_driver.plugin.claims.preparer import Preparer
-from dra_driver.plugin.claims.reconciler import ClaimReconciler, ReconcileLoop
+from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.claims.stuck_claims import StuckClaims
 from dra_driver.plugin.parts import PluginParts
 
@@ -87,18 +88,26 @@ def _start_repairs(
         settings.node_name,
         lambda: parts.node.inventory().gpus,
     )
-    repair = ReconcileLoop(
-        preparer.restore_files, reconciler, parts.is_newest, parts.metrics.reconciled_claims.inc
-    )
-    parts.readiness["ledger"] = lambda: repair.error
+    problem: str | None = None  # why ledger and files could not be brought together
+
+    def repair() -> None:
+        nonlocal problem
+        try:
+            preparer.restore_files()  # the first time recovers what a crash left
+        except DriverError as e:
+            problem = str(e)
+            raise
+        problem = None
+        parts.metrics.reconciled_claims.inc(reconciler.look())
 
     def retry_setting_restores() -> None:
-        if parts.is_newest() and preparer.retry_setting_restores():
-            parts.scan_soon()
+        if parts.node.retry_setting_restores():
+            parts.scan_soon()  # their GPUs can be offered again
 
+    parts.readiness["ledger"] = lambda: problem
     for loop in (
-        Loop("reconciler", repair.look, settings.reconcile_interval),
-        Loop("settings", retry_setting_restores, settings.look_interval),
+        Loop("reconciler", parts.while_newest(repair), settings.reconcile_interval),
+        Loop("settings", parts.while_newest(retry_setting_restores), settings.look_interval),
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)
