@@ -88,7 +88,7 @@ FIGURES = (
     Figure("mig_whole_prepare_p50_ms", "one GPU, in turns with the next figure", no_aim),
     Figure(
         "mig_prepare_p50_ms",
-        "a partition that is cut for its claim, on a GPU with another one",
+        "a partition that is created for its claim, on a GPU with another one",
         no_aim,
     ),
     Figure(

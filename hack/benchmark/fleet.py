@@ -9,8 +9,8 @@ from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from hack.benchmark.bursts import GPU, WHOLE, Burst, Bursts, Mix
 from hack.benchmark.figures import Measured, Results
 from hack.benchmark.fleet_nodes import Fleet, Shape, nodes
-from hack.benchmark.fleet_nvidia import nvidia_cut
-from hack.benchmark.fleet_shapes import ours, ours_cut, plain
+from hack.benchmark.fleet_nvidia import nvidia_partitioned
+from hack.benchmark.fleet_shapes import ours, ours_partitioned, plain
 from hack.benchmark.sizes import FleetSizes
 from hack.testbed.components import Flags
 from hack.testbed.control_plane import ControlPlane, control_plane
@@ -45,9 +45,9 @@ class Case:
 # every profile, ours by default one of each size; these are of both.
 PARTITIONS: Mix = {GPU: 6, "1g.10gb": 1, "3g.40gb": 1}
 _CASES = {"pods_per_second": Case(ours, WHOLE), "plain_pods_per_second": Case(plain, WHOLE)}
-_CUT = {
-    "mig_pods_per_second": Case(ours_cut, PARTITIONS),
-    "mig_nvidia_shape_pods_per_second": Case(nvidia_cut, PARTITIONS),
+_PARTITIONED = {
+    "mig_pods_per_second": Case(ours_partitioned, PARTITIONS),
+    "mig_nvidia_shape_pods_per_second": Case(nvidia_partitioned, PARTITIONS),
     "mig_plain_pods_per_second": Case(plain, WHOLE),
 }
 
@@ -59,15 +59,15 @@ def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
         api = ApiClient(
             load_kubeconfig(plane.kubeconfig), ApiTimeouts(read=_READ_SECONDS, write=_READ_SECONDS)
         )
-        fleet = Fleet(api, nodes(sizes.nodes, sizes.cut_nodes))
+        fleet = Fleet(api, nodes(sizes.nodes, sizes.partitioned_nodes))
         bursts = Bursts(api, (WHOLE, PARTITIONS))
         course = Course(plane, fleet, bursts, progress)
         limited = course.run(_CASES, sizes.limited_pods, sizes.rounds)
         plane.restart("scheduler", {"scheduler": _LIFTED})
         lifted = course.run(_CASES, sizes.lifted_pods, sizes.rounds)
-        cut = course.run(_CUT, sizes.cut_pods, sizes.rounds)
+        partitioned = course.run(_PARTITIONED, sizes.partitioned_pods, sizes.rounds)
         api.close()
-    results = {f"fleet_{name}": measured for name, measured in (limited | cut).items()}
+    results = {f"fleet_{name}": measured for name, measured in (limited | partitioned).items()}
     return results | {f"fleet_unthrottled_{name}": measured for name, measured in lifted.items()}
 
 

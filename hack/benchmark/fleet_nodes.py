@@ -27,11 +27,11 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """One of them, and what there is to be published. *cut*: its GPUs are offered in partitions, by
-    a shape that knows any."""
+    """A node, and what can be published of it. *partitioned*: shapes that know partitions offer its
+    GPUs so."""
 
     name: str
-    cut: bool = False
+    partitioned: bool = False
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -43,9 +43,9 @@ Shape = Callable[[FleetNode], Pool]
 """What is published for the GPUs of one node."""
 
 
-def nodes(count: int, cut: int) -> tuple[FleetNode, ...]:
-    """*count* nodes; *cut* of them, spread evenly, are offered in partitions."""
-    chosen = {index * count // cut for index in range(cut)}
+def nodes(count: int, partitioned: int) -> tuple[FleetNode, ...]:
+    """*count* nodes; *partitioned* of them, spread evenly, are offered in partitions."""
+    chosen = {index * count // partitioned for index in range(partitioned)}
     return tuple(FleetNode(f"fleet-{index:03}", index in chosen) for index in range(count))
 
 
@@ -120,6 +120,6 @@ def _gpu(node: str, minor: int) -> Gpu:
 
 
 def _mig() -> MigInfo | None:
-    """How it can be cut, in MIG mode as soon as a claim needs that."""
+    """How it can be partitioned, in MIG mode as soon as a claim needs that."""
     geometry = board_geometry(_PRODUCT)
     return MigInfo(False, False, True, geometry.profiles) if geometry else None

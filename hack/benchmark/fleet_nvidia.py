@@ -1,4 +1,4 @@
-"""What NVIDIA's driver publishes of the same fleet, with its dynamic MIG on nodes that are cut.
+"""What NVIDIA's driver publishes of the same fleet, with its dynamic MIG on some nodes.
 
 Of each GPU it publishes every placement of every profile, and keeps them apart by a counter for
 each kind of engine, one for the memory and one for each unit of it. (cmd/gpu-kubelet-plugin,
@@ -33,13 +33,13 @@ Amounts = Mapping[str, int]
 """By fields of Engines, and "memory" in bytes."""
 
 
-def nvidia_cut(node: FleetNode) -> Pool:
-    """A slice for the counters and one for each GPU; where nothing is cut, exclusive devices."""
-    if not node.cut:
+def nvidia_partitioned(node: FleetNode) -> Pool:
+    """A slice for the counters and one for each GPU; without partitions, exclusive devices."""
+    if not node.partitioned:
         return split_into_slices(node.name, [_less(document) for document in plain(node).devices])
-    cut = [(gpu, gpu.mig) for gpu in node.gpus if gpu.mig]
-    counters = tuple(_counter_set(gpu, mig) for gpu, mig in cut)
-    gpus = (SliceContent(tuple(_devices(gpu, mig))) for gpu, mig in cut)
+    with_mig = [(gpu, gpu.mig) for gpu in node.gpus if gpu.mig]
+    counters = tuple(_counter_set(gpu, mig) for gpu, mig in with_mig)
+    gpus = (SliceContent(tuple(_devices(gpu, mig))) for gpu, mig in with_mig)
     return Pool(node.name, (SliceContent(shared_counters=counters), *gpus))
 
 

@@ -15,7 +15,7 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from hack.benchmark.fleet_nodes import FleetNode
 
-_CUT = Profile(
+_PARTITIONED = Profile(
     "mig", (ProfileEntry(GpuSelector(), Rules(mig=MigRules(dynamic=True)), "spec.gpus[0]"),)
 )
 
@@ -25,9 +25,9 @@ def ours(node: FleetNode) -> Pool:
     return _offered(node, DEFAULT_PROFILE)
 
 
-def ours_cut(node: FleetNode) -> Pool:
-    """The same, but for nodes whose GPUs are cut: they have the profile ``mig``."""
-    return _offered(node, _CUT if node.cut else DEFAULT_PROFILE)
+def ours_partitioned(node: FleetNode) -> Pool:
+    """The same, but for nodes whose GPUs are partitioned: they have the profile ``mig``."""
+    return _offered(node, _PARTITIONED if node.partitioned else DEFAULT_PROFILE)
 
 
 def plain(node: FleetNode) -> Pool:

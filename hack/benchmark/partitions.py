@@ -1,7 +1,7 @@
-"""What it takes to prepare a partition that is cut for its claim, beside a whole GPU.
+"""What it takes to prepare a partition that is created for its claim, beside a whole GPU.
 
-The board is simulated: a real one takes far longer to cut, and the files that the simulated driver
-makes for an instance are a part of what is measured here.
+The board is simulated: a real one takes far longer, and the files that the simulated driver makes
+for an instance are a part of what is measured here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from hack.benchmark.sizes import Sizes
 from hack.benchmark.stage import Stage
 
 _NODE = "h100x8"
-_CUT, _WHOLE = "gpu-0", "gpu-1"
+_PARTITIONED, _WHOLE = "gpu-0", "gpu-1"
 _PROFILE = "1g.10gb"
 _NEXT = 18
 
@@ -33,7 +33,7 @@ def measure(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
     whole: list[float] = []
     try:
         with stage.plugin(sim=_NODE, profile="mig", cdi_dir=str(cdi_dir)) as calls:
-            devices, memory = partitions(stage.slices(), _CUT, _PROFILE)
+            devices, memory = partitions(stage.slices(), _PARTITIONED, _PROFILE)
             for _ in range(sizes.rounds):
                 first_claim, *others = _claims(stage, devices, memory)
                 wholes = stage.claims.on([_WHOLE] * _NEXT)

@@ -23,11 +23,11 @@ QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4, 5)
 @dataclass(frozen=True, slots=True)
 class FleetSizes:
     nodes: int  # of eight GPUs
-    cut_nodes: int  # of these, whose GPUs are offered in partitions where any are
+    partitioned_nodes: int  # of these, whose GPUs are offered in partitions where any are
     rounds: int  # of one burst of each shape
     limited_pods: int  # a burst, with the scheduler's default client limits
     lifted_pods: int  # without
-    cut_pods: int  # with partitions
+    partitioned_pods: int  # with partitions
 
 
 FULL_FLEET = FleetSizes(200, 20, 4, 200, 400, 200)

@@ -10,12 +10,12 @@ from api import names
 from hack.benchmark.bursts import parts
 from hack.benchmark.fleet import PARTITIONS
 from hack.benchmark.fleet_nodes import GPUS, FleetNode, nodes
-from hack.benchmark.fleet_nvidia import nvidia_cut
-from hack.benchmark.fleet_shapes import ours, ours_cut, plain
+from hack.benchmark.fleet_nvidia import nvidia_partitioned
+from hack.benchmark.fleet_shapes import ours, ours_partitioned, plain
 from tests.fakes.pool_rules import validate_pool
 
 NODE = FleetNode("fleet-000")
-CUT = FleetNode("fleet-000", cut=True)
+PARTITIONED = FleetNode("fleet-000", partitioned=True)
 MIXES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1)
 
 
@@ -48,27 +48,27 @@ def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
         assert device["capacity"] == {names.MEMORY: {"value": value}}
 
 
-@pytest.mark.parametrize("shape", [ours, ours_cut, nvidia_cut, plain])
-@pytest.mark.parametrize("node", [NODE, CUT])
+@pytest.mark.parametrize("shape", [ours, ours_partitioned, nvidia_partitioned, plain])
+@pytest.mark.parametrize("node", [NODE, PARTITIONED])
 def test_the_api_server_takes_every_shape(shape, node):
     assert validate_pool(shape(node), names.DRIVER) == ()
 
 
-@pytest.mark.parametrize("shape", [ours_cut, nvidia_cut])
-def test_partitions_are_offered_by_nodes_that_are_cut_and_by_no_other(shape):
+@pytest.mark.parametrize("shape", [ours_partitioned, nvidia_partitioned])
+def test_partitions_are_offered_by_nodes_that_are_partitioned_and_by_no_other(shape):
     profiles = {profile for profile in PARTITIONS if profile != "gpu"}
 
-    assert profiles <= {profile(device) for device in shape(CUT).devices}
+    assert profiles <= {profile(device) for device in shape(PARTITIONED).devices}
     assert {profile(device) for device in shape(NODE).devices} == {None}
     assert not any("consumesCounters" in device for device in shape(NODE).devices)
 
 
 def test_other_nodes_of_a_fleet_with_partitions_publish_as_without():
-    assert ours_cut(NODE) == ours(NODE) == ours(CUT)
+    assert ours_partitioned(NODE) == ours(NODE) == ours(PARTITIONED)
 
 
 def test_nvidias_driver_publishes_every_placement_in_a_slice_for_each_gpu():
-    counters, *slices = nvidia_cut(CUT).slices
+    counters, *slices = nvidia_partitioned(PARTITIONED).slices
 
     assert len(counters.shared_counters) == len(slices) == GPUS
     assert {len(each.devices) for each in slices} == {26}
@@ -76,7 +76,7 @@ def test_nvidias_driver_publishes_every_placement_in_a_slice_for_each_gpu():
 
 
 def test_in_nvidias_shape_a_whole_gpu_leaves_nothing_for_a_partition():
-    pool = nvidia_cut(CUT)
+    pool = nvidia_partitioned(PARTITIONED)
     everything = {
         each["name"]: {name: counter["value"] for name, counter in each["counters"].items()}
         for each in pool.slices[0].shared_counters
@@ -88,7 +88,7 @@ def test_in_nvidias_shape_a_whole_gpu_leaves_nothing_for_a_partition():
 def test_in_nvidias_shape_two_partitions_share_a_unit_of_memory_where_they_overlap():
     consumption = {
         (profile(device), *sorted(name for name in taken(device) if "-slice-" in name))
-        for device in nvidia_cut(CUT).slices[1].devices
+        for device in nvidia_partitioned(PARTITIONED).slices[1].devices
     }
     first_half = tuple(f"memory-slice-{unit}" for unit in range(4))
 
@@ -98,7 +98,7 @@ def test_in_nvidias_shape_two_partitions_share_a_unit_of_memory_where_they_overl
 
 
 def test_ours_has_fewer_devices_and_fewer_counters():
-    ours, theirs = ours_cut(CUT), nvidia_cut(CUT)
+    ours, theirs = ours_partitioned(PARTITIONED), nvidia_partitioned(PARTITIONED)
     most = [
         max(len(taken(device)) for device in pool.devices if "consumesCounters" in device)
         for pool in (ours, theirs)
@@ -117,12 +117,12 @@ def test_no_two_gpus_of_the_fleet_are_the_same():
 
 
 @given(st.integers(1, 60), st.data())
-def test_as_many_nodes_as_wanted_are_cut_and_they_are_spread(count, data):
-    cut = data.draw(st.integers(1, count))
+def test_as_many_nodes_as_wanted_are_partitioned_and_they_are_spread(count, data):
+    partitioned = data.draw(st.integers(1, count))
 
-    places = [index for index, node in enumerate(nodes(count, cut)) if node.cut]
+    places = [index for index, node in enumerate(nodes(count, partitioned)) if node.partitioned]
 
-    assert len(places) == cut
+    assert len(places) == partitioned
     gaps = {after - before for before, after in itertools.pairwise(places)}
     assert not gaps or max(gaps) - min(gaps) <= 1
 

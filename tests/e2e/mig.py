@@ -32,13 +32,13 @@ def partitions(kube: Kube, gpu: str = "gpu") -> list[str]:
 
 
 def boards(driver: Driver) -> dict[str, Document]:
-    """Each GPU that can be cut, as the simulated driver keeps it."""
+    """Each GPU with a MIG mode, as the simulated driver keeps it."""
     files = driver.host.glob("run/nvidia-simulated/*/*.mig")
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def modes(driver: Driver) -> dict[str, bool]:
-    """MIG mode of each GPU that can be cut."""
+    """MIG mode of each GPU that has one."""
     return {uuid: board["on"] for uuid, board in boards(driver).items()}
 
 

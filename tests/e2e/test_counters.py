@@ -1,4 +1,4 @@
-"""An API server that keeps no counters: what exists is given out, and nothing is cut for claims."""
+"""An API server without counters: what exists is given out, and nothing is created for claims."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
         assert kube.phase(name) == "Running"
         kube.delete("Pod", name)
         kube.wait_gone("Pod", name)
-    wait("what can be cut", lambda: len(partitions(kube, "gpu-1")) > 1, 20)
+    wait("what can be created", lambda: len(partitions(kube, "gpu-1")) > 1, 20)
     wait("places beside theirs", lambda: len(partitions(kube, "gpu-0")) > 1, 20)
     assert "ounters" in str([slice_["spec"] for slice_ in kube.slices()])
     assert driver.instances() == before

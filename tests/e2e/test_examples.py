@@ -42,7 +42,7 @@ def test_the_example_does_what_it_says(kube, driver, simulated, profile, example
 
 
 def follow(kube, driver, profile, example):
-    """The profile of the example holds, and its GPUs are cut as that says."""
+    """The profile of the example holds, and its GPUs are partitioned as that says."""
     if example.layouts:
         (driver.profiles / "layouts.yaml").write_text(example.layouts.read_text())
     if example.profile:

@@ -1,4 +1,4 @@
-"""MIG: partitions that come with their claims and go with them, beside what others cut."""
+"""MIG: partitions that come with their claims and go with them, beside those of others."""
 
 import random
 import re
@@ -182,7 +182,7 @@ def test_a_monitor_looks_on_beside_partitions(kube, driver):
     assert len(uuids(log)) == 2
     assert len(re.findall(r"^nvidia-cap\d+$", log, re.MULTILINE)) == 1, "the one to monitor with"
     assert existing_partitions(driver) == held_partitions(driver), (
-        "a monitor takes nothing and cuts nothing"
+        "a monitor takes nothing and creates nothing"
     )
 
 
@@ -214,7 +214,7 @@ def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
     names = [f"small-{n}" for n in range(4)]
     runs(kube, *names, template="small")
     uuids_by_pod = [uuids(printed(kube, name, "MIG 1g.10gb"), "partition") for name in names]
-    assert frozenset({uuid}) in uuids_by_pod, "it is given out like those that are cut for claims"
+    assert frozenset({uuid}) in uuids_by_pod, "it is given out as those of claims are"
     kube.apply(pod("late", SHOW, template="small"))
     refused(kube, "late")
 

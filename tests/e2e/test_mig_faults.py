@@ -26,8 +26,8 @@ def h100s(session_driver):
 
 @pytest.fixture(autouse=True)
 def first(h100s, driver, kube):
-    """The UUID of the first GPU, which is what things happen to. After each test nothing is cut,
-    and no GPU is in MIG mode."""
+    """The UUID of the first GPU, which is what things happen to. After each test no GPU has
+    instances or is in MIG mode."""
     node = yaml.safe_load(driver.node_file.read_text())
     yield kube.uuid("gpu-0")
     change_gpu(driver, fails=None)
@@ -110,8 +110,8 @@ def test_a_pod_that_cannot_end_since_its_partition_is_in_use_is_told(kube, drive
 
 @pytest.fixture
 def scheduled(kube, driver, first):
-    """A pod whose partition of the first GPU is chosen, and not cut: no plugin runs. Answers with
-    where that is."""
+    """A pod whose partition of the first GPU is chosen, and not created: no plugin runs. Answers
+    with where that is."""
 
     def schedule(profile="2g.20gb"):
         kube.apply(claim("chosen", part(profile, of=first)))
@@ -162,7 +162,7 @@ NAME = f"gpu-0-mig-1g10gb-{SMALL}-2"
 
 @pytest.fixture
 def theirs(kube, driver, first):
-    """The UUID of an instance that somebody cut of the first GPU, once it is published."""
+    """The UUID of an instance that somebody created on the first GPU, once it is published."""
     change_gpu(driver, mig=True, instances=[THEIRS])
     wait("it to be there", lambda: "uuid" in kube.published()[NAME]["attributes"])
     assert "gpu-0" not in kube.published()
@@ -170,7 +170,7 @@ def theirs(kube, driver, first):
 
 
 def exactly(uuid):
-    """A request for an instance. What is not cut yet has no UUID, and nothing to ask for."""
+    """A request for an instance. What is not created yet has no UUID, and nothing to ask for."""
     named = f"'uuid' in device.attributes['{CLASS}'] && {on(uuid)}"
     return request(cel=named, deviceClassName=PARTITION)
 

@@ -1,4 +1,4 @@
-"""The plugin is killed at each call of NVML that it makes where partitions are cut.
+"""The plugin is killed at each call of NVML that it makes where partitions are created.
 
 Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
 ``tests/plugin/mig/test_killed_at_nvml_calls.py``, which also kills at the calls in between.
@@ -64,7 +64,7 @@ def functions(*groups):
     ("coming", "going", "beside"),
     [
         pytest.param(MODE, MODE, False, id="mode"),
-        pytest.param(CUT, EMPTY, True, id="cut and emptied"),
+        pytest.param(CUT, EMPTY, True, id="created and emptied"),
         pytest.param(FILL, REMOVE, True, id="filled and removed"),
     ],
 )

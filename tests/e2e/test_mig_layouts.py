@@ -1,4 +1,4 @@
-"""MIG: GPUs that are cut once, as the layout says that the node's label names."""
+"""MIG: GPUs that are partitioned once, as the layout says that the node's label names."""
 
 import time
 

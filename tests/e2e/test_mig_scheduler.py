@@ -1,4 +1,4 @@
-"""The scheduler gives out an A100 in every way that the board can be cut, and in no other.
+"""The scheduler gives out an A100 in every way that the board can be partitioned, and in no other.
 
 What the board takes is found by trying every set of placements, by the geometry alone; the
 scheduler has only slices. It is asked on nodes that nobody runs, each for one question.

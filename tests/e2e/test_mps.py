@@ -209,17 +209,17 @@ def test_a_claim_waits_for_the_agent_and_nothing_is_left_of_what_was_cut_short(k
 
     kube.apply(template("other", part("20Gi", "50", on(kube.uuid("gpu-1")))))
     before = len(driver.claims())
-    kube.apply(pod("cut", SHOW, template="other"))
+    kube.apply(pod("interrupted", SHOW, template="other"))
     wait("the record of a claim that is begun", lambda: len(driver.claims()) > before, 20, 0.005)
     driver.kill()
     time.sleep(0.5)
     driver.start()
-    kube.wait_pods(["cut"], "Running")
-    killed = main_process(kube, "cut")
+    kube.wait_pods(["interrupted"], "Running")
+    killed = main_process(kube, "interrupted")
     attached(driver, killed)
 
-    kube.delete("Pod", "cut")
-    kube.wait_gone("Pod", "cut")
+    kube.delete("Pod", "interrupted")
+    kube.wait_gone("Pod", "interrupted")
     wait("its server to go", lambda: driver.agent.server(kube.uuid("gpu-1")) is None, 20)
 
 

@@ -101,13 +101,13 @@ def as_yaml(inventory: Inventory) -> str:
 
 
 def _mig(mig: MigInfo) -> dict[str, Any]:
-    """How a GPU can be cut, a line for each profile."""
-    cut = [f"{instance.key} as GPU instance {instance.gi}" for instance in mig.instances]
+    """How a GPU can be partitioned, a line for each profile."""
+    instances = [f"{instance.key} as GPU instance {instance.gi}" for instance in mig.instances]
     modes = {"on": mig.on, "pending": mig.pending, "switches": mig.switches}
     return {
         **modes,
         "profiles": [_profile(instance) for instance in mig.profiles],
-        "instances": cut,
+        "instances": instances,
     }
 
 

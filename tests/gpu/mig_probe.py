@@ -66,7 +66,7 @@ def has_mode(functions: NvmlFunctions, handle: Any) -> bool:
 
 
 def unread(probed: Machine) -> dict[str, str]:
-    """The GPUs that have a MIG mode and of which our code knows no way to cut them, and why."""
+    """The GPUs that have a MIG mode and whose profiles our code does not know, and why."""
     known = {gpu.uuid for gpu in probed.gpus if gpu.mig is not None and gpu.mig.profiles}
     return {
         uuid: _why(probed.functions, handle)
@@ -79,7 +79,7 @@ def _why(functions: NvmlFunctions, handle: Any) -> str:
     try:
         geometry = read_geometry(functions, handle)
     except pynvml.NVMLError as e:
-        return f"NVML refuses to say how it can be cut: {e}"
+        return f"NVML refuses to list its profiles: {e}"
     if not geometry:
         return "NVML says of every kind of partition that the board has none"
     return "it is not among what the node offers: see its log"
@@ -149,7 +149,7 @@ def _assumed(product: str) -> set[tuple[str, str]]:
 
 
 def answers(functions: NvmlFunctions, handle: Any, profile_ids: Sequence[int]) -> dict[str, int]:
-    """NVML's code for each call that finds what is cut; of instances, with a pointer to none.
+    """NVML's code for each call that lists instances; of an instance, with a pointer to none.
 
     Whatever else is raised (``ctypes.ArgumentError``: our arguments are not what the library's
     function takes) is the caller's.

@@ -1,4 +1,4 @@
-"""How this machine's GPUs could be cut, read only: no mode is changed and nothing is cut."""
+"""How GPUs of this machine can be partitioned, read only: no mode and no partition is changed."""
 
 import re
 import time
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def cuttable(node, driver):
+def partitionable(node, driver):
     """This machine, where NVML itself says that a GPU has a MIG mode."""
     with machine(node, load_nvml(driver.nvml_library())) as probed:
         if not probed.handles:
@@ -22,12 +22,12 @@ def cuttable(node, driver):
         yield probed
 
 
-def test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(cuttable):
-    assert unread(cuttable) == {}
+def test_the_profiles_of_every_gpu_with_a_mig_mode_are_known(partitionable):
+    assert unread(partitionable) == {}
 
 
-def test_every_profile_lies_within_its_board(cuttable):
-    for gpu in cuttable.gpus:
+def test_every_profile_lies_within_its_board(partitionable):
+    for gpu in partitionable.gpus:
         for profile in gpu.mig.profiles:
             assert profile.placements, profile
             assert all(
@@ -37,9 +37,10 @@ def test_every_profile_lies_within_its_board(cuttable):
             assert re.fullmatch(r"\d+g\.\d+gb([+-][a-z.]+)?", profile.name), profile
 
 
-def test_the_simulation_cuts_the_board_as_its_driver_does(cuttable, report):
+def test_the_simulation_partitions_the_board_as_its_driver_does(partitionable, report):
     by_product = {
-        gpu.product_name: differences(gpu.product_name, gpu.mig.profiles) for gpu in cuttable.gpus
+        gpu.product_name: differences(gpu.product_name, gpu.mig.profiles)
+        for gpu in partitionable.gpus
     }
     report(
         [
@@ -56,10 +57,10 @@ def test_the_simulation_cuts_the_board_as_its_driver_does(cuttable, report):
         pytest.skip(f"the simulation has no {', '.join(by_product)}")
 
 
-def test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(cuttable, report):
-    for gpu in cuttable.gpus:
+def test_calls_that_list_instances_are_made_as_the_library_takes_them(partitionable, report):
+    for gpu in partitionable.gpus:
         ids = [profile.id for profile in gpu.mig.profiles]
-        codes = answers(cuttable.functions, cuttable.handles[gpu.uuid], ids)
+        codes = answers(partitionable.functions, partitionable.handles[gpu.uuid], ids)
         report([f"{gpu.name}, {name}: {code}" for name, code in codes.items()])
         of_boards = {name: code for name, code in codes.items() if "GetGpuInstances " in name}
         assert len(of_boards) == len(ids)
@@ -68,36 +69,36 @@ def test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(cuttable
         assert set(of_none.values()) <= set(NOT_THERE), of_none
 
 
-def test_the_mode_is_what_nvidia_smi_says(cuttable, document):
+def test_the_mode_is_what_nvidia_smi_says(partitionable, document):
     modes = {gpu.uuid: gpu.mig for gpu in document.gpus}
 
-    for gpu in cuttable.gpus:
-        assert cuttable.node.mig.mode(gpu.uuid) == (modes[gpu.uuid] == "Enabled")
+    for gpu in partitionable.gpus:
+        assert partitionable.node.mig.mode(gpu.uuid) == (modes[gpu.uuid] == "Enabled")
 
 
-def test_instances_are_those_that_nvidia_smi_lists(cuttable, ask_smi):
+def test_instances_are_those_that_nvidia_smi_lists(partitionable, ask_smi):
     listed = set(re.findall(r"MIG-[0-9a-f-]+", ask_smi("-L")))
 
-    ours = {instance.uuid for gpu in cuttable.gpus for instance in gpu.mig.instances}
+    ours = {instance.uuid for gpu in partitionable.gpus for instance in gpu.mig.instances}
     assert ours <= listed
-    others = sum(instance.cis for gpu in cuttable.gpus for instance in gpu.mig.unusable)
+    others = sum(instance.cis for gpu in partitionable.gpus for instance in gpu.mig.unusable)
     assert len(listed) == len(ours) + others
 
 
-def test_who_monitors_gets_its_capability(cuttable):
+def test_who_monitors_gets_its_capability(partitionable):
     if not Path("/proc/driver/nvidia/capabilities/mig/monitor").exists():
         pytest.skip("this driver has no capability to monitor instances")
 
-    node, gpu = cuttable.node, cuttable.gpus[0]
+    node, gpu = partitionable.node, partitionable.gpus[0]
     capabilities = node.device_files((gpu.minor,), (MONITOR_CAPABILITY,)).capabilities
 
     assert capabilities[MONITOR_CAPABILITY].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
 
 
-def test_a_look_at_a_gpu_that_can_be_cut_is_quick(cuttable):
-    cuttable.node.refresh()
+def test_a_scan_of_a_gpu_with_a_mig_mode_is_quick(partitionable):
+    partitionable.node.refresh()
     began = time.monotonic()
 
-    cuttable.node.refresh()
+    partitionable.node.refresh()
 
     assert time.monotonic() - began < 1.0

@@ -1,4 +1,4 @@
-"""What is asked of real boards that can be cut is asked of simulated ones: it finds what it should,
+"""What is asked of real boards with a MIG mode is asked of simulated ones: it finds what it should,
 and what is wrong with a board that differs is named."""
 
 import ctypes
@@ -60,16 +60,16 @@ def simulated(tmp_path):
 @pytest.mark.parametrize("is_on", [False, True])
 def test_of_a_simulated_board_all_of_it_holds(simulated, product, is_on):
     with simulated(product, mig=is_on) as probed:
-        test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(probed)
+        test_mig.test_the_profiles_of_every_gpu_with_a_mig_mode_are_known(probed)
         test_mig.test_every_profile_lies_within_its_board(probed)
         lines: list[str] = []
-        test_mig.test_the_simulation_cuts_the_board_as_its_driver_does(probed, lines.extend)
+        test_mig.test_the_simulation_partitions_the_board_as_its_driver_does(probed, lines.extend)
         assert lines == []
-        test_mig.test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(
+        test_mig.test_calls_that_list_instances_are_made_as_the_library_takes_them(
             probed, lines.extend
         )
         assert "nvmlDeviceGetGpuInstances" in lines[0]
-        test_mig.test_a_look_at_a_gpu_that_can_be_cut_is_quick(probed)
+        test_mig.test_a_scan_of_a_gpu_with_a_mig_mode_is_quick(probed)
         assert len(probed.gpus) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_board_of_which_nobody_can_tell_is_a_failure_and_not_left_out(simulate
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ("UNKNOWN", "NVML refuses to say how it can be cut: Unknown Error"),
+        ("UNKNOWN", "NVML refuses to list its profiles: Unknown Error"),
         ("NOT_SUPPORTED", "NVML says of every kind of partition that the board has none"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_board_of_which_we_read_nothing_says_why(simulated, error, why):
     with simulated(fails=dict.fromkeys(names, error)) as probed:
         assert list(unread(probed).values()) == [why]
         with pytest.raises(AssertionError):
-            test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(probed)
+            test_mig.test_the_profiles_of_every_gpu_with_a_mig_mode_are_known(probed)
 
 
 def test_arguments_that_the_library_does_not_take_are_no_refusal(simulated):

@@ -149,9 +149,9 @@ Who holds what, and what is free  dra-driver claims
 
 def test_partitions_are_shown_while_pods_have_them_and_after() -> None:
     logs = {"a/one": "GPU 0: H100\n  MIG 1g.10gb", "b/two": "GPU 0: H100\n  MIG 2g.20gb"}
-    cut = Partitions("1.36.3", None, logs, "gpu-0  [A|BB|.]", "gpu-0  [.|.|.|.]")
+    pods = Partitions("1.36.3", None, logs, "gpu-0  [A|BB|.]", "gpu-0  [.|.|.|.]")
     assert (
-        partitions_page(cut, Style())
+        partitions_page(pods, Style())
         == """\
 Two pods with MIG partitions that nobody created before, on Kubernetes 1.36.3; GPUs are simulated
 

@@ -31,11 +31,11 @@ def test_no_more_is_read_of_a_file_than_it_needs(tmp_path, file, most):
     assert len(read_proc_file(tmp_path, 7, file)) == most
 
 
-def test_an_entry_that_was_cut_is_none():
+def test_an_entry_that_was_truncated_is_none():
     file = b"A=1\0" * (16 * KIB - 1) + b"B=2\0"
     assert nul_separated(file, "environ")[-1] == b"B=2"
-    cut = (b"A=1\0" * (16 * KIB - 1) + b"TOKEN=longer\0")[: 64 * KIB]
-    assert set(nul_separated(cut, "environ")) == {b"A=1"}
+    truncated = (b"A=1\0" * (16 * KIB - 1) + b"TOKEN=longer\0")[: 64 * KIB]
+    assert set(nul_separated(truncated, "environ")) == {b"A=1"}
     assert nul_separated(b"A=1\0B=2", "environ") == [b"A=1", b"B=2"]
 
 

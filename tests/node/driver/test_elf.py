@@ -50,7 +50,7 @@ def test_a_file_that_is_missing_is_named(library: Path) -> None:
 def test_a_library_that_is_cut_off_anywhere_is_refused(
     tmp_path_factory: pytest.TempPathFactory, length: int
 ) -> None:
-    library = tmp_path_factory.getbasetemp() / "cut.so"
+    library = tmp_path_factory.getbasetemp() / "truncated.so"
     library.write_bytes(elf_library("libcuda.so.1")[:length])
     with pytest.raises(NodeError, match=r"not a whole ELF library .* being installed"):
         read_elf(str(library))

@@ -72,7 +72,7 @@ def test_a_fault_that_passes_leaves_no_trace(node, gpus):
     assert gpus.scan() == before
 
 
-def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node, gpus):
+def test_mig_mode_and_partitions_are_seen_as_they_come_and_go(node, gpus):
     before = gpus.scan().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
     node.change(gpu=0, mig=True, instances=[{"profile": "3g.40gb", "start": 4}])
@@ -128,7 +128,7 @@ def test_what_was_read_while_the_mode_changed_is_read_again(tmp_path):
     assert (gpu.minor, again.minor) == (5, 0)
 
 
-def test_a_gpu_in_mig_mode_is_never_taken_for_one_that_cannot_be_cut(node):
+def test_a_gpu_in_mig_mode_is_never_taken_for_one_without_partitions(node):
     node.change(gpu=0, mig=True)
     for gpu in (0, 1):
         node.change(gpu=gpu, fails={"nvmlDeviceGetGpuInstancePossiblePlacements": "UNKNOWN"})
