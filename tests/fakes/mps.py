@@ -146,7 +146,15 @@ def mps_host(document: Document) -> Iterator[MpsHost]:
         shutil.rmtree(directory)
 
 
-def shown(capsys, *arguments: str) -> Mapping[str, object]:
+def run_client(capsys, *arguments: object) -> tuple[int, str]:
+    """The exit status of ``mps_client``, and what it says on standard error."""
+    capsys.readouterr()  # what was said before
+    code = mps_client([*map(str, arguments)])
+    return code, capsys.readouterr().err
+
+
+def shown(capsys, *arguments: object) -> Mapping[str, object]:
     """What ``mps_client`` answers, and it succeeds."""
-    assert mps_client([*arguments, "-o", "json"]) == 0
+    capsys.readouterr()  # what was said before
+    assert mps_client([*map(str, arguments), "-o", "json"]) == 0
     return dict(json.loads(capsys.readouterr().out))

@@ -16,7 +16,7 @@ import pytest
 from dra_driver.node.mps.mounts import is_mounted, with_own_mounts
 from dra_driver.sim.mps.client import NO_ANSWER, REFUSED, WITHOUT_MPS, read_program
 from dra_driver.sim.mps.client import main as mps_client
-from tests.fakes.mps import mps_host, shown
+from tests.fakes.mps import mps_host, run_client, shown
 from tests.fakes.simulated import h100
 from tests.waiting import eventually
 
@@ -143,9 +143,8 @@ def test_a_client_has_the_lower_of_its_namespace_and_its_environment(three, caps
         CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50",
     )
     assert attach(pid, "--memory", "5Gi") == 0
-    capsys.readouterr()
 
-    assert shown(capsys, "show", str(pid)) == {
+    assert shown(capsys, "show", pid) == {
         "pid": pid,
         "server": "gpu",
         "namespace": "c_1",
@@ -155,8 +154,10 @@ def test_a_client_has_the_lower_of_its_namespace_and_its_environment(three, caps
         "memory_bytes_by_gpu": {three.gpus[0]: 5 << 30},
     }
     assert rows(three, "client", "list") == [[str(pid), "gpu", three.gpus[0], "c_1", "sleep"]]
-    assert attach(pid, "--memory", "6Gi") == REFUSED
-    assert capsys.readouterr().err == "CUDA_ERROR_OUT_OF_MEMORY\n"
+    assert run_client(capsys, "attach", pid, "--memory", "6Gi") == (
+        REFUSED,
+        "CUDA_ERROR_OUT_OF_MEMORY\n",
+    )
 
 
 def test_while_a_namespace_has_clients_it_is_neither_changed_nor_deleted_unless_forced(three):
@@ -194,14 +195,12 @@ def test_to_terminate_a_wedged_client_takes_for_ever_and_lets_nobody_in(host, ca
     wedged, other = host.client(leaf), host.client(leaf)
     assert attach(wedged) == 0
     assert mps_client(["wedge", str(wedged)]) == 0
-    capsys.readouterr()
     waiting = host.begin("client", "terminate", str(wedged))
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(0.1)
         assert rows(host, "server", "list")[0][3] == "Ready"
-        assert attach(other) == REFUSED
-        assert capsys.readouterr().err == "CUDA_ERROR_MPS_SERVER_NOT_READY\n"
+        assert run_client(capsys, "attach", other) == (REFUSED, "CUDA_ERROR_MPS_SERVER_NOT_READY\n")
     finally:
         waiting.kill()
         waiting.wait()
@@ -262,16 +261,14 @@ def test_a_daemon_for_one_user_lets_no_other_in(host, capsys):
     host.wait_until_ready("gpu")
     own, other = (host.client(host.pipe / "gpu/default", user=user) for user in (None, NOBODY))
     assert attach(own) == 0
-    assert attach(other) == REFUSED
-    assert capsys.readouterr().err == "CUDA_ERROR_NOT_PERMITTED\n"
+    assert run_client(capsys, "attach", other) == (REFUSED, "CUDA_ERROR_NOT_PERMITTED\n")
 
 
 def test_a_client_in_the_daemons_own_directory_gets_a_server_without_limits(host, capsys):
     host.start3()
     pid = host.client()
     assert attach(pid) == 0
-    capsys.readouterr()
-    answer = shown(capsys, "show", str(pid))
+    answer = shown(capsys, "show", pid)
     assert (answer["server"], answer["percent"], answer["memory_bytes"]) == ("uid_0", 100, None)
 
 
@@ -291,9 +288,10 @@ def test_a_client_whose_user_may_not_go_there_runs_without_mps(three, capsys, hi
 
     place, mode = HIDING[hidden]
     (three.pipe / place).chmod(mode)
-    capsys.readouterr()
-    assert attach(other) == WITHOUT_MPS
-    assert capsys.readouterr().err == f"no MPS: {leaf}/control: Permission denied\n"
+    assert run_client(capsys, "attach", other) == (
+        WITHOUT_MPS,
+        f"no MPS: {leaf}/control: Permission denied\n",
+    )
     assert attach(own) == 0
 
 
@@ -395,9 +393,8 @@ def test_a_client_with_a_path_that_is_too_long_runs_without_mps(host, capsys):
     assert attach(host.client(longer)) == 0
     far = longer.with_name("x" * 100)
     far.symlink_to(host.pipe / "gpu/default")
-    capsys.readouterr()
-    assert attach(host.client(far)) == WITHOUT_MPS
-    assert "path too long" in capsys.readouterr().err
+    code, message = run_client(capsys, "attach", host.client(far))
+    assert (code, "path too long" in message) == (WITHOUT_MPS, True)
 
 
 def test_nobody_is_let_in_for_a_process_of_somebody_else(host):
@@ -433,17 +430,20 @@ def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(three, caps
     assert rows(three, "namespace", "list", "default")[0][4] == "100.00"
 
     assert attach(root) == 0
-    capsys.readouterr()
-    assert mps_client(["raise", str(root), "--percent", "50"]) == REFUSED
-    assert capsys.readouterr().err == "Namespace 'c_1' has active clients\n"
+    assert run_client(capsys, "raise", root, "--percent", "50") == (
+        REFUSED,
+        "Namespace 'c_1' has active clients\n",
+    )
 
 
 def test_in_protocol_2_a_tenant_who_is_root_raises_the_share_of_all(old, capsys):
     old.start2()
     old.output(stdin="set_default_active_thread_percentage 40\n")
     root, other = (old.client(user=user) for user in (None, NOBODY))
-    assert mps_client(["raise", str(other)]) == REFUSED
-    assert capsys.readouterr().err == "Insufficient privileges for UID 65534\n"
+    assert run_client(capsys, "raise", other) == (
+        REFUSED,
+        "Insufficient privileges for UID 65534\n",
+    )
     assert mps_client(["raise", str(root), "--percent", "80"]) == 0
     assert old.output(stdin="get_default_active_thread_percentage\n") == ["80.0"]
 
@@ -459,8 +459,8 @@ def test_a_daemon_of_which_nothing_comes_is_told_from_one_that_is_not_there(host
         assert attach(host.client()) == NO_ANSWER
         hangs_up.join()
     assert capsys.readouterr().err == "the daemon does not answer\n"
-    assert attach(host.client()) == WITHOUT_MPS
-    assert "Connection refused" in capsys.readouterr().err
+    code, message = run_client(capsys, "attach", host.client())
+    assert (code, "Connection refused" in message) == (WITHOUT_MPS, True)
 
 
 def test_a_process_that_has_ended_is_no_client(host, capsys):
@@ -553,8 +553,7 @@ def test_a_daemon_of_protocol_2_serves_clients_that_share_its_memory(old, capsys
     assert old.output(stdin="get_server_list\n") == []
     pid = old.client(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=4096M")
     assert attach(pid) == 0
-    capsys.readouterr()
-    answer = shown(capsys, "show", str(pid))
+    answer = shown(capsys, "show", pid)
     assert (answer["percent"], answer["memory_bytes"]) == (40, 4 << 30)
 
     [server] = old.output(stdin="get_server_list\n")
