@@ -5,24 +5,12 @@ the process is a third smaller.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dra_driver.model.mps import MpsStatus
-
-_PREFIX: Final = "dra_driver_mps"
-
-
-class _StatusCollector(Collector):
-    def __init__(self, status: Callable[[], MpsStatus], in_container: Callable[[], int]) -> None:
-        self._status = status
-        self._in_container = in_container
-
-    def collect(self) -> Iterable[Metric]:
-        return _metrics(self._status(), self._in_container())
 
 
 def metrics_registry(
@@ -36,33 +24,39 @@ def metrics_registry(
     return registry
 
 
-def _metrics(status: MpsStatus, in_container: int) -> Iterable[Metric]:
-    servers = GaugeMetricFamily(
-        f"{_PREFIX}_servers",
-        "MPS servers of this node, by whether they are ready.",
-        labels=("ready",),
-    )
-    for ready in (True, False):
-        number = sum(server.ready is ready for server in status.servers)
-        servers.add_metric([str(ready).lower()], number)
-    yield servers
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_clients",
-        "Clients of all MPS servers of this node.",
-        value=sum(len(server.clients) for server in status.servers),
-    )
-    yield CounterMetricFamily(
-        f"{_PREFIX}_restarts",
-        "How often an MPS server, or the MPS namespace of a claim, was started again.",
-        value=status.incidents[-1].number if status.incidents else 0,
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_unmanaged_daemons",
-        "MPS daemons on this node that somebody else started.",
-        value=len(status.unmanaged),
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_servers_in_agent_container",
-        "MPS servers that end with the container of the agent, because they cannot leave it.",
-        value=in_container,
-    )
+class _StatusCollector(Collector):
+    def __init__(self, status: Callable[[], MpsStatus], in_container: Callable[[], int]) -> None:
+        self._status = status
+        self._in_container = in_container
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        servers = GaugeMetricFamily(
+            "dra_driver_mps_servers",
+            "MPS servers of this node, by whether they are ready.",
+            labels=("ready",),
+        )
+        for ready in (True, False):
+            number = sum(server.ready is ready for server in status.servers)
+            servers.add_metric([str(ready).lower()], number)
+        yield servers
+        yield GaugeMetricFamily(
+            "dra_driver_mps_clients",
+            "Clients of all MPS servers of this node.",
+            value=sum(len(server.clients) for server in status.servers),
+        )
+        yield CounterMetricFamily(
+            "dra_driver_mps_restarts",
+            "How often an MPS server, or the MPS namespace of a claim, was started again.",
+            value=status.incidents[-1].number if status.incidents else 0,
+        )
+        yield GaugeMetricFamily(
+            "dra_driver_mps_unmanaged_daemons",
+            "MPS daemons on this node that somebody else started.",
+            value=len(status.unmanaged),
+        )
+        yield GaugeMetricFamily(
+            "dra_driver_mps_servers_in_agent_container",
+            "MPS servers that end with the container of the agent, because they cannot leave it.",
+            value=self._in_container(),
+        )

@@ -27,9 +27,9 @@ from dra_driver.settings import AgentSettings
 
 log = logging.getLogger(__name__)
 
-_SLOWEST_STATUS_SECONDS: Final = 60.0  # ending and starting what hangs takes a while
+_LONGEST_ROUND_SECONDS: Final = 60.0  # ending and starting servers that hang takes a while
 _STUCK_SECONDS: Final = 300.0  # after which a new process may do better
-_CONCURRENT_SECONDS: Final = 5.0  # most looks take some milliseconds
+_CONCURRENT_SECONDS: Final = 5.0  # most checks take some milliseconds
 
 
 def run(settings: AgentSettings, open_driver: Callable[[], DriverPrograms]) -> int:
@@ -89,7 +89,7 @@ def _serve_http(
 ) -> None:
     if not settings.http_address:
         return
-    # Imported here: an agent that nobody asks is a third smaller without.
+    # Imported here: an agent without an address is a third smaller without them.
     from dra_driver.agent.metrics import metrics_registry
     from dra_driver.base.http import HttpServer
 
@@ -98,7 +98,7 @@ def _serve_http(
         metrics_registry(supervisor.status, lambda: supervisor.servers_in_container),
     )
     stack.callback(server.stop)
-    timeouts = 3 * settings.health_interval + _SLOWEST_STATUS_SECONDS
+    longest = 3 * settings.health_interval + _LONGEST_ROUND_SECONDS
     directories = (settings.mps_dir, settings.mps_dir / "state")
     live = {
         "disk": hanging_disk_calls,
@@ -108,6 +108,6 @@ def _serve_http(
     ready = {
         "directories": lambda: removed_directory(directories),
         "socket": service.problem,
-        "servers": lambda: supervisor.problem(timeouts),
+        "servers": lambda: supervisor.problem(longest),
     }
     server.start(live, ready)

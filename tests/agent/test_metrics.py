@@ -8,7 +8,7 @@ from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsServerR
 SERVER = MpsServer(MpsServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), MpsClient(2)))
 
 
-def told(status):
+def exported(status):
     lines = generate_latest(metrics_registry(lambda: status, lambda: 3)).decode().splitlines()
     return {line for line in lines if line.startswith("dra_driver_mps")}
 
@@ -19,7 +19,7 @@ def test_it_counts_what_there_is():
         (SERVER, down), (MpsServerRestart(7, MpsServerName("s2"), 0.0, ""),), ("other",)
     )
 
-    assert told(status) == {
+    assert exported(status) == {
         'dra_driver_mps_servers{ready="true"} 1.0',
         'dra_driver_mps_servers{ready="false"} 1.0',
         "dra_driver_mps_clients 2.0",
@@ -29,5 +29,5 @@ def test_it_counts_what_there_is():
     }
 
 
-def test_nothing_is_a_number_too():
-    assert "dra_driver_mps_restarts_total 0.0" in told(MpsStatus())
+def test_no_restart_is_a_number_too():
+    assert "dra_driver_mps_restarts_total 0.0" in exported(MpsStatus())

@@ -135,8 +135,8 @@ def client(host, served, **changes):
     return started
 
 
-def looked_after(host):
-    """The one server, after the agent has looked after it."""
+def maintained(host):
+    """The one server, after the agent has maintained it."""
     host.agent.maintain()
     (server,) = host.agent.status().servers
     return server
@@ -247,7 +247,7 @@ def test_a_killed_daemon_comes_back_where_it_was(all_of_it, host, quarter, half,
     try:
         os.kill(daemon, signal.SIGKILL)
         began = time.monotonic()
-        until(lambda: looked_after(host), lambda server: server.ready and server.restarts, 30)
+        until(lambda: maintained(host), lambda server: server.ready and server.restarts, 30)
         took = time.monotonic() - began
         assert os.path.samestat(os.fstat(mounted), os.stat(quarter.pipe_directory))
     finally:
