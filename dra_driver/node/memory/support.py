@@ -102,7 +102,7 @@ _REMEDIES: Final = {
 
 
 class MemoryAccounting(StrEnum):
-    """Who counts the memory."""
+    """What counts the memory."""
 
     DMEM = "dmem"  # the kernel: the limits of all parents of a cgroup hold too
     MISC = "misc"  # the driver: only the nearest cgroup that has a limit holds
@@ -235,7 +235,7 @@ def _no_support(error: NodeError) -> MemoryLimitSupport:
 
 
 def _detect_accounting(trial: Path) -> MemoryAccounting:
-    """Who keeps the limit of *trial*. The driver can be told not to use the kernel's dmem: then
+    """What keeps the limit of *trial*. The driver can be told not to use the kernel's dmem: then
     the files of dmem are there and empty."""
     try:
         lines = (trial / "dmem.max").read_text().splitlines()

@@ -58,7 +58,7 @@ def mildest_guard(guards: Iterable[GuardRules]) -> GuardRules:
 
 
 def memory_shares(records: Sequence[ClaimRecord]) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
-    """Who shares each GPU of which a guarded claim holds a part; other GPUs need no look."""
+    """The shares of each GPU of which a guarded claim holds a part; other GPUs need no scan."""
     holdings: dict[GpuUuid, dict[ClaimRef, list[Holding]]] = defaultdict(lambda: defaultdict(list))
     pods = {record.claim: frozenset(pod.uid for pod in record.pods) for record in records}
     for record in records:

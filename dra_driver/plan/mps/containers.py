@@ -223,10 +223,10 @@ class RequestedDevice:
 
 
 def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
-    """Whose spec matters: the claim has several requests or is not for everybody, or the pod may
-    have GPUs of other claims.
+    """The pods whose spec matters: the claim has several requests or is not for everybody, or the
+    pod may have GPUs of other claims.
 
-    Who prepared a claim is looked at again: nobody remembers which pod it was.
+    The pod for which a claim was prepared is among them: the record does not say which it was.
     """
     known = [record for record in records if record.completed and record.computes]
     uses = Counter(pod.uid for record in known for pod in record.pods)
@@ -244,7 +244,7 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
 
 
 def _is_joined_unnoticed(record: ClaimRecord) -> bool:
-    """Nobody looks which pods come to it later (``plugin.memory.pod_limits``)."""
+    """Whether pods that join it later are not looked for (``plugin.memory.pod_limits``)."""
     return not (record.pod_claim_name or record.limited or record.namespaces)
 
 
@@ -273,7 +273,7 @@ def unusable_devices(
 
 
 def _other_claims(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[ClaimRecord]:
-    """The prepared claims that the pod may use, but for those of which it is told of this one."""
+    """The prepared claims that the pod may use, but for those whose event names this one."""
     for record in records:
         same_pod = any(pod.uid == joined.pod.uid for pod in record.pods)
         reported = same_pod and record.claim < joined.record.claim and record.namespaces

@@ -117,7 +117,7 @@ def never_read(now: float) -> PodRead:
 
 
 def most_urgent(reads: Mapping[K, PodRead], now: float, a_second: float) -> tuple[K, ...]:
-    """Those that are due: first who used up the largest part of its patience.
+    """The pods that are due: first the one that used up the largest part of its patience.
 
     Those whose grace period is too short for the budget do not take the turns of those for whom it
     is enough: they share what these leave.

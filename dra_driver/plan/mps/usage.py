@@ -32,7 +32,7 @@ ClientOwners = Mapping[int, frozenset[MpsNamespaceName]]
 
 
 def clients_without_namespace(status: MpsStatus) -> frozenset[int]:
-    """The clients of whom only their pod can tell whose they are."""
+    """The clients whose namespace can only be found out by their pod."""
     return frozenset(
         client.pid
         for server in status.servers
@@ -186,7 +186,8 @@ def unserved_claims(
 def orphaned_namespaces(
     snapshot: MpsSnapshot, unreadable: Collection[ClaimUid]
 ) -> tuple[MpsNamespace, ...]:
-    """What the agent serves for nobody. Whose record is *unreadable* may well have it."""
+    """What the agent serves and no record has. An *unreadable* record may have what its claim
+    names."""
     recorded = {namespace.name for namespace in snapshot.namespaces}
     return tuple(
         served.namespace
@@ -244,7 +245,7 @@ def _clients(
 
 
 def mps_memory_shares(snapshot: MpsSnapshot) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
-    """For each GPU that a prepared claim has under MPS, everybody who has anything of it."""
+    """For each GPU that a prepared claim has under MPS, the share of every claim on it."""
     gpus = {
         gpu
         for namespace in snapshot.namespaces

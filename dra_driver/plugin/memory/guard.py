@@ -160,12 +160,11 @@ class MemoryEnforcer:
         self._dependencies.events.emit(Event(ref, reason, about, message))
 
     def _above(self, group: ClaimGroup) -> str:
-        claims = "claim" if len(group.claims) == 1 else "claims (told apart by nothing)"
-        return (
-            f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of "
-            f"{self._guarded.names.get(group.gpu, group.gpu)}, "
-            f"but has a share of {_gib(group.limit_bytes)}"
-        )
+        gpu, share = self._guarded.names.get(group.gpu, group.gpu), _gib(group.limit_bytes)
+        used = f"{_gib(group.used_bytes)} of {gpu}"
+        if len(group.claims) > 1:
+            return f"claims {_names(group)} together use {used}, but have a share of {share}"
+        return f"claim {_names(group)} uses {used}, but has a share of {share}"
 
     def _signal(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> bool:
         process = usage.process

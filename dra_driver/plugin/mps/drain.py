@@ -85,7 +85,7 @@ class MpsDrain:
         self.on_read: Callable[[PodSpec], None] = lambda spec: None
 
     def look(self, users: Sequence[PodMpsClients]) -> float | None:
-        """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
+        """Do what is due for these. The seconds until there is more to do; None: not known."""
         self._follow({user.pod.uid for user in users})
         self._end_due(users)
         self._read_due(users)
@@ -212,7 +212,7 @@ class MpsDrain:
         log.info("ended the MPS clients of a pod that is being deleted", extra=facts)
 
     def end_now(self, users: Sequence[PodMpsClients]) -> None:
-        """End these clients at once, though nobody deletes their pods: they may not be here."""
+        """End these clients at once: the profile does not let their pods use the claim."""
         for user in users:
             name = f"keep {user.pod.name} out of {user.claim} ({user.namespace})"
             self._tasks.go(

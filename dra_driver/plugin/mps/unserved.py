@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class MpsBypassDetector:
-    """Remembers who was seen since when: a process may only be about to connect."""
+    """Remembers since when each process bypasses MPS: it may only be about to connect."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class MpsBypassDetector:
         self._failed: Mapping[GpuUuid, str] = {}
 
     def look(self, snapshot: MpsSnapshot) -> frozenset[BypassingProcess]:
-        """Those that had the time to connect and did not. One that is new is told of."""
+        """Those that had the time to connect and did not. New ones are told to their pods."""
         shares = mps_memory_shares(snapshot)
         pods = pod_claims(snapshot.records)
         report = self._owners.scan(shares, pods) if shares else ProcessReport()
@@ -115,8 +115,8 @@ _AGAIN_SECONDS: Final = 30.0  # after one could not be read
 
 
 class UnservedPods:
-    """Reads each pod once, beside whoever looks, and is told of changes that others saw; one thread
-    at a time may ``look``."""
+    """Reads each pod once, on another thread; ``saw`` tells of later changes. One thread at a time
+    may ``look``."""
 
     def __init__(
         self, parts: PluginParts, tasks: BackgroundTasks, clock: Callable[[], float]
@@ -158,7 +158,7 @@ class UnservedPods:
         self._settled = records if all(map(self._knows, joined)) else None
 
     def saw(self, spec: PodSpec) -> None:
-        """Somebody read a pod, for another reason: ephemeral containers come while it runs."""
+        """A pod was read for another reason: ephemeral containers come while it runs."""
         with self._lock:
             known = self._specs.get(spec.uid)
             if known is not None and known.containers != spec.containers:

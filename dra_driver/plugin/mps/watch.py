@@ -52,7 +52,7 @@ _DOWN_SECONDS: Final = 60.0  # an agent that is replaced is back sooner
 
 
 class LostMpsInstances:
-    """Remembers whose instance is gone. One thread at a time may ``look``."""
+    """Remembers the namespaces whose instance is gone. One thread at a time may ``look``."""
 
     def __init__(self, node: GpuNode, agent: MpsAgentClient, tasks: BackgroundTasks) -> None:
         self._node = node
@@ -229,7 +229,7 @@ class MpsWatch:
         self._metrics.mps_agent(True)
 
     def _agent_down(self, error: str) -> None:
-        """Claims go on as they are. That the agent is replaced is no news for their pods."""
+        """Claims go on as they are. Their pods get no event while the agent is only replaced."""
         namespaces = claim_namespaces(self._records)
         self._metrics.mps_agent(False)
         self._metrics.mps_uses(mps_usages(namespaces))

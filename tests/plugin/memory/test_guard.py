@@ -243,6 +243,8 @@ def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world
     world.look(1, 10)
     assert [pid for pid, _ in world.signals] == [second.pid]
     assert alive(first) == [True]
+    message = f"claims default/a, default/b together use 25.00 GiB of {GPU}, but have a share of 24"
+    assert message in world.events[0].message
 
 
 def test_a_container_is_read_once(world):
