@@ -4,12 +4,12 @@ No copy is kept: it might be older than the allocation. What the API server has 
 moment old too, so nothing is prepared or unprepared by that alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
 from dra_driver.base.errors import ClaimError, NotFound
-from dra_driver.k8s.api import Document
+from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Query
 from dra_driver.k8s.resource_api import ResourceApi
 
 ClaimUid = NewType("ClaimUid", str)
@@ -197,7 +197,7 @@ class ClaimReader:
 
         ClaimError: it does not exist, got replaced, is not allocated, or nothing in it is ours.
         """
-        return self._read(ref, self._resources.claim)
+        return self._read(ref, MOST_RECENT)
 
     def read_cached(self, ref: ClaimRef) -> Claim:
         """The claim as the API server has it in memory, for callers that ask often.
@@ -205,13 +205,13 @@ class ClaimReader:
         It may be a moment old. A ClaimError is not: the claim is read again before.
         """
         try:
-            return self._read(ref, self._resources.cached_claim)
+            return self._read(ref, FROM_WATCH_CACHE)
         except ClaimError:
             return self.read(ref)
 
-    def _read(self, ref: ClaimRef, ask: Callable[[str, str], Document]) -> Claim:
+    def _read(self, ref: ClaimRef, query: Query) -> Claim:
         try:
-            document = ask(ref.namespace, ref.name)
+            document = self._resources.claim(ref.namespace, ref.name, query)
         except NotFound as e:
             raise ClaimError(
                 f"claim {ref} (UID {ref.uid}) does not exist any more: "

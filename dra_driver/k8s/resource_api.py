@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dra_driver.base.errors import NotFound
-from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Document, KubernetesApi, Watch
+from dra_driver.k8s.api import MOST_RECENT, Document, KubernetesApi, Query, Watch
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
     choose_version,
@@ -87,15 +87,9 @@ class ResourceApi:
             )
         )
 
-    def claim(self, namespace: str, name: str) -> Document:
-        """The claim as it is at this moment. NotFound: there is none."""
-        return self._claim(namespace, name, MOST_RECENT)
-
-    def cached_claim(self, namespace: str, name: str) -> Document:
-        """The claim as the API server has it in memory, which may be a moment old."""
-        return self._claim(namespace, name, FROM_WATCH_CACHE)
-
-    def _claim(self, namespace: str, name: str, query: Mapping[str, str]) -> Document:
+    def claim(self, namespace: str, name: str, query: Query = MOST_RECENT) -> Document:
+        """The claim as it is at this moment; FROM_WATCH_CACHE: as the API server has it in memory,
+        which may be a moment old. NotFound: there is none."""
         path = f"namespaces/{namespace}/resourceclaims/{name}"
         return convert_claim_to_v1(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
 

@@ -10,6 +10,7 @@ import pytest
 
 from dra_driver.base.errors import Conflict, NotFound, Refused
 from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.api import FROM_WATCH_CACHE
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef
 from dra_driver.k8s.resource_api import ResourceApi
@@ -283,7 +284,8 @@ def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
         live = etcd_reads(cluster, lambda: resources.claim("default", name))
         # Others may read claims, too, while we count.
         in_memory = min(
-            etcd_reads(cluster, lambda: resources.cached_claim("default", name)) for _ in range(3)
+            etcd_reads(cluster, lambda: resources.claim("default", name, FROM_WATCH_CACHE))
+            for _ in range(3)
         )
     finally:
         api.delete(f"{CLAIMS}/{name}")
@@ -294,7 +296,7 @@ def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
 
 def is_in_memory(resources, name):
     try:
-        return resources.cached_claim("default", name)
+        return resources.claim("default", name, FROM_WATCH_CACHE)
     except NotFound:
         return None
 
