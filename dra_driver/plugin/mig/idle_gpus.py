@@ -158,12 +158,12 @@ def _devices_of(gpu: Gpu, devices: Collection[str]) -> list[str]:
     return sorted(device for device in devices if gpu_name_of(device) == gpu.name)
 
 
-def claims_holding(gpu: Gpu, held: HoldingsByGpu) -> str:
+def claims_holding(gpu: Gpu, holdings: HoldingsByGpu) -> str:
     """The claims that *gpu* waits for; empty: none. Admin access is no reason to wait."""
     claims = sorted(
         {
             f"{holding.claim} ({holding.device})"
-            for holding in held.get(gpu.uuid, ())
+            for holding in holdings.get(gpu.uuid, ())
             if not holding.admin
         }
     )

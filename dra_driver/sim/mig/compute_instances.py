@@ -96,7 +96,7 @@ class ComputeInstanceFunctions(GpuInstanceFunctions):
             current = state.instance(instance.gi)
             if current is None or compute not in current.computes:
                 raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            others = tuple(other for other in current.computes if other != compute)
+            others = tuple(ci for ci in current.computes if ci != compute)
             return state.with_instance(replace(current, computes=others))
 
         self._change(snapshot, destroy)

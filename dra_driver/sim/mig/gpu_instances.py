@@ -174,7 +174,7 @@ class GpuInstanceFunctions(ABC):
             ended = (*state.ended, name) if current.unmanaged else state.ended
             return replace(
                 state,
-                instances=tuple(other for other in state.instances if other != current),
+                instances=tuple(gi for gi in state.instances if gi != current),
                 ended=ended,
             )
 
@@ -262,7 +262,7 @@ class GpuInstanceFunctions(ABC):
             place = next(free, None)
             if not state.on or place is None:
                 raise_nvml_error(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-            gi = instance_id(snapshot.board, profile, {other.gi for other in state.instances})
+            gi = instance_id(snapshot.board, profile, {instance.gi for instance in state.instances})
             made = GpuInstanceState(profile.id, place.start, gi, state.born + 1)
             return state.with_instance(made)
 

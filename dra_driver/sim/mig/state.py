@@ -91,7 +91,7 @@ class BoardState:
 
     def with_instance(self, instance: GpuInstanceState) -> "BoardState":
         """With *instance*, in place of the one of that number."""
-        others = [other for other in self.instances if other.gi != instance.gi]
+        others = [each for each in self.instances if each.gi != instance.gi]
         instances = tuple(sorted([*others, instance], key=lambda each: each.gi))
         born = max([self.born, instance.born, *(compute.born for compute in instance.computes)])
         return replace(self, instances=instances, born=born)
