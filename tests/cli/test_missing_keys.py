@@ -11,7 +11,7 @@ STATIC = instance(mig(), "3g.20gb", 4)
 
 
 def node(*instances, name="n1", profiles=("3g.20gb",)):
-    gpu = mig_gpu(on=True, pending=True, instances=instances)
+    gpu = mig_gpu(on=True, instances=instances)
     return slices(gpu, rules=dynamic(*profiles), node=name)
 
 

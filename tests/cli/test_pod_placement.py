@@ -40,7 +40,7 @@ def published_node(*gpus, classes=CLASSES, **rules):
 
 def a100():
     """In partitions."""
-    return published_node(mig_gpu(on=True, pending=True), rules=dynamic())
+    return published_node(mig_gpu(on=True), rules=dynamic())
 
 
 def container(name="main", **amounts):

@@ -45,8 +45,9 @@ def _profile(name: str, row: list[Any]) -> MigProfile:
 
 
 def mig(board: str = "a100-40", **fields: Any) -> MigInfo:
-    switches = not board.startswith(_RESET)
-    usual: dict[str, Any] = {"on": False, "pending": False, "switches": switches}
+    """What this board says of MIG; no change of its mode is pending unless *fields* say so."""
+    on = fields.get("on", False)
+    usual: dict[str, Any] = {"on": on, "pending": on, "switches": not board.startswith(_RESET)}
     return MigInfo(**usual | {"profiles": boards()[board]} | fields)
 
 

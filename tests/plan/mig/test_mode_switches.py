@@ -44,7 +44,7 @@ REPLICAS = profile(mig=MigRules(True), replicas=2)
         pytest.param((PENDING,), {"profile": DEFAULT_PROFILE}, [], id="pending, for nobody"),
         pytest.param((mig_gpu("h100-80-sxm"),), {}, [], id="it switches when a claim needs it"),
         pytest.param((gpu(0),), {}, [], id="it cannot be partitioned"),
-        pytest.param((mig_gpu(on=True, pending=True),), {}, [], id="it is on"),
+        pytest.param((mig_gpu(on=True),), {}, [], id="it is on"),
         *(
             pytest.param((mig_gpu(**fields),), {}, [], id=id_)
             for fields, id_ in (
@@ -79,7 +79,7 @@ def test_after_the_switch_such_a_board_is_offered_in_partitions(board):
 
     after = after_switch(node, *arguments)
 
-    assert after.gpus == (mig_gpu(on=True, pending=True), *node.gpus[1:])
+    assert after.gpus == (mig_gpu(on=True), *node.gpus[1:])
     names = {str(device.name) for device in build_offer(after, *arguments).devices}
     assert "gpu-0" not in names
     assert {"gpu-0-mig-7g40gb-0-0", "gpu-1", "gpu-2", "gpu-3"} <= names

@@ -34,7 +34,6 @@ from tests.plan.mig.boards import dynamic, instance, key, mig, mig_gpu, partitio
 PLAIN = {"1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"}
 H100 = "h100-80-sxm"
 HOPPER = mig_gpu(H100)
-ON: dict[str, Any] = {"on": True, "pending": True}
 WHOLE = ["gpu-0", "gpu-0-mon"]
 NO_COUNTERS, NO_CAPACITY = ApiFeatures(counters=False), ApiFeatures(capacity=False)
 TURNS, MPS = SharingStrategy.TIME_SLICING, SharingStrategy.MPS
@@ -82,7 +81,7 @@ def with_instances(*parts, board=H100, minor=0, **fields):
     instances = tuple(
         instance(mig(board), name, start, gi) for gi, (name, start) in enumerate(parts)
     )
-    return mig_gpu(board, minor, instances=instances, **ON | fields)
+    return mig_gpu(board, minor, instances=instances, **{"on": True} | fields)
 
 
 # Which profiles are allowed.
@@ -324,7 +323,7 @@ def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
 def test_monitors_need_taints():
     features = ApiFeatures(device_taints=False)
 
-    assert "gpu-0-mon" not in names(offer_of(mig_gpu(**ON), features=features))
+    assert "gpu-0-mon" not in names(offer_of(mig_gpu(on=True), features=features))
 
 
 # Boards that need a reset for it.
@@ -332,7 +331,7 @@ def test_monitors_need_taints():
 
 @pytest.mark.parametrize("fixed", [GuestRestriction.NOTHING, GuestRestriction.MODE])
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only_also_in_a_virtual_machine(fixed):
-    offered = offer_of(mig_gpu(**ON, fixed=fixed), profile=dynamic("3g.*", "7g.*"))
+    offered = offer_of(mig_gpu(on=True, fixed=fixed), profile=dynamic("3g.*", "7g.*"))
 
     assert names(offered) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
     assert (offered.pending, offered.warnings, offered.unavailable) == ((), (), ())
@@ -430,7 +429,7 @@ def test_where_nothing_keeps_partitions_apart_none_is_created(
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_can_be_done(
     fixed, node_profile, reason
 ):
-    offered = offer_of(mig_gpu(**ON, fixed=fixed), profile=node_profile, features=NO_COUNTERS)
+    offered = offer_of(mig_gpu(on=True, fixed=fixed), profile=node_profile, features=NO_COUNTERS)
 
     (unavailable,) = offered.unavailable
     assert unavailable.what == f"GPU 0000:18:00.0 ({gpu(0).uuid})"
@@ -446,7 +445,7 @@ def test_a_gpu_whose_partitions_cannot_be_read_offers_none_and_says_why(
     node_profile, problem, reason
 ):
     offered = offer_of(
-        replace(mig_gpu(profiles=(), **ON), mig_problem=problem), profile=node_profile
+        replace(mig_gpu(profiles=(), on=True), mig_problem=problem), profile=node_profile
     )
 
     (unavailable,) = offered.unavailable
@@ -502,7 +501,7 @@ def test_an_instance_of_a_claim_is_not_unmanaged():
 
 def test_an_unusable_instance_hides_what_overlaps_it_and_says_what_to_do():
     useless = unusable(mig(H100), "3g.40gb", 4)
-    node_gpu = mig_gpu(H100, unusable=(useless,), **ON)
+    node_gpu = mig_gpu(H100, unusable=(useless,), on=True)
 
     offered = offer_of(node_gpu)
 
@@ -521,7 +520,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_unusable():
     listed = instance(mig(H100), "1g.10gb", 0)
     unlisted = replace(listed, key=replace(listed.key, profile_id=77))
 
-    offered = offer_of(mig_gpu(H100, instances=(unlisted,), **ON), profile=DEFAULT_PROFILE)
+    offered = offer_of(mig_gpu(H100, instances=(unlisted,), on=True), profile=DEFAULT_PROFILE)
 
     assert offered.devices == ()
     assert (
@@ -544,7 +543,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_unusable():
 def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_slices(
     board, cuda, expected
 ):
-    offered = offer_of(replace(mig_gpu(board, **ON), cuda_driver_version=Version(cuda)))
+    offered = offer_of(replace(mig_gpu(board, on=True), cuda_driver_version=Version(cuda)))
 
     assert {
         device.partition.profile.slices: device.shape.shares for device in partitions(offered)
@@ -781,7 +780,7 @@ def test_without_counters_a_whole_gpu_that_is_held_hides_instances_of_others():
 
 
 def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
-    before = offer_of(mig_gpu(**ON))
+    before = offer_of(mig_gpu(on=True))
     held = holding(of(before, "1g.5gb"))
 
     assert names(offer_of(mig_gpu(), held=held)) == names(before)

@@ -30,19 +30,16 @@ from tests.plan.profile_rules import any_rules
 EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
 
 
-def document(board="a100-40", name="3g.20gb", start=4, **fields):
+def document(board="a100-40", name="3g.20gb", start=4, topology=EVERYWHERE, **fields):
     """Of one partition."""
-    gpu = mig_gpu(board)
-    gpu_fields = {key: fields.pop(key) for key in ("topology",) if key in fields}
-    device = Device(
-        replace(gpu, **gpu_fields), partition=partition(mig(board), name, start), **fields
-    )
+    gpu = replace(mig_gpu(board), topology=topology)
+    device = Device(gpu, partition=partition(mig(board), name, start), **fields)
     (published,) = published_devices(Offer((device,)))
     return published
 
 
 def test_a_partition_that_is_created_for_claims_has_the_names_of_nvidias_driver():
-    device = document(topology=EVERYWHERE, takes=(("block-4-4", 4),))
+    device = document(takes=(("block-4-4", 4),))
 
     assert device == {
         "name": "gpu-0-mig-3g20gb-9-4",
@@ -104,7 +101,7 @@ def test_of_a_shared_partition_a_claim_takes_nothing_that_it_does_not_name():
 
 
 def test_a_partition_that_serves_claims_for_a_gpu_says_so_and_has_no_peers():
-    device = document(as_gpu=True, topology=EVERYWHERE)
+    device = document(as_gpu=True)
 
     assert device["attributes"]["asGpu"] == {"bool": True}
     assert device["attributes"]["nvlinkPeers"] == {"int": 0}
@@ -128,7 +125,6 @@ def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
         start=0,
         shape=SLICEABLE,
         instance=instance(mig(board), name, 0),
-        topology=EVERYWHERE,
         as_gpu=True,
     )
 
@@ -179,7 +175,7 @@ def pool_of(offered):
 def test_the_api_server_takes_sixteen_gpus_with_partitions(board, profiles):
     gpus = tuple(
         replace(
-            mig_gpu(board, minor, on=True, pending=True),
+            mig_gpu(board, minor, on=True),
             uuid=GpuUuid(f"GPU-{minor}"),
             topology=EVERYWHERE,
         )
@@ -214,7 +210,7 @@ def test_the_api_server_takes_the_slices_of_every_bundled_node(name, node_profil
 def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
     """More of them would leave the pool incomplete until the last is written."""
     gpus = [
-        replace(mig_gpu("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
+        replace(mig_gpu("a100-40", minor, on=True), uuid=GpuUuid(f"GPU-{minor}"))
         for minor in range(number)
     ]
     before = pool_of(build_offer(Inventory(tuple(gpus)), dynamic(), ApiFeatures(), {}))
@@ -255,9 +251,7 @@ def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
     first = boards()[board][0].name
     of_mig = MigRules(True, tuple(patterns), single=single, replicas=((first, number),))
     instances = (instance(mig(board), first, 0),) if taken else ()
-    node = Inventory(
-        (mig_gpu(board, on=True, pending=True, instances=instances), mig_gpu(board, 1, on=False))
-    )
+    node = Inventory((mig_gpu(board, on=True, instances=instances), mig_gpu(board, 1, on=False)))
     everything = profile(
         **{field: getattr(rules, field) for field in rules.__dataclass_fields__ if field != "mig"},
         mig=of_mig,

@@ -56,7 +56,7 @@ class World:
         self.watch = LostInstances(node, self.records, node, node, self.metrics)
 
     def inventory(self):
-        gpu = mig_gpu(on=True, pending=True, instances=self.last_look)
+        gpu = mig_gpu(on=True, instances=self.last_look)
         return Inventory((gpu if self.is_known else replace(gpu, mig=None),))
 
     def instance(self, gpu, key):

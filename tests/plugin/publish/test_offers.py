@@ -30,7 +30,7 @@ class World:
 
 H100 = "h100-80-sxm"
 ONE = instance(mig(H100), "1g.10gb", 0)
-EMPTY, PARTITIONED = mig_gpu(H100), mig_gpu(H100, on=True, pending=True, instances=(ONE,))
+EMPTY, PARTITIONED = mig_gpu(H100), mig_gpu(H100, on=True, instances=(ONE,))
 
 
 class ChangingNode(FakeNode):

@@ -57,7 +57,6 @@ def board(name=A100, minor=0, *, on=True, present=(), unusable=(), **fields):
         name,
         minor,
         on=on,
-        pending=on,
         instances=tuple(
             MigInstance(partition_key, number, 0, GpuUuid(f"MIG-{number}"))
             for number, partition_key in enumerate(present)
@@ -456,7 +455,7 @@ def test_a_gpu_is_changed_as_the_layout_says(node_gpu, desired, managed, expecte
             board(unusable=ONES[:1]), asked(g1_5gb=7), (), "1g.5gb at 0", id="half of one"
         ),
         pytest.param(
-            boards.mig_gpu(on=True, pending=True, unusable=(UnusableGpuInstance(ONES[0], 1, 2),)),
+            boards.mig_gpu(on=True, unusable=(UnusableGpuInstance(ONES[0], 1, 2),)),
             asked(on=False),
             ONES[:1],
             "1g.5gb at 0",

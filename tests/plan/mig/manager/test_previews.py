@@ -32,7 +32,7 @@ def preview(gpu, layout=HALVES, state=None, claimed=frozenset(), waits=""):
 
 def with_instances(*places, **fields):
     instances = tuple(instance(mig(), name, start, gi) for gi, (name, start) in enumerate(places))
-    return mig_gpu(on=True, pending=True, instances=instances, **fields)
+    return mig_gpu(on=True, instances=instances, **fields)
 
 
 def refusal(gpu, layout=HALVES):
