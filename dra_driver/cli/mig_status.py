@@ -15,7 +15,7 @@ from dra_driver.model.gpus import (
     Placement,
     UnusableGpuInstance,
 )
-from dra_driver.model.mig_layouts import LayoutInstance, LayoutState, MigState
+from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.records import Holding
 
 WHOLE_GPU = "the whole GPU"
@@ -83,18 +83,16 @@ def _claimed_placement(
 def _unclaimed_placement(
     mig: MigInfo, instance: MigInstance, layout_instances: Collection[LayoutInstance]
 ) -> OccupiedPlacement:
+    key = instance.key
     if not instance.uuid:
-        return OccupiedPlacement(
-            instance.key.placement, profile_name(mig, instance.key), "to be created by its layout"
-        )
+        owner = "to be created by its layout"
+        return OccupiedPlacement(key.placement, profile_name(mig, key), owner)
     by_layout = any(
         made.key == instance.key and made.uuid in ("", instance.uuid) for made in layout_instances
     )
     maker = "made by a layout" if by_layout else "not made by this driver"
-    name = profile_name(mig, instance.key)
-    return OccupiedPlacement(
-        instance.key.placement, name, f"{instance.uuid}  {maker}", key=instance.key
-    )
+    owner = f"{instance.uuid}  {maker}"
+    return OccupiedPlacement(key.placement, profile_name(mig, key), owner, key=key)
 
 
 def _unusable_placement(mig: MigInfo, instance: UnusableGpuInstance) -> OccupiedPlacement:
@@ -117,29 +115,20 @@ def unusable_instance_message(instance: UnusableGpuInstance) -> str:
 LAYOUTS = "MIG layouts"
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutProgress:
-    """One layout on the GPUs on which it has one state, for one reason."""
-
-    layout: str
-    state: LayoutState
-    reason: str
-    gpus: tuple[str, ...]
-
-    def __str__(self) -> str:
-        text = f"{self.layout} on {abbreviated(self.gpus)}: {self.state}"
-        return f"{text}: {self.reason}" if self.reason else text
-
-
-def layout_progress(mig_state: MigState, gpus: Iterable[Gpu]) -> Iterator[LayoutProgress]:
-    progress: dict[tuple[str, LayoutState, str], list[str]] = {}
+def layout_progress(mig_state: MigState, gpus: Iterable[Gpu]) -> list[tuple[LayoutState, str]]:
+    """How far layouts are, in words; GPUs that are equally far are told together."""
+    names: dict[LayoutOutcome, list[str]] = defaultdict(list)
     for gpu in gpus:
         if (outcome := mig_state.outcomes.get(gpu.uuid)) is not None:
-            progress.setdefault((outcome.layout, outcome.state, outcome.reason), []).append(
-                gpu.name
-            )
-    for (layout, state, reason), names in progress.items():
-        yield LayoutProgress(layout, state, reason, tuple(names))
+            names[outcome].append(gpu.name)
+    return [
+        (
+            outcome.state,
+            f"{outcome.layout} on {abbreviated(on)}: {outcome.state}"
+            + (f": {outcome.reason}" if outcome.reason else ""),
+        )
+        for outcome, on in names.items()
+    ]
 
 
 def pending_layouts(mig_state: MigState, gpus: Iterable[Gpu]) -> dict[DeviceName, str]:
@@ -154,7 +143,7 @@ def pending_layouts(mig_state: MigState, gpus: Iterable[Gpu]) -> dict[DeviceName
 
 def layout_lines(mig_state: MigState, gpus: Collection[Gpu]) -> Iterator[str]:
     """What ``dra-driver devices`` says of layouts."""
-    yield from (f"layout {progress}" for progress in layout_progress(mig_state, gpus))
+    yield from (f"layout {text}" for _, text in layout_progress(mig_state, gpus))
     if mig_state.problem:
         yield f"layout: {mig_state.problem}"
     yield from (
@@ -172,18 +161,15 @@ def layout_findings(mig_state: MigState, gpus: Collection[Gpu]) -> Iterator[Find
             mig_state.problem,
             f"mend that: {MIG_CONFIG_LABEL} of the Node, else the profile's mig.layout, names it",
         )
-    for progress in layout_progress(mig_state, gpus):
-        match progress.state:
+    for state, text in layout_progress(mig_state, gpus):
+        match state:
             case LayoutState.SUCCESS:
-                yield ok(LAYOUTS, str(progress))
+                yield ok(LAYOUTS, text)
             case LayoutState.PENDING:
-                yield warn(
-                    LAYOUTS,
-                    str(progress),
-                    "nothing, or end what it waits for: it is done once nothing uses the GPU",
-                )
+                remedy = "nothing, or end what it waits for: it is done once nothing uses the GPU"
+                yield warn(LAYOUTS, text, remedy)
             case LayoutState.FAILED:
-                yield fail(LAYOUTS, str(progress), "mend that, or choose another layout")
+                yield fail(LAYOUTS, text, "mend that, or choose another layout")
     for gpu in gpus:
         if gpu.uuid in mig_state.mode_problems:
             # it says what to do
