@@ -7,7 +7,7 @@ import pytest
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
 from dra_driver.model.offer import Device, Replica
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding, holdings_by_gpu
 from tests.builders import gpu, gpu_uuid, holding, record, ref
 from tests.fakes.mig import ONE, partition, partition_device
 
@@ -67,3 +67,12 @@ def test_a_partition_has_a_word_for_its_instance_until_it_is_cut() -> None:
 
     assert (before.uuid, before.memory_of, before.unit) == (placeholder_uuid(gpu, key), None, name)
     assert (after.uuid, after.memory_of, after.unit) == ("MIG-a", "MIG-a", name)
+
+
+def test_what_is_held_of_each_gpu_is_in_the_order_of_claims() -> None:
+    first, second = record("a"), record("b", "gpu-1", "gpu-0")
+
+    assert holdings_by_gpu([second, first]) == {
+        gpu_uuid(0): (first.holdings[0], second.holdings[1]),
+        gpu_uuid(1): (second.holdings[0],),
+    }

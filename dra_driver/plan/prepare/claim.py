@@ -84,8 +84,6 @@ class ClaimPlan:
 
     def settled(self, instances: CreatedInstances) -> "ClaimPlan":
         """The plan with its instances, once its partitions were created."""
-        if not instances:
-            return self
         steps, grants = with_instances(self.steps, self.grants, instances)
         return replace(self, grants=grants, steps=steps)
 
