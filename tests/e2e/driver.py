@@ -71,12 +71,14 @@ class Driver:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def write_kubeconfig(self) -> None:
-        """A kubeconfig with a token of the plugin's service account, bound to the node."""
+        """What a pod of the plugin's service account has: a CA and a token, bound to the node."""
         admin = yaml.safe_load(self.kube.config.read_text())
         server = dict(admin["clusters"][0]["cluster"])
-        if authority := server.pop("certificate-authority", None):
-            data = (self.kube.config.parent / authority).read_bytes()
-            server["certificate-authority-data"] = base64.b64encode(data).decode()
+        if authority := server.get("certificate-authority"):
+            server["certificate-authority"] = str(self.kube.config.parent / authority)
+        elif data := server.pop("certificate-authority-data", None):
+            (self.directory / "ca.crt").write_bytes(base64.b64decode(data))
+            server["certificate-authority"] = str(self.directory / "ca.crt")
         (self.directory / "token").write_text(self.token())
         self.kubeconfig.write_text(
             yaml.safe_dump(

@@ -1,6 +1,9 @@
 """The one door to the API server, with the real client library over real HTTP."""
 
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from itertools import islice
@@ -16,7 +19,7 @@ from dra_driver.base.errors import (
     SettingsError,
     Unreachable,
 )
-from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
@@ -296,6 +299,56 @@ def test_credentials_that_cannot_be_used_are_a_setting_to_mend(tmp_path):
 
     with pytest.raises(SettingsError, match=r"absent\.crt"):
         ApiClient(load_kubeconfig(path))
+
+
+def test_a_ca_that_is_not_there_is_a_setting_to_mend(tmp_path):
+    access = service_account(tmp_path, "127.0.0.1", "1")
+    (tmp_path / "ca.crt").unlink()
+
+    with pytest.raises(SettingsError, match=r"no file .*ca\.crt"):
+        ApiClient(access)
+
+
+def test_a_plugin_in_a_pod_does_without_the_official_client(tmp_path):
+    code = f"""
+import pathlib, sys
+import dra_driver.plugin.run
+from dra_driver.k8s.access import load_in_cluster
+from dra_driver.k8s.client import ApiClient
+environ = {{"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}}
+ApiClient(load_in_cluster(pathlib.Path({str(tmp_path)!r}), environ))
+assert "kubernetes" not in sys.modules
+"""
+    service_account(tmp_path, "127.0.0.1", "1")
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={})
+
+
+def test_a_proxy_of_the_environment_is_used(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        client = ApiClient(service_account(tmp_path, "api.example", "6443"), QUICK)
+        call = threading.Thread(target=unreachable, args=[client])
+        call.start()
+        connection, _ = proxy.accept()
+        with connection:
+            assert connection.recv(100).startswith(b"CONNECT api.example:6443")
+        proxy.close()
+        call.join()
+
+
+def service_account(directory, host, port):
+    """What a pod has."""
+    (directory / "token").write_text("secret")
+    (directory / "ca.crt").touch()
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    return load_in_cluster(directory, environ)
+
+
+def unreachable(client):
+    with pytest.raises(Unreachable):
+        client.get("/version", deadline_seconds=1)
 
 
 def test_a_watch_tells_what_happens_from_where_it_starts(server, api):

@@ -1,5 +1,6 @@
 """What a real API server does: our client, our slices, and the fake that our other tests trust."""
 
+import base64
 import os
 import re
 import subprocess
@@ -8,8 +9,8 @@ import time
 
 import pytest
 
-from dra_driver.base.errors import Conflict, NotFound, Refused
-from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.base.errors import Conflict, Forbidden, NotFound, Refused, Unreachable
+from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
 from dra_driver.k8s.api import FROM_WATCH_CACHE
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef
@@ -268,6 +269,36 @@ def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):
 
     assert list(watch) == []
     assert 0.1 < time.monotonic() - began < 2
+
+
+def test_a_ca_that_was_replaced_counts_from_the_next_connection(cluster, tmp_path):
+    admin = load_kubeconfig(cluster.kubeconfig).config["clusters"][0]["cluster"]
+    host, port = admin["server"].removeprefix("https://").split(":")
+    make_another_ca(tmp_path)
+    (tmp_path / "token").write_text("nobody's")
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    client = ApiClient(load_in_cluster(tmp_path, environ))
+    with pytest.raises(Unreachable, match="no trusted connection"):
+        client.get("/api", deadline_seconds=1)
+
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(admin["certificate-authority-data"]))
+
+    with pytest.raises(Forbidden):
+        client.get("/api")
+    client.close()
+
+
+def make_another_ca(directory):
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-days", "1"),
+            *("-subj", "/CN=another", "-keyout", directory / "ca.key"),
+            *("-out", directory / "ca.crt"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 READS = 50
