@@ -47,7 +47,7 @@ def convert_claim_to_v1(document: Mapping[str, Any]) -> Document:
     """A ResourceClaim of any version in the shape of v1."""
     spec = dict(document.get("spec") or {})
     devices = dict(spec.get("devices") or {})
-    if "requests" in devices:
+    if devices.get("requests"):  # a claim without any has null there: Go writes no empty list
         devices["requests"] = [_exactly(request) for request in devices["requests"]]
         spec["devices"] = devices
     return {**document, "apiVersion": f"{RESOURCE_GROUP}/v1", "kind": "ResourceClaim", "spec": spec}

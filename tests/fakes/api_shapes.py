@@ -43,7 +43,7 @@ def write_as(api_version: str, stored: Object) -> Object:
             {"name": device["name"], "basic": {k: v for k, v in device.items() if k != "name"}}
             for device in spec["devices"]
         ]
-    if stored["kind"] == "ResourceClaim" and "requests" in spec.get("devices", {}):
+    if stored["kind"] == "ResourceClaim" and spec.get("devices", {}).get("requests"):
         requests = [
             {"name": each["name"], **each.get("exactly", {})} if "exactly" in each else each
             for each in spec["devices"]["requests"]

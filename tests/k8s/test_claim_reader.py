@@ -142,6 +142,15 @@ def test_a_claim_whose_api_version_went_away_is_not_gone(server, reader):
     assert reader.exists(REF)
 
 
+@pytest.fixture
+def without_requests(server):
+    """A claim that asks for nothing: the API server takes it, and writes null for its requests."""
+    document = claim("asks-for-nothing", None)
+    document["spec"]["devices"]["requests"] = None
+    server.put(document)
+
+
+@pytest.mark.usefixtures("without_requests")
 def test_a_claim_is_found_by_its_uid_among_many(server, reader):
     for index in range(3):
         server.put(claim(f"c{index}"))
@@ -160,6 +169,7 @@ def test_a_claim_found_by_its_uid_without_anything_of_ours_is_refused(server, re
         reader.find_by_uid(ClaimUid("uid-of-c"))
 
 
+@pytest.mark.usefixtures("without_requests")
 @pytest.mark.parametrize("served", ["v1", "v1beta2", "v1beta1"])
 def test_what_was_allocated_of_this_node_is_known_whether_it_was_prepared_or_not(
     server, reader, served

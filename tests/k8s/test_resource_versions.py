@@ -102,11 +102,20 @@ def test_a_request_of_v1beta1_is_one_for_exactly_that():
     assert claim["status"] == old["status"]
 
 
-def test_a_claim_of_v1_stays_as_it_is():
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param(
+            {"requests": [{"name": "a", "exactly": {"deviceClassName": "gpu"}}]}, id="a request"
+        ),
+        pytest.param({"requests": None}, id="none, as the API server writes that"),
+    ],
+)
+def test_a_claim_of_v1_stays_as_it_is(devices):
     claim = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
-        "spec": {"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "gpu"}}]}},
+        "spec": {"devices": devices},
     }
 
     assert convert_claim_to_v1(claim) == claim
