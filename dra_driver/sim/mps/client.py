@@ -174,7 +174,7 @@ _CALLS: Final = ("attach", "show", "detach", "wedge", "wedge-server", "kill-serv
 
 
 def ask_daemon(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, Any]:
-    """What the daemon answers to whom *made* is a connection. TimeoutError."""
+    """What the daemon at the other end of *connection* answers. TimeoutError."""
     with connection:
         connection.settimeout(_SECONDS)
         try:

@@ -25,7 +25,7 @@ class ParsedCommand:
                 raise CommandRefused(f"Unknown option '--{name}'")
 
     def need(self, index: int, meaning: str) -> str:
-        """The plain word at *place*."""
+        """The plain word at *index*."""
         if index >= len(self.plain):
             raise CommandRefused(f"Missing argument: {meaning}")
         return self.plain[index]

@@ -297,7 +297,7 @@ class DaemonLoop:
             raise CommandRefused("CUDA_ERROR_NOT_PERMITTED")
 
     def _misses_shared_memory(self, names: list[str] | None) -> bool:
-        """*seen*: None where nobody looked."""
+        """*names*: of the files in the shared memory of the client; None where nobody looked."""
         shared = names is None or self._marker.name in names
         return self.control.options.protocol == 2 and not shared
 
