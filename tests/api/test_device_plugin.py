@@ -69,7 +69,7 @@ def test_the_file_with_everything_has_every_field_that_is_known():
     assert known == set(fields(document))
 
 
-def test_every_field_but_those_that_share_or_cut_is_told_to_have_no_meaning_here():
+def test_every_field_but_those_that_share_or_partition_is_told_to_have_no_meaning_here():
     document = load("everything")
     notes = dict(unused(read(**document)))
 

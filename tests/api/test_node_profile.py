@@ -97,7 +97,7 @@ def test_off_which_yaml_takes_for_false_is_off():
 
 
 @pytest.mark.parametrize("section", [False, "Off", "off", {"mode": False}, {"mode": "OFF"}])
-def test_partitions_that_are_not_cut_are_off(section):
+def test_partitions_that_are_not_created_are_off(section):
     (entry,) = read({"mig": section}).spec.gpus
 
     assert entry.mig == MigSectionConfig(mode="Off")

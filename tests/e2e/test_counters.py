@@ -44,7 +44,7 @@ def api_server(cluster, kube, driver):
     serve()
 
 
-def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
+def test_without_counters_existing_partitions_are_offered_and_with_them_possible_ones(
     cluster, kube, driver, api_server
 ):
     change_gpu(driver, mig=True, instances=[{"profile": "3g.40gb", "start": 0}])

@@ -139,7 +139,7 @@ def test_a_claim_is_configured_as_with_nvidias_driver(kube, driver):
     assert "MIG 2g.20gb" in log
 
 
-def test_the_first_alternative_is_taken_where_a_partition_can_be_cut(kube, driver):
+def test_the_first_alternative_is_taken_where_a_partition_can_be_created(kube, driver):
     alternatives = {
         "name": "gpu",
         "firstAvailable": [
@@ -198,7 +198,7 @@ def test_sixteen_gpus_of_a_node_offer_their_partitions(kube, driver, offered):
     assert existing_partitions(driver) == [(15, 0, 0)]
 
 
-def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
+def test_partitions_are_created_around_those_of_somebody_else(kube, driver):
     gpu = kube.uuid("gpu-0")
     change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": 0}])
     theirs = "gpu-0-mig-1g10gb-19-0"

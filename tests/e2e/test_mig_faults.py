@@ -12,7 +12,7 @@ from tests.e2e.mig import PARTITION, boards, change_gpu, described, modes, part,
 
 SMALL = 19  # the id of 1g.10gb
 MODE = "nvmlDeviceSetMigMode"
-CUT = "nvmlDeviceCreateGpuInstanceWithPlacement"
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 FILL = "nvmlGpuInstanceCreateComputeInstance"
 REMOVE = "nvmlGpuInstanceDestroy"
 
@@ -59,7 +59,7 @@ def refused(kube, name, *words):
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
-        (CUT, "UNKNOWN", ["creating"]),
+        (CREATE, "UNKNOWN", ["creating"]),
         (FILL, "UNKNOWN", ["compute instance"]),
         (FILL, "INSUFFICIENT_RESOURCES", ["compute instance"]),
         (MODE, "IN_USE", ["MIG mode cannot be turned on", "in use"]),
@@ -124,7 +124,7 @@ def scheduled(kube, driver, first):
     return schedule
 
 
-def test_a_partition_that_somebody_else_cut_meanwhile_is_used_and_left(
+def test_a_partition_that_somebody_else_created_meanwhile_is_used_and_left(
     kube, driver, first, scheduled
 ):
     start = scheduled()
@@ -175,7 +175,7 @@ def exactly(uuid):
     return request(cel=named, deviceClassName=PARTITION)
 
 
-def test_what_others_cut_survives_claims_kills_restarts_and_other_profiles(
+def test_what_others_created_survives_claims_kills_restarts_and_other_profiles(
     kube, driver, first, theirs
 ):
     before = driver.instances()
@@ -200,7 +200,7 @@ def test_what_others_cut_survives_claims_kills_restarts_and_other_profiles(
     assert (kube.uuid(NAME), driver.instances()) == (theirs, before)
 
 
-def test_a_partition_that_vanishes_under_a_pod_is_said_and_cut_anew_for_the_next_one(
+def test_a_partition_that_vanishes_under_a_pod_is_said_and_created_anew_for_the_next_one(
     kube, driver, first
 ):
     """By a reset, as nvidia-smi does it."""

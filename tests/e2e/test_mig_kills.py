@@ -16,7 +16,7 @@ from tests.fakes.nvml_calls import AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CREATES,
 
 SMALL = 19  # the id of 1g.10gb
 HALF = 9  # of 3g.40gb
-MODE, CUT, FILL = CREATES
+MODE, CREATE, FILL = CREATES
 EMPTY, REMOVE, _ = REMOVES
 BY_UUID = "nvmlDeviceGetHandleByUUID"  # how somebody's GPU is found, not what there is
 # What NVML itself calls what pynvml asks for.
@@ -64,7 +64,7 @@ def functions(*groups):
     ("coming", "going", "beside"),
     [
         pytest.param(MODE, MODE, False, id="mode"),
-        pytest.param(CUT, EMPTY, True, id="created and emptied"),
+        pytest.param(CREATE, EMPTY, True, id="created and emptied"),
         pytest.param(FILL, REMOVE, True, id="filled and removed"),
     ],
 )

@@ -36,7 +36,7 @@ def layout(driver, kube, simulated, profile):
     (driver.profiles / "layouts.yaml").unlink(missing_ok=True)
 
 
-def test_a_label_has_a_node_cut_and_another_one_says_how_far_that_is(kube, driver, layout):
+def test_a_label_has_a_node_partitioned_and_another_one_says_how_far_that_is(kube, driver, layout):
     layout("halves")
     wait("the layout", lambda: driver.layout_state() == "success", 30)
     halves = ["gpu-0-mig-3g20gb-9-0", "gpu-0-mig-3g20gb-9-4"]

@@ -110,7 +110,7 @@ class FakeNode:
             case SetMemoryLimits(gpu=gpu, pods=pods, strict=strict):
                 self._limit(gpu, pods, strict)
             case SetMigMode() | CreatePartition() | RemovePartition():
-                self._cut(step)
+                self._partition(step)
             case ServeMpsNamespace(namespace=namespace):
                 self._serve(namespace)
             case RemoveMpsNamespace(namespace=name):
@@ -122,7 +122,7 @@ class FakeNode:
         if not set(minors) <= have:
             raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
 
-    def _cut(self, step: SetMigMode | CreatePartition | RemovePartition) -> None:
+    def _partition(self, step: SetMigMode | CreatePartition | RemovePartition) -> None:
         match step:
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.set_mode(gpu, on)

@@ -59,7 +59,7 @@ def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:
     assert (holding.uuid, holding.memory_of, holding.unit) == ("GPU-a", "GPU-a", "gpu-0")
 
 
-def test_a_partition_has_a_word_for_its_instance_until_it_is_cut() -> None:
+def test_a_partition_has_a_word_for_its_instance_until_it_is_created() -> None:
     key, gpu = PartitionKey(19, 3, 1, 1), GpuUuid("GPU-a")
     name = DeviceName("gpu-0-mig-1g5gb-19-3")
     before = Holding(ref(), name, gpu=gpu, partition=key)

@@ -1,4 +1,4 @@
-"""Places on a GPU that can be cut, and what lies there."""
+"""Places on a GPU that can be partitioned, and what lies there."""
 
 import pytest
 from hypothesis import given

@@ -145,7 +145,7 @@ def first_partition(node):
     return Partition(profile, profile.placements[-1]).key
 
 
-def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
+def test_a_partition_is_created_with_its_device_files_and_removed_again(opened):
     with opened() as node:
         gpu, key = gpu_of(node), first_partition(node)
         assert node.current_setting(SetMigMode(gpu, True)) is False
@@ -166,7 +166,7 @@ def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
             node.device_files((0,), names)
 
 
-def test_what_was_cut_outlives_who_cut_it(opened):
+def test_partitions_outlive_the_process_that_created_them(opened):
     with opened() as node:
         gpu, key = gpu_of(node), first_partition(node)
         node.carry_out(SetMigMode(gpu, True))

@@ -205,11 +205,11 @@ def test_the_shares_that_a_container_is_told_of_are_the_shares_that_it_was_given
 def test_an_instance_takes_the_capabilities_of_itself_and_of_no_other():
     claim = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
     plan = plan_claim(claim, mig_offer(), (), POOL)
-    cut = instance(ONE, 2, gi=9)
+    created = instance(ONE, 2, gi=9)
 
-    (device,) = container_devices(plan.settled({plan.grants[0].device.uuid: cut}), (), {})
+    (device,) = container_devices(plan.settled({plan.grants[0].device.uuid: created}), (), {})
 
-    assert (device.instance, device.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
+    assert (device.instance, device.capabilities) == (created, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
 
 
 def test_who_looks_on_may_monitor_instances_where_a_gpu_can_have_some():
@@ -239,8 +239,8 @@ def test_a_driver_without_mig_gives_a_monitor_its_gpu_all_the_same():
 def test_a_container_is_told_its_instance_by_the_name_of_the_partition():
     claim = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
     plan = plan_claim(claim, mig_offer(), (), POOL)
-    cut = instance(ONE, 2, name="x")
+    created = instance(ONE, 2, name="x")
 
-    variables = environment([(plan.settled({plan.grants[0].device.uuid: cut}), {"gpu"})])
+    variables = environment([(plan.settled({plan.grants[0].device.uuid: created}), {"gpu"})])
 
     assert variables["GPU_DEVICE_0_MIG_1G10GB_19_2_UUID"] == "MIG-x"

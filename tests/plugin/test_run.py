@@ -45,7 +45,7 @@ def test_from_start_to_sigterm(
     assert not [p for p in (home / "kubelet").rglob("*") if p.is_socket()]
 
 
-def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that_is(
+def test_a_label_of_the_node_has_its_gpus_partitioned_and_another_one_tells_how_far_that_is(
     server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process]
 ) -> None:
     def label(layout: str) -> None:

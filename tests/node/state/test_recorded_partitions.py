@@ -1,4 +1,4 @@
-"""What was cut for claims is known, whatever becomes of their records."""
+"""The partitions that were created for claims are known, whatever becomes of their records."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def ledger(tmp_path):
 
 
 @pytest.mark.parametrize("uuid", ["", "MIG-1"])
-def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path, ledger, uuid):
+def test_partitions_of_an_unreadable_record_are_known_with_its_steps(tmp_path, ledger, uuid):
     written = of(uuid=uuid, completed=bool(uuid))
     ledger.write(written)
     damage(tmp_path)
@@ -84,8 +84,8 @@ def test_where_both_are_damaged_nothing_is_known(tmp_path, ledger, text):
 def test_what_is_known_of_another_claim_is_not_taken_for_this_ones(tmp_path, ledger):
     ledger.write(of())
     damage(tmp_path)
-    cuts = tmp_path / "boot/uid-claim.partitions"
-    cuts.write_text(cuts.read_text().replace("uid-claim", "uid-other"))
+    partitions_file = tmp_path / "boot/uid-claim.partitions"
+    partitions_file.write_text(partitions_file.read_text().replace("uid-claim", "uid-other"))
 
     assert opened(tmp_path).partitions_record(ref().uid) is None
 
