@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dra_driver.model.gpus import Gpu, GpuUuid, Partition, PartitionKey
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Partition, PartitionKey
 from dra_driver.model.offer import Fractional, Replica, partition_name
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
@@ -153,7 +153,9 @@ def gpu_usages(
             names[uuid],
             by_uuid.get(uuid),
             held_devices[uuid],
-            uncertain=any(damaged.may_hold(uuid) for damaged in unreadable),
+            uncertain=any(
+                damaged.may_hold(uuid, DeviceName(names[uuid])) for damaged in unreadable
+            ),
         )
         for uuid in sorted(names, key=lambda uuid: _minor(names[uuid]))
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dra_driver.cli.doctor.host_checks import LedgerSnapshot
 from dra_driver.k8s.claims import ClaimUid
-from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.gpus import DeviceName
 from dra_driver.node.state.ledger_files import DamagedRecord
 
 
@@ -20,7 +20,7 @@ def ledger(*records, damaged=None):
             ClaimUid(uid),
             Path(f"/s/{uid}"),
             "it is cut short",
-            names and {GpuUuid(name): DeviceName(name) for name in names},
+            names=frozenset(map(DeviceName, names or ())),
         )
         for uid, names in (damaged or {}).items()
     }

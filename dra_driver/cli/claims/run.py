@@ -132,7 +132,7 @@ def report_document(report: ClaimsReport) -> dict[str, Any]:
                 "uid": unavailable.uid,
                 "path": str(unavailable.path),
                 "reason": unavailable.reason,
-                "mayHold": sorted((unavailable.gpus or {}).values()),
+                "mayHold": sorted(unavailable.names),
             }
             for unavailable in report.unreadable.values()
         ],
@@ -271,7 +271,7 @@ def report_text(report: ClaimsReport, ledger: Path, output: str, terminal: Termi
         lines.append(f"no claim is prepared on this node (ledger: {ledger})")
     lines += [
         f"unreadable: {damaged.path}: {damaged.reason}; its claim may hold "
-        f"{abbreviated(sorted((damaged.gpus or {}).values())) or 'any GPU'}"
+        f"{abbreviated(sorted(damaged.names)) or 'any GPU'}"
         for damaged in report.unreadable.values()
     ]
     lines += [

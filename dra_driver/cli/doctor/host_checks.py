@@ -204,7 +204,7 @@ def cdi_problem_findings(problems: Sequence[str], kind: str) -> Iterator[Finding
 
 def ledger_findings(directory: Path, ledger: LedgerSnapshot) -> Iterator[Finding]:
     for damaged in ledger.unreadable.values():
-        held = abbreviated(sorted((damaged.gpus or {}).values())) or "every GPU"
+        held = abbreviated(sorted(damaged.names)) or "every GPU"
         yield fail(
             LEDGER,
             f"{damaged.path} cannot be read: {damaged.reason}",

@@ -25,7 +25,7 @@ from dra_driver.base.codec import Undecodable
 from dra_driver.base.errors import ClaimError, ClaimRecordLost
 from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.k8s.claims import ClaimUid
-from dra_driver.model.gpus import Gpu, GpuUuid, PartitionKey
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, PartitionKey
 from dra_driver.model.records import ClaimRecord, Holding, HoldingsByGpu, holdings_by_gpu
 from dra_driver.model.steps import CreatePartition, SetMigMode
 from dra_driver.node.state.ledger_files import (
@@ -263,11 +263,13 @@ class Ledger:
             before = self._held
             self._changed.wait_for(lambda: self._held is not before, timeout_seconds)
 
-    def narrow(self, uid: ClaimUid, gpus: Iterable[Gpu]) -> None:
-        """The claim of an unreadable record holds something of these GPUs, and of no others."""
+    def narrow(self, uid: ClaimUid, names: Collection[DeviceName], gpus: Iterable[Gpu]) -> None:
+        """The claim of an unreadable record holds something of the GPUs of these names, and of no
+        others. *gpus*: those of the node that can be seen now."""
+        uuids = frozenset(gpu.uuid for gpu in gpus if gpu.name in names)
         with self._lock:
             if (damaged := self._aside.get(uid)) is not None:
-                self._aside[uid] = replace(damaged, gpus={gpu.uuid: gpu.name for gpu in gpus})
+                self._aside[uid] = replace(damaged, gpus=uuids, names=frozenset(names))
 
     def write(self, record: ClaimRecord) -> None:
         """Replace the record of a claim, atomically, after what it says of partitions. NodeError:

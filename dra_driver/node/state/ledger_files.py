@@ -73,11 +73,13 @@ class DamagedRecord:
     uid: ClaimUid
     path: Path
     reason: str
-    gpus: Mapping[GpuUuid, DeviceName] | None
-    """Those that it may hold, each all of it, and what they are called. None: any of the node's."""
+    gpus: frozenset[GpuUuid] = frozenset()  # those that it may hold, each all of it
+    names: frozenset[DeviceName] = frozenset()  # what they are called; empty: it may hold any GPU
 
-    def may_hold(self, gpu: GpuUuid) -> bool:
-        return self.gpus is None or gpu in self.gpus
+    def may_hold(self, gpu: GpuUuid | None, name: DeviceName) -> bool:
+        """Whether it may hold the GPU of that name. One that was not seen when the record was read,
+        or whose UUID is damaged, is known by its name only."""
+        return not self.names or gpu in self.gpus or name in self.names
 
 
 def read_ledger_directory(
@@ -136,7 +138,8 @@ def _read_one(
         if uid != record.claim.uid:
             raise Undecodable(f"it is of claim UID {record.claim.uid}")
     except Undecodable as e:
-        aside[uid] = DamagedRecord(uid, path, str(e), _named_gpus(text))
+        named = _named_gpus(text)
+        aside[uid] = DamagedRecord(uid, path, str(e), frozenset(named), frozenset(named.values()))
     else:
         records[uid] = (
             mark_ending(record) if path.suffix == ENDING_SUFFIX else without_texts(record)
@@ -169,17 +172,24 @@ def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
     return replace(damaged, path=moved)
 
 
-def _named_gpus(text: bytes) -> Mapping[GpuUuid, DeviceName] | None:
-    """The GPUs that a damaged record still names (``"device":"gpu-0","gpu":"GPU-…"``). None: it
-    names none, or the list of its holdings ends early, and what is missing may have named others.
-    """
+def _named_gpus(text: bytes) -> Mapping[GpuUuid, DeviceName]:
+    """The GPUs that a damaged record still names, and what they were called. None at all where the
+    list of its holdings is damaged itself: what is missing may have named others."""
     record = text.decode(errors="replace")
     try:
-        json.JSONDecoder().raw_decode(record.partition('"holdings":')[2].lstrip())
-    except ValueError:
-        return None
-    named = re.findall(r'"device":\s*"([^"]+)",\s*"gpu":\s*"([^"]+)"', record)
-    return {GpuUuid(gpu): gpu_name_of(device) for device, gpu in named} or None
+        holdings, _ = json.JSONDecoder().raw_decode(record.partition('"holdings":')[2].lstrip())
+        return {
+            GpuUuid(_text(holding["gpu"])): gpu_name_of(_text(holding["device"]))
+            for holding in holdings
+        }
+    except (ValueError, TypeError, KeyError):
+        return {}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError
 
 
 _UID = re.compile(r"[0-9A-Za-z]([\w.:-]*[0-9A-Za-z])?", re.ASCII)  # another file is not ours

@@ -22,7 +22,7 @@ from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, Pod
 from dra_driver.k8s.pods import PodReader, PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid
-from dra_driver.model.offer import Offer
+from dra_driver.model.offer import Offer, gpu_name_of
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
@@ -35,12 +35,16 @@ from dra_driver.plugin.claims.dependencies import PrepareDependencies
 from dra_driver.plugin.claims.partitions import ClaimPartitions
 
 
-def refuse_unreadable(record: ClaimRecord, set_aside: Iterable[DamagedRecord]) -> None:
-    """NodeError: the claim of a damaged record may hold a GPU that *record* is to hold."""
-    gpus = {holding.gpu for holding in record.holdings if not holding.admin}
+def refuse_unreadable(claim: Claim, offer: Offer, set_aside: Iterable[DamagedRecord]) -> None:
+    """NodeError: the claim of a damaged record may hold a GPU of *claim*."""
+    names = {DeviceName(each.device) for each in claim.allocations if not each.admin}
+    devices = {name: offer.by_name.get(name) for name in names}
+    gpus = {
+        (device.gpu.uuid if device else None, gpu_name_of(name)) for name, device in devices.items()
+    }
     for aside in set_aside:
-        if aside.uid != record.claim.uid and any(map(aside.may_hold, gpus)):
-            waits = f"claim {record.claim} has to wait: its device may be held by"
+        if aside.uid != claim.ref.uid and any(aside.may_hold(*gpu) for gpu in gpus):
+            waits = f"claim {claim.ref} has to wait: its device may be held by"
             until = "it is settled as soon as the API server can be asked about that claim"
             raise NodeError(
                 f"{waits} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
@@ -152,6 +156,8 @@ class Planner:
     ) -> ClaimPlan:
         """While nobody else acts on *gpus*. Errors as ``plan_claim`` says, NodeError where somebody
         else has changed a GPU, and GpusChanged where the claim turns out to be for others."""
+        # Before anything is said of what is in the way: it may be of such a record.
+        refuse_unreadable(claim, offer, self._ledger.set_aside())
         neighbours = self._ledger.neighbours(claim.ref.uid, gpus)
         partitions_record = self._ledger.partitions_record(claim.ref.uid)
         others = (*neighbours, *partitions_left_behind(partitions_record))
@@ -168,7 +174,6 @@ class Planner:
             if not plan.record.gpus <= set(gpus):
                 raise GpusChanged
             self._partitions.refuse_taken(plan, others)
-        refuse_unreadable(plan.record, self._ledger.set_aside())
         self._partitions.remove_recorded(partitions_record, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)
         current = dict(

@@ -129,7 +129,7 @@ class PreparedClaims:
         with self._lease(deadline.remaining), self._locks.gpus.hold([gpu.uuid], deadline.remaining):
             if not all(holding.admin for holding in self._ledger.held().get(gpu.uuid, ())):
                 return False
-            if any(damaged.may_hold(gpu.uuid) for damaged in self._ledger.set_aside()):
+            if any(damaged.may_hold(gpu.uuid, gpu.name) for damaged in self._ledger.set_aside()):
                 return False
             act()
         return True

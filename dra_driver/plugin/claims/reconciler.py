@@ -108,8 +108,7 @@ class ClaimReconciler:
         names = {gpu_name_of(each.device) for each in allocations if each.pool == self._pool}
         if claim is None or not names:
             return None
-        # A GPU that cannot be seen now is given to nobody; the next look asks again.
-        self._ledger.narrow(aside.uid, [gpu for gpu in self._gpus() if gpu.name in names])
+        self._ledger.narrow(aside.uid, names, self._gpus())
         return claim.ref
 
     def _settle(self, aside: DamagedRecord, ref: ClaimRef | _ClaimUnknown | None) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dra_driver.base.errors import ClaimError, ClaimRecordLost, NodeError
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
-from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
@@ -141,33 +141,51 @@ def test_an_unreadable_record_is_set_aside_with_its_reason(tmp_path, ledger, tex
 
 
 @pytest.mark.parametrize(
-    ("damage", "gpus"),
+    ("damage", "names"),
     [
         pytest.param(
             lambda text: text.replace(b'"version":1', b'"version":9'),
-            {gpu_uuid(2): "gpu-2"},
+            {"gpu-1", "gpu-2"},
             id="whole",
         ),
         pytest.param(
-            lambda text: text[:-20], {gpu_uuid(2): "gpu-2"}, id="cut short behind its holdings"
+            lambda text: text[:-20], {"gpu-1", "gpu-2"}, id="cut short behind its holdings"
         ),
         pytest.param(
             lambda text: text[: text.index(b'"holdings":') + 30],
-            None,
+            set(),
             id="cut short within them: what is missing may name others",
+        ),
+        pytest.param(
+            lambda text: text.replace(gpu_uuid(2).encode(), b"GPU-?"),
+            {"gpu-1", "gpu-2"},
+            id="a UUID damaged: the name counts",
+        ),
+        pytest.param(
+            lambda text: text.replace(b'"device":"gpu-2","gpu"', b'"device":"gpu-2","gqu"'),
+            set(),
+            id="the UUID of one missing: it may be of any GPU",
+        ),
+        pytest.param(
+            lambda text: text.replace(f'"{gpu_uuid(2)}"'.encode(), b"2"),
+            set(),
+            id="the UUID of one no text",
         ),
     ],
 )
-def test_a_damaged_record_tells_which_gpus_it_names(tmp_path, damage, gpus):
-    text = damage(encode_record(started("claim", "gpu-2")))
+def test_a_damaged_record_tells_which_gpus_it_names(tmp_path, damage, names):
+    text = damage(encode_record(started("claim", "gpu-1", "gpu-2"))).replace(
+        b'"version":1', b'"version":9'
+    )
     (tmp_path / BOOT).mkdir()
     (tmp_path / BOOT / "uid-claim.json").write_bytes(text)
 
     (aside,) = again(tmp_path).set_aside()
 
-    assert aside.gpus == gpus
-    assert aside.may_hold(gpu_uuid(2))
-    assert aside.may_hold(gpu_uuid(3)) is (gpus is None)
+    assert aside.names == names
+    assert [aside.may_hold(gpu_uuid(n), DeviceName(f"gpu-{n}")) for n in (1, 2)] == [True, True]
+    assert aside.may_hold(gpu_uuid(3), DeviceName("gpu-3")) is not bool(names)
+    assert aside.may_hold(gpu_uuid(1), DeviceName("gpu-3"))  # a GPU that is called otherwise now
 
 
 @pytest.mark.parametrize("name", ["old copy.json", ".json", ".uid-claim.json"])

@@ -18,7 +18,7 @@ from dra_driver.base.errors import (
     UnknownDevice,
 )
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
-from dra_driver.model.gpus import Inventory
+from dra_driver.model.gpus import DeviceName, Inventory
 from dra_driver.model.offer import Device, Offer
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
@@ -492,6 +492,21 @@ def test_a_record_that_says_nothing_at_all_stops_every_new_claim_but_no_old_one(
     with pytest.raises(NodeError, match="cannot be read"):
         world.prepare("gpu-0", name="new")
     assert world.preparer.prepare(ref("old"))
+
+
+def test_a_gpu_that_could_not_be_seen_when_its_record_was_damaged_is_kept_when_it_is_back(world):
+    seen = world.node.now
+    world.node.now = Inventory((gpu(1),))
+    (world.directory / "claims/boot/uid-victim.json").write_bytes(b"")
+    world.restart()
+    world.ledger.narrow(ClaimUid("uid-victim"), {DeviceName("gpu-0")}, world.node.refresh().gpus)
+    world.node.now = seen
+    world.node.refresh()
+
+    with pytest.raises(NodeError, match="may be held by the claim with UID uid-victim"):
+        world.prepare("gpu-0", name="other")
+    assert not world.preparer.prepared_claims.while_free(gpu(0), lambda: None)
+    assert world.prepare("gpu-1", name="elsewhere")
 
 
 def test_a_gpu_that_is_held_keeps_being_held_when_it_is_no_longer_offered(world):

@@ -4,6 +4,7 @@ import pytest
 
 from dra_driver.base.errors import DeviceHeldByClaim, Unreachable
 from dra_driver.k8s.claims import Claim, ClaimUid
+from dra_driver.model.gpus import DeviceName
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from tests.builders import POOL, allocation, gpu_uuid, inventory, record, ref
@@ -217,9 +218,10 @@ def test_two_records_that_say_nothing_do_not_stand_in_each_others_way(tmp_path):
 
     class Careful(Preparer):
         def prepare(self, claim):
-            gpu = gpu_uuid(1 if claim == ref("b") else 0)
+            minor = 1 if claim == ref("b") else 0
+            gpu = gpu_uuid(minor), DeviceName(f"gpu-{minor}")
             others = [aside for aside in ledger.set_aside() if aside.uid != claim.uid]
-            assert not any(aside.may_hold(gpu) for aside in others)
+            assert not any(aside.may_hold(*gpu) for aside in others)
             return super().prepare(claim)
 
     assert reconciler_of(ledger, api, Careful(ledger)).look() == 2
@@ -246,10 +248,11 @@ def test_an_unreadable_record_whose_claim_cannot_be_prepared_holds_only_its_own_
 
     assert reconciler_of(ledger, Api(ref("a")), Stuck(ledger)).look() == 0
     (aside,) = ledger.set_aside()
-    assert [aside.may_hold(gpu_uuid(minor)) for minor in (0, 1)] == [True, False]
+    gpus = inventory(2).gpus
+    assert [aside.may_hold(gpu.uuid, gpu.name) for gpu in gpus] == [True, False]
 
 
-def test_an_unreadable_record_of_a_gpu_that_cannot_be_seen_holds_none_that_can(tmp_path):
+def test_an_unreadable_record_of_a_gpu_that_cannot_be_seen_holds_that_one_only(tmp_path):
     set_aside(tmp_path, "a")
     ledger = opened(tmp_path)
     api = Api(ref("a"))
@@ -261,4 +264,7 @@ def test_an_unreadable_record_of_a_gpu_that_cannot_be_seen_holds_none_that_can(t
 
     assert reconciler_of(ledger, api, Stuck(ledger)).look() == 0
     (aside,) = ledger.set_aside()
-    assert not any(aside.may_hold(gpu.uuid) for gpu in inventory().gpus)
+    assert not any(aside.may_hold(gpu.uuid, gpu.name) for gpu in inventory().gpus)
+    assert aside.may_hold(
+        gpu_uuid(7), DeviceName("gpu-7")
+    )  # which may be back before the next look

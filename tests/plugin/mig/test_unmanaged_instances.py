@@ -403,6 +403,16 @@ def test_the_partition_of_an_unreadable_record_is_not_unmanaged(live_world):
     assert [device.name for device in after.devices] == [device.name for device in before.devices]
 
 
+def test_nobody_is_told_to_remove_what_may_be_of_an_unreadable_record(world):
+    world.prepare(FIRST, name="first")
+    (recorded,) = (world.directory / "claims").rglob("*.partitions")
+    recorded.write_text("{")
+    damage(world, "first")
+
+    with pytest.raises(NodeError, match="may be held by the claim with UID uid-first"):
+        world.prepare(FIRST, name="second")
+
+
 def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(live_world):
     live_world.prepare(FIRST)
     instances = dict(live_world.node.mig.instances)

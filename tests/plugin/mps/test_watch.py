@@ -89,7 +89,7 @@ def test_what_no_claim_has_is_ended(world):
 
 def test_what_a_claim_may_have_whose_record_cannot_be_read_is_left_alone(world):
     world.agent.serve(namespace(B))
-    world.aside = (DamagedRecord(B.uid, Path("b.unreadable"), "no JSON", None),)
+    world.aside = (DamagedRecord(B.uid, Path("b.unreadable"), "no JSON"),)
     world.look()
 
     assert world.repaired == []
