@@ -40,6 +40,7 @@ from dra_driver.node.state.ledger_files import (
     mark_ending,
     read_ledger_directory,
     read_record,
+    remove_record,
     set_aside_record,
     without_texts,
 )
@@ -214,12 +215,13 @@ class Ledger:
         if known is None or not known.completed:
             return known
         lost = f"the record of claim {known.claim} at {self._path(uid)} is lost"
-        if (text := read_record(self._path(uid))) is None:
-            raise ClaimRecordLost(lost)
         try:
-            return decode_record(text)
+            text = read_record(self._path(uid))
+            if text is not None:
+                return decode_record(text)
         except Undecodable as e:
             raise ClaimRecordLost(f"{lost}: {e}") from e
+        raise ClaimRecordLost(lost)
 
     def held(self) -> HoldingsByGpu:
         """What claims hold of each GPU. A snapshot that does not change."""
@@ -285,9 +287,9 @@ class Ledger:
         with self._lock:
             self._replace(uid, without_texts(record))
             aside = self._aside.pop(uid, None)
-        if aside is not None:
+        if aside is not None and aside.path != self._path(uid):
             with self._disk_errors():
-                aside.path.unlink(missing_ok=True)  # it is known again
+                remove_record(aside.path)  # it is known again
 
     def end(self, record: ClaimRecord) -> None:
         """From here on its claim is being taken back, and not prepared any more. Needs no room on
@@ -302,7 +304,7 @@ class Ledger:
         """Remove the record of a claim, if there is one."""
         with self._disk_errors():
             for suffix in (RECORD_SUFFIX, ENDING_SUFFIX, UNREADABLE_SUFFIX):
-                self._path(uid).with_suffix(suffix).unlink(missing_ok=True)
+                remove_record(self._path(uid).with_suffix(suffix))
             self._partition_files.remove(uid)
         with self._lock:
             self._aside.pop(uid, None)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
-from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_errors
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
@@ -42,6 +41,7 @@ def _recorded(step: Step) -> Step:
 
 _REMEDIES: Final[Mapping[int | None, str]] = {
     errno.EISDIR: "remove the directory that stands where the file should be",
+    errno.ENOTEMPTY: "remove the directory that stands where the file should be",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or raise the quota",
     errno.EROFS: "mount it writable",
@@ -110,30 +110,39 @@ def _listed(directory: Path) -> list[str]:
 
 
 def read_record(path: Path) -> bytes | None:
-    """None: it is gone. NodeError: it cannot be read now, which says nothing of what is in it; or
-    it is no file: a FIFO would block, and a link that leads nowhere is no record that was removed.
-    """
+    """None: it is gone. NodeError: it cannot be read now, which says nothing of what is in it.
+    Undecodable: it is no file. A FIFO would block; a link that leads nowhere is no record that was
+    removed."""
     with disk_errors(f"read the record {path}", _READ_REMEDIES):
         try:
-            mode = path.stat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise NodeError(f"the record {path} is no file; remove what stands in its place")
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise Undecodable("it is no file")
             return path.read_bytes()
-        except FileNotFoundError:
-            if path.is_symlink():
-                raise NodeError(
-                    f"the record {path} is a link that leads nowhere; remove it"
-                ) from None
-            return None
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path.is_symlink():
+                raise Undecodable("it is a link that leads nowhere") from None
+            if e.errno == errno.ENOENT:
+                return None
+            raise
+
+
+def remove_record(path: Path) -> None:
+    """Whatever is there, if anything. OSError: among others where it is a directory with files."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        path.rmdir()
 
 
 def _read_one(
     path: Path, records: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
 ) -> None:
-    uid = ClaimUid(path.stem)
-    if (text := read_record(path)) is None:
-        return  # its claim was forgotten since the directory was listed
+    uid, text = ClaimUid(path.stem), b""
     try:
+        content = read_record(path)
+        if content is None:
+            return  # its claim was forgotten since the directory was listed
+        text = content
         record = decode_record(text)
         if uid != record.claim.uid:
             raise Undecodable(f"it is of claim UID {record.claim.uid}")
@@ -161,14 +170,20 @@ def discard_other_boots(mine: Path) -> None:
     for old in sorted(mine.parent.iterdir()):
         if old.is_dir() and old != mine:
             for path in old.iterdir():
-                path.unlink(missing_ok=True)
+                remove_record(path)
             old.rmdir()
 
 
 def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
-    """Out of the way of the record that will replace it, and kept for whoever wants to look."""
+    """Out of the way of the record that will replace it, and kept for whoever wants to look. Where
+    a directory is in the way of that, it stays where it is."""
     moved = damaged.path.with_suffix(UNREADABLE_SUFFIX)
-    os.replace(damaged.path, moved)
+    try:
+        os.replace(damaged.path, moved)
+    except OSError as e:
+        if e.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return damaged
     return replace(damaged, path=moved)
 
 

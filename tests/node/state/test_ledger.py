@@ -22,7 +22,7 @@ from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
 from tests.builders import gpu_uuid, record, ref
-from tests.fakes.user import locked_out
+from tests.fakes.user import let_in, locked_out
 
 BOOT = "boot-1"
 GPU = GpuUuid("GPU-0")
@@ -200,24 +200,78 @@ def test_a_file_that_is_no_claims_stays_as_it_is_and_holds_nothing(tmp_path, nam
     assert (tmp_path / BOOT / name).read_text() == "x"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+NO_FILES = pytest.mark.parametrize(
+    ("make", "reason"),
     [
-        (
-            Path.mkdir,
-            ": .*Is a directory.*; remove the directory that stands where the file should",
-        ),
-        (os.mkfifo, " is no file; remove what stands in its place"),
-        (lambda path: path.symlink_to("nowhere"), " is a link that leads nowhere; remove it"),
+        (Path.mkdir, "it is no file"),
+        (os.mkfifo, "it is no file"),
+        (lambda path: path.symlink_to("nowhere"), "it is a link that leads nowhere"),
+        (lambda path: path.symlink_to(path.name), "it is a link that leads nowhere"),
     ],
-    ids=["a directory", "a FIFO", "a link to nothing"],
+    ids=["a directory", "a FIFO", "a link to nothing", "a link to itself"],
 )
-def test_what_is_no_file_in_place_of_a_record_is_refused_with_what_to_do(tmp_path, make, message):
-    (tmp_path / BOOT).mkdir()
+
+
+@NO_FILES
+def test_what_is_no_file_in_place_of_a_record_is_set_aside_and_the_others_are_read(
+    tmp_path, ledger, make, reason
+):
+    ledger.write(completed("other", "gpu-1"))
     make(tmp_path / BOOT / "uid-claim.json")
 
-    with pytest.raises(NodeError, match=f"the record {tmp_path}/{BOOT}/uid-claim.json{message}"):
-        again(tmp_path)
+    for reopened in (again(tmp_path), again(tmp_path)):
+        (aside,) = reopened.set_aside()
+        assert (aside.uid, aside.reason) == ("uid-claim", reason)
+        assert aside.may_hold(gpu_uuid(), DeviceName("gpu-0"))
+        assert [each.claim.name for each in reopened.records()] == ["other"]
+
+    reopened.write(completed())
+    assert [each.claim.name for each in again(tmp_path).records()] == ["claim", "other"]
+    assert again(tmp_path).set_aside() == ()
+
+
+@NO_FILES
+def test_what_is_no_file_in_place_of_a_record_goes_with_its_claim(tmp_path, ledger, make, reason):
+    make(tmp_path / BOOT / "uid-claim.json")
+    reopened = again(tmp_path)
+
+    reopened.forget(ClaimUid("uid-claim"))
+
+    assert reopened.set_aside() == ()
+    assert list((tmp_path / BOOT).iterdir()) == []
+
+
+@NO_FILES
+def test_a_record_that_was_replaced_by_no_file_is_lost(tmp_path, ledger, make, reason):
+    ledger.write(completed())
+    (tmp_path / BOOT / "uid-claim.json").unlink()
+    make(tmp_path / BOOT / "uid-claim.json")
+
+    with pytest.raises(ClaimRecordLost, match=reason):
+        ledger.record(ClaimUid("uid-claim"))
+
+
+def test_a_directory_with_files_in_place_of_a_record_stays_and_stops_no_other_claim(tmp_path):
+    for name in ("uid-claim.json", "uid-claim.unreadable"):
+        (tmp_path / BOOT / name / "kept").mkdir(parents=True)
+
+    ledger = again(tmp_path)
+    ledger.write(completed("other", "gpu-1"))
+
+    assert [aside.uid for aside in ledger.set_aside()] == ["uid-claim"]
+    with pytest.raises(NodeError, match=r"/uid-claim\.json.*remove the directory"):
+        ledger.forget(ClaimUid("uid-claim"))
+    assert [each.claim.name for each in again(tmp_path).records()] == ["other"]
+
+
+def test_where_a_directory_keeps_a_record_from_being_set_aside_the_next_record_stays(tmp_path):
+    (tmp_path / BOOT / "uid-claim.unreadable").mkdir(parents=True)
+    (tmp_path / BOOT / "uid-claim.json").write_bytes(b"?")
+    ledger = again(tmp_path)
+
+    ledger.write(completed())
+
+    assert again(tmp_path).records() == (replace(completed(), spec=None),)
 
 
 def test_a_record_set_aside_stays_set_aside_until_its_claim_is_written_or_forgotten(tmp_path):
@@ -366,14 +420,16 @@ def test_a_file_that_cannot_be_read_now_is_an_error_and_nothing_is_set_aside(
 ):
     ledger.write(completed())
     (tmp_path / BOOT / "uid-claim.json").write_bytes(b"{")  # so that all of them are read
-    (tmp_path / BOOT / name).unlink(missing_ok=True)
-    (tmp_path / BOOT / name).mkdir()
+    (tmp_path / BOOT / name).write_bytes(b"{")
+    let_in(tmp_path / BOOT)
+    (tmp_path / BOOT).chmod(0o777)
 
-    for look in (Ledger(tmp_path, BOOT).peek, Ledger(tmp_path, BOOT).reload):
-        with pytest.raises(NodeError, match=f"cannot read the record .*{name}: .*Is a directory"):
-            look()
+    with locked_out(tmp_path / BOOT / name, 0):
+        for look in (Ledger(tmp_path, BOOT).peek, Ledger(tmp_path, BOOT).reload):
+            with pytest.raises(NodeError, match=f"read the record .*{name}: .*Permission denied"):
+                look()
 
-    (tmp_path / BOOT / name).rmdir()
+    (tmp_path / BOOT / name).unlink()
     assert again(tmp_path).records() == ()
 
 

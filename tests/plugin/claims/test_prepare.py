@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 import time
 from dataclasses import replace
@@ -492,6 +493,18 @@ def test_a_record_that_says_nothing_at_all_stops_every_new_claim_but_no_old_one(
     with pytest.raises(NodeError, match="cannot be read"):
         world.prepare("gpu-0", name="new")
     assert world.preparer.prepare(ref("old"))
+
+
+def test_what_is_no_file_in_place_of_a_record_stops_no_start_and_no_old_claim(world):
+    world.prepare("gpu-1", name="old")
+    os.mkfifo(world.directory / "claims/boot/uid-victim.json")
+    world.restart()
+
+    assert world.preparer.prepare(ref("old"))
+    with pytest.raises(NodeError, match=r"it is no file.* it is settled as soon as"):
+        world.prepare("gpu-0", name="new")
+    world.preparer.unprepare(ref("victim"))
+    assert world.prepare("gpu-0", name="new")
 
 
 def test_a_gpu_that_could_not_be_seen_when_its_record_was_damaged_is_kept_when_it_is_back(world):
