@@ -124,7 +124,7 @@ def record(
         device if isinstance(device, Holding) else holding(of, device)
         for device in devices or ("gpu-0",)
     )
-    prepared = tuple(prepared_device(one.device, one.request or "gpu") for one in held)
+    prepared = tuple(prepared_device(each.device, each.request or "gpu") for each in held)
     values: dict[str, Any] = {"prepared": prepared, "spec": "{}"} if completed else {}
     values["pods"] = tuple(pod(user) if isinstance(user, str) else user for user in pods)
     return ClaimRecord(_ref(of), held, **values | fields)

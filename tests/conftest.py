@@ -42,21 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without -m, what needs more than this machine has is left out, and said at the end."""
     if config.getoption("--update-golden"):
-        wanted = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
-        _keep(config, items, wanted)
+        kept = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+        _keep(config, items, kept)
     if not config.getoption("markexpr"):
-        wanted = [item for item in items if not _need(item)]
+        kept = [item for item in items if not _need(item)]
         config.stash[left_out].update(_need(item) for item in items if _need(item))
-        _keep(config, items, wanted)
+        _keep(config, items, kept)
 
 
 def _need(item: pytest.Item) -> str:
     return next((marker for marker in NEEDS if item.get_closest_marker(marker)), "")
 
 
-def _keep(config: pytest.Config, items: list[pytest.Item], wanted: list[pytest.Item]) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = wanted
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
 def pytest_terminal_summary(
@@ -70,10 +71,10 @@ def pytest_terminal_summary(
 def own_places(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test touches the machine's own kubelet, container runtime or driver: what is there would
     decide how it ends. But those that are for a real cluster or GPU."""
-    its = request.config.stash[poison]
-    before = its.touched()  # by nobody, or by what a module does when it is imported
+    places = request.config.stash[poison]
+    before = places.touched()  # by nobody, or by what a module does when it is imported
     yield
-    after = its.touched()
+    after = places.touched()
     if not _need(request.node):
         assert (before, after) == ((), ()), "a test stays in directories of its own"
 

@@ -93,8 +93,8 @@ def test_every_module_opens_with_a_sentence_on_one_line_that_says_what_it_is_for
     wrong = []
     for module in MODULES:
         docstring = ast.get_docstring(ast.parse((REPOSITORY / module).read_text())) or ""
-        first, *rest = docstring.splitlines() or [""]
-        if not re.fullmatch(r"\S.*[.!?]", first) or rest[:1] not in ([], [""]):
+        first, *following = docstring.splitlines() or [""]
+        if not re.fullmatch(r"\S.*[.!?]", first) or following[:1] not in ([], [""]):
             wrong.append(f"{module}: {first!r}")
 
     assert not wrong, "\n" + "\n".join(wrong)
@@ -104,9 +104,9 @@ def test_every_module_opens_with_a_sentence_on_one_line_that_says_what_it_is_for
 def test_the_maps_name_modules_that_there_are(page):
     text = (REPOSITORY / page).read_text()
     named = set(re.findall(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)+)`", text)) - {"pyproject.toml"}
-    there = {one.removesuffix(".py").removesuffix("/__init__") for one in MODULES}
+    paths = {path.removesuffix(".py").removesuffix("/__init__") for path in MODULES}
 
-    assert {one for one in named if f"dra_driver/{one.replace('.', '/')}" not in there} == set()
+    assert {name for name in named if f"dra_driver/{name.replace('.', '/')}" not in paths} == set()
     assert len(named) > 20
 
 
@@ -121,13 +121,13 @@ def test_the_maps_name_the_same_eight_files_to_read_first():
 
 def class_names():
     """Each class of the packages with the files that define it, local and nested ones too."""
-    found: dict[str, list[str]] = {}
+    modules_by_class: dict[str, list[str]] = {}
     for module in MODULES:
         if not module.startswith("hack/"):
             for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
                 if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, []).append(module)
-    return found
+                    modules_by_class.setdefault(node.name, []).append(module)
+    return modules_by_class
 
 
 def test_a_class_has_its_name_for_itself():
@@ -197,9 +197,9 @@ def test_nothing_is_left_for_later():
 
 def test_every_part_of_the_check_is_explained():
     parts = re.findall(r"(?m)^ *part (\w+) ", (REPOSITORY / "hack/check").read_text())
-    told = re.findall(r"(?m)^### (\w+)$", (REPOSITORY / "CONTRIBUTING.md").read_text())
+    explained = re.findall(r"(?m)^### (\w+)$", (REPOSITORY / "CONTRIBUTING.md").read_text())
 
-    assert list(dict.fromkeys(parts)) == told
+    assert list(dict.fromkeys(parts)) == explained
 
 
 def test_no_test_patches_our_code():

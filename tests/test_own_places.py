@@ -39,7 +39,7 @@ def test_what_is_below_a_place_of_the_machine_is_poisoned_and_what_is_beside_it_
 
 
 def test_whoever_touches_such_a_place_is_noticed(tmp_path):
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", TOUCHING, str(tmp_path)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -48,7 +48,7 @@ def test_whoever_touches_such_a_place_is_noticed(tmp_path):
         check=True,
     ).stdout
 
-    assert said.splitlines() == ["()", "3 ()"]
+    assert output.splitlines() == ["()", "3 ()"]
 
 
 def test_a_test_that_touches_such_a_place_fails(tmp_path):

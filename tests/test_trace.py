@@ -48,7 +48,7 @@ def traced_modules():
 
 
 class Node:
-    """A simulated node, and a plugin that has prepared a claim like *wanted* before."""
+    """A simulated node, and a plugin that has prepared a claim like *claim* before."""
 
     def __init__(self, node, directory, profile):
         ledger = Ledger(directory / "claims", "boot")
@@ -69,26 +69,26 @@ class Node:
         """As the API server answers."""
         return self.claims[claim_ref]
 
-    def modules(self, wanted):
-        """What a prepare of *wanted* runs through."""
-        before = replace(wanted, ref=ref("before"))
-        self.claims = {before.ref: before, wanted.ref: wanted}
+    def modules(self, claim):
+        """What a prepare of *claim* runs through."""
+        before = replace(claim, ref=ref("before"))
+        self.claims = {before.ref: before, claim.ref: claim}
         self.offers.refresh()
         self.preparer.prepare(before.ref)
         self.preparer.unprepare(before.ref)
         self.offers.refresh()
         with traced_modules() as files:
-            self.preparer.prepare(wanted.ref)
-        self.preparer.unprepare(wanted.ref)
+            self.preparer.prepare(claim.ref)
+        self.preparer.unprepare(claim.ref)
         return sorted(files)
 
 
 @pytest.fixture
 def trace(tmp_path):
-    def run(sim, profile, wanted, socket=None):
+    def run(sim, profile, claim, socket=None):
         config = NodeConfig(mps_socket=socket)
         with open_simulated_node(sim, config, tmp_path / "node") as node:
-            return Node(node, tmp_path, profile).modules(wanted)
+            return Node(node, tmp_path, profile).modules(claim)
 
     return run
 
@@ -98,15 +98,15 @@ def share(memory, **capacity):
 
 
 @pytest.mark.parametrize(
-    ("sim", "profile", "wanted", "most"),
+    ("sim", "profile", "claim", "most"),
     [
         pytest.param("h100x8", "default", claim("gpu-0"), 40, id="a whole GPU"),
         pytest.param("h100x8", "default", share("20Gi"), 40, id="a share"),
         pytest.param("h100x2-mig", "mig", claim("gpu-0-mig-1g10gb-19-0"), 50, id="a partition"),
     ],
 )
-def test_a_prepare_runs_through_few_modules(trace, sim, profile, wanted, most):
-    modules = trace(sim, profile, wanted)
+def test_a_prepare_runs_through_few_modules(trace, sim, profile, claim, most):
+    modules = trace(sim, profile, claim)
 
     assert len(modules) <= most, "\n".join(modules)
 

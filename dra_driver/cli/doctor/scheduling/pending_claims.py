@@ -142,9 +142,9 @@ class _Search:
         return True
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(value: Any, other: Any) -> bool:
     """Of lists (KEP-5491) some part has to match, and that is not asked here."""
-    return not isinstance(one, list) and not isinstance(other, list) and one != other
+    return not isinstance(value, list) and not isinstance(other, list) and value != other
 
 
 def _concerns(constraint: Document, name: str) -> bool:

@@ -41,9 +41,9 @@ class PublishedDevice:
     def takes(self) -> Mapping[Counter, Fraction]:
         """What keeps it apart from other devices (KEP-4815)."""
         return {
-            (str(one.get("counterSet")), name): quantity.parse(str(amount["value"]))
-            for one in self.document.get("consumesCounters") or ()
-            for name, amount in (one.get("counters") or {}).items()
+            (str(consumed.get("counterSet")), name): quantity.parse(str(amount["value"]))
+            for consumed in self.document.get("consumesCounters") or ()
+            for name, amount in (consumed.get("counters") or {}).items()
         }
 
     @property
@@ -96,13 +96,13 @@ def _node(spec: Document) -> str:
 
 
 def _counters(specs: Iterable[Document]) -> Mapping[str, Mapping[Counter, Fraction]]:
-    found: dict[str, dict[Counter, Fraction]] = defaultdict(dict)
+    counters: dict[str, dict[Counter, Fraction]] = defaultdict(dict)
     for spec in specs:
-        for one in spec.get("sharedCounters") or ():
-            for name, amount in (one.get("counters") or {}).items():
-                counter = (str(one.get("name")), name)
-                found[_node(spec)][counter] = quantity.parse(str(amount["value"]))
-    return found
+        for counter_set in spec.get("sharedCounters") or ():
+            for name, amount in (counter_set.get("counters") or {}).items():
+                counter = (str(counter_set.get("name")), name)
+                counters[_node(spec)][counter] = quantity.parse(str(amount["value"]))
+    return counters
 
 
 def most(capacity: Document) -> str:

@@ -104,11 +104,11 @@ class _NotUnderstood(Exception):
 
 
 def _by_domain(entries: Document, driver: str) -> Domains:
-    found = Domains()
+    values = Domains()
     for key, entry in entries.items():
         domain, _, name = key.rpartition("/")
-        found.setdefault(domain or driver, {})[name] = _plain(entry)
-    return found
+        values.setdefault(domain or driver, {})[name] = _plain(entry)
+    return values
 
 
 def _plain(entry: Document) -> Any:
@@ -120,15 +120,15 @@ def _plain(entry: Document) -> Any:
 
 @functools.lru_cache(maxsize=256)  # a claim's are asked about each device of the cluster
 def _tokens(expression: str) -> tuple[tuple[str, str], ...]:
-    found, at = [], 0
+    tokens, at = [], 0
     text = expression.rstrip()
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
             raise _NotUnderstood(text[at:])
-        found.append((match.lastgroup, match[match.lastgroup]))
+        tokens.append((match.lastgroup, match[match.lastgroup]))
         at = match.end()
-    return tuple(found)
+    return tuple(tokens)
 
 
 class _Reader:
