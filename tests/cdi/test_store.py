@@ -203,7 +203,7 @@ for value in itertools.cycle("ab"):
 
 @contextmanager
 def reading(path):
-    """Read a file all the time in a thread; give the list of the different texts texts."""
+    """Read a file all the time in a thread; give the list of the different texts that it had."""
     texts: set[str] = set()
     stop = threading.Event()
 

@@ -133,9 +133,18 @@ def test_a_kind_of_process_that_cannot_be_listed_here_is_left_out(node, error):
     assert gpu_processes(node.nvml, GPU) == (GpuProcess(4, 1),)
 
 
-@pytest.mark.parametrize("function", ["Compute", "Graphics"])
+@pytest.mark.parametrize("function", ["Compute", "Graphics", "MPSCompute"])
 def test_a_gpu_that_fails_is_an_error(node, function):
     node.change(gpu=0, fails={f"nvmlDeviceGet{function}RunningProcesses": "GPU_IS_LOST"})
+
+    with pytest.raises(NodeError, match="listing its processes"):
+        gpu_processes(node.nvml, GPU)
+
+
+@pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
+def test_what_computes_is_not_taken_for_nothing_where_it_cannot_be_listed(node, error):
+    lists = [f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("", "_v2")]
+    node.change(gpu=0, processes=[process(4, 1)], fails=dict.fromkeys(lists, error))
 
     with pytest.raises(NodeError, match="listing its processes"):
         gpu_processes(node.nvml, GPU)
