@@ -150,7 +150,7 @@ def _valid_entries(document: dict[str, Any]) -> list[GpuRules]:
 
 def _valid_entry(entry: Any) -> GpuRules:
     rules = valid_part(GpuRules, entry)
-    fields = entry if isinstance(entry, dict) else {"select": entry}
+    fields = entry if isinstance(entry, dict) else {"select": "unknown"}
     changes: dict[str, Any] = {}
     if fields.get("select") is not None and rules.select is None:
         changes["select"] = GpuSelectorConfig(product=["*"])  # some GPUs, and not all

@@ -285,6 +285,13 @@ def test_an_entry_behind_one_for_every_gpu_is_refused():
     assert "spec.gpus[1] has no select" in messages[0]
 
 
+@pytest.mark.parametrize("entry", [None, 7, {"select": 7}])
+def test_an_entry_that_is_wrong_is_not_taken_for_one_for_every_gpu(entry):
+    (message,) = problems(entry, {})
+
+    assert message.startswith("spec.gpus[0]")
+
+
 def test_everything_that_is_wrong_is_reported_at_once():
     """Also what can be told only of fields that are right by themselves."""
     entries = [
