@@ -145,9 +145,11 @@ class UnservedPods:
             name = "pods that joined claims under MPS"
             read = partial(self._read, unread)
             self._tasks.go(name, [BackgroundTask(name, read, _AGAIN_SECONDS)])
+        # Once: a pod that is read meanwhile has its turn at the next look.
+        known = [user for user in joined if self._knows(user)]
         reported, kept_out = set(), set()
-        for user in joined:
-            if self._knows(user) and (spec := self._specs[user.pod.uid]):
+        for user in known:
+            if spec := self._specs[user.pod.uid]:
                 uid = user.record.claim.uid
                 problems = unusable_devices(user, spec, self._devices[uid], records)
                 if problems:
@@ -155,7 +157,7 @@ class UnservedPods:
                 if tenant_violations(user, spec):
                     kept_out.add((uid, spec.uid))
         self._reported, self._kept_out = frozenset(reported), frozenset(kept_out)
-        self._settled = records if all(map(self._knows, joined)) else None
+        self._settled = records if len(known) == len(joined) else None
 
     def saw(self, spec: PodSpec) -> None:
         """A pod was read for another reason: ephemeral containers come while it runs."""

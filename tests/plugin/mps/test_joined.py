@@ -120,6 +120,33 @@ def test_an_api_server_that_takes_its_time_holds_nobody_up(world):
     assert len(world.events_of("MPSNotServed")) == 1
 
 
+def test_a_pod_that_is_read_while_the_others_are_judged_is_judged_at_the_next_look(world):
+    third = ref("c")
+    world.claim(A, WEB)
+    world.claim(B, WEB, gpu=OTHER)
+    runs(world, WEB, A, B, third)
+    world.look()
+    runs(world, DB, A, B)
+    for claim in (A, B):
+        world.leave(claim, WEB)
+        world.join(claim, DB)
+        world.join(claim, WEB)
+    world.claim(third, WEB)  # which is a new event of its pod
+
+    def emit(event):
+        world.events.append(event)
+        while world.later:
+            world.later.pop()()
+
+    world.later, world.emit = [], emit
+    world.look()
+    assert DB.uid not in {event.regarding.uid for event in world.events_of("MPSNotServed")}
+    assert world.pods.read_names == ["web", "db"]
+
+    world.look()
+    assert DB.uid in {event.regarding.uid for event in world.events_of("MPSNotServed")}
+
+
 def test_a_third_claim_is_seen_without_reading_the_pod_again(world):
     third = ref("c")
     world.claim(A, DB)
