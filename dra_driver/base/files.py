@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,27 @@ def hanging_disk_calls(seconds: float = HANGING_AFTER_SECONDS) -> str | None:
     running = [(now - since, doing) for since, doing in list(_running_calls.values())]
     hanging = [f"{doing} ({passed:.0f} s)" for passed, doing in running if passed > seconds]
     return f"the disk does not answer: {', '.join(hanging)}" if hanging else None
+
+
+class NotAFile(OSError):
+    """Something else stands where a file should be."""
+
+
+def read_file(path: Path) -> bytes:
+    """The content of the file at *path*. OSError: NotAFile for a directory, a socket, a device or a
+    FIFO, which could keep its reader waiting for ever."""
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read()
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
+            raise
+    raise NotAFile(errno.EINVAL, "it is no file; remove what stands in its place", str(path))
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def write_atomically(

@@ -1,19 +1,48 @@
 """Files are written whole, and calls to the disk that do not come back are known."""
 
 import os
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import (
+    NotAFile,
     disk_call,
     disk_errors,
     hanging_disk_calls,
+    read_file,
     removed_directory,
     write_atomically,
 )
+
+
+def bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Path.mkdir, os.mkfifo, bind_socket, lambda path: path.symlink_to("/dev/zero")],
+    ids=["a directory", "a FIFO", "a socket", "a device"],
+)
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x")
+
+    with pytest.raises(NotAFile, match=r"it is no file; remove what stands in its place: '.*/x'"):
+        read_file(tmp_path / "x")
+
+
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "x")
+
+    (tmp_path / "x").write_bytes(b"content")
+    assert read_file(tmp_path / "x") == b"content"
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

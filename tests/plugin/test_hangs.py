@@ -156,13 +156,13 @@ def test_it_ends_in_time_whatever_hangs(
 def test_it_ends_in_time_while_its_start_hangs(
     server: ApiServer, start: Callable[..., Process], home: Path, hangs: Hangs
 ) -> None:
-    state = home / "kubelet/plugins" / DRIVER / "state"
-    state.mkdir(parents=True)
+    token = home / "token"
+    kubeconfig = server.kubeconfig(home / "with-token", tokenFile=str(token))
 
     def begin() -> Process:
-        is_read = hangs.file(state / "profile.json")
-        process = start()
-        wait("the last profile to be read", is_read)
+        is_read = hangs.file(token)
+        process = start(kubeconfig=str(kubeconfig))
+        wait("its token to be read", is_read)
         return process
 
     ends_in_time(begin)

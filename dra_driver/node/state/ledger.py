@@ -83,7 +83,7 @@ class PartitionFiles:
     def remove(self, uid: ClaimUid) -> None:
         """Once nothing of it is left. OSError."""
         self._written.pop(uid, None)
-        self._path(uid).unlink(missing_ok=True)
+        remove_record(self._path(uid))
 
     def remove_all_but(self, uids: Iterable[ClaimUid]) -> None:
         """Remove the files of other claims than *uids*: there a crash came after the record was
@@ -91,7 +91,7 @@ class PartitionFiles:
         known = set(uids)
         present = {ClaimUid(path.stem) for path in self._directory.glob(f"*{PARTITIONS_SUFFIX}")}
         for uid in present - known:
-            self._path(uid).unlink(missing_ok=True)
+            remove_record(self._path(uid))
         self._written = dict.fromkeys(present & known, b"")
 
     def _path(self, uid: ClaimUid) -> Path:
@@ -164,7 +164,7 @@ class Ledger:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             discard_other_boots(self._directory)
             for path in self._directory.glob(".*.tmp"):
-                path.unlink(missing_ok=True)  # a write that a crash cut short
+                remove_record(path)  # a write that a crash cut short
             index, aside = read_ledger_directory(self._directory)
             for uid in index:
                 path = self._path(uid)

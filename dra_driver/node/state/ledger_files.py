@@ -4,14 +4,14 @@ import errno
 import json
 import os
 import re
-import stat
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
-from dra_driver.base.files import disk_errors
+from dra_driver.base.files import NotAFile, disk_errors, read_file
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import gpu_name_of
@@ -115,9 +115,9 @@ def read_record(path: Path) -> bytes | None:
     removed."""
     with disk_errors(f"read the record {path}", _READ_REMEDIES):
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise Undecodable("it is no file")
-            return path.read_bytes()
+            return read_file(path)
+        except NotAFile:
+            raise Undecodable("it is no file") from None
         except OSError as e:
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path.is_symlink():
                 raise Undecodable("it is a link that leads nowhere") from None
@@ -168,10 +168,8 @@ def mark_ending(record: ClaimRecord) -> ClaimRecord:
 def discard_other_boots(mine: Path) -> None:
     """Remove what earlier boots recorded: their effects are gone with them."""
     for old in sorted(mine.parent.iterdir()):
-        if old.is_dir() and old != mine:
-            for path in old.iterdir():
-                remove_record(path)
-            old.rmdir()
+        if old.is_dir() and not old.is_symlink() and old != mine:
+            shutil.rmtree(old)  # it follows no link
 
 
 def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:

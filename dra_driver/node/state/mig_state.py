@@ -15,7 +15,7 @@ from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_errors, write_atomically
+from dra_driver.base.files import NotAFile, disk_errors, read_file, write_atomically
 from dra_driver.model.mig_layouts import MigState
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,14 @@ class MigStateFile:
         """The recorded state; an empty one without a file. NodeError: it cannot be read."""
         with disk_errors(f"read {self._path}"):
             try:
-                text = self._path.read_bytes()
+                recorded = _CODEC.decode(read_file(self._path))
             except FileNotFoundError:
                 return MigState()
-        try:
-            recorded = _CODEC.decode(text)
-        except Undecodable as e:
-            raise _DamagedMigState(
-                f"{self._path} cannot be understood, so it is not known which MIG instances "
-                f"layouts made: {e}"
-            ) from e
+            except (NotAFile, Undecodable) as e:
+                raise _DamagedMigState(
+                    f"{self._path} cannot be understood, so it is not known which MIG instances "
+                    f"layouts made: {e}"
+                ) from e
         state = recorded.state
         if recorded.boot == self._boot:
             return state

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from dra_driver.base.codec import Codec
 from dra_driver.base.errors import SettingsError
-from dra_driver.base.files import write_atomically
+from dra_driver.base.files import read_file, write_atomically
 from dra_driver.base.yaml_documents import load_documents
 from dra_driver.model.profiles import Profile
 
@@ -34,7 +34,7 @@ class LastProfileFile:
     def read(self) -> Profile | None:
         """What was kept; None: nothing, or by a release that this one does not understand."""
         try:
-            return _PROFILES.decode(self._path.read_bytes())
+            return _PROFILES.decode(read_file(self._path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as e:

@@ -1,5 +1,6 @@
 """The profile in force outlives a restart, and never stands in its way."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def test_what_cannot_be_understood_counts_as_nothing(tmp_path, text, caplog):
 
     assert LastProfileFile(path).read() is None
     assert "cannot be read" in caplog.text
+
+
+def test_a_fifo_in_its_place_is_replaced_by_the_next_profile(tmp_path, caplog):
+    os.mkfifo(tmp_path / "profile.json")
+    last = LastProfileFile(tmp_path / "profile.json")
+
+    assert last.read() is None
+    assert "cannot be read" in caplog.text
+    last.keep(Profile("a"))
+    assert last.read() == Profile("a")
 
 
 def test_a_disk_that_takes_nothing_is_told_and_no_more(tmp_path: Path, caplog):

@@ -317,6 +317,29 @@ def test_a_write_that_a_crash_cut_short_is_swept(tmp_path, ledger):
     assert list((tmp_path / BOOT).iterdir()) == []
 
 
+@pytest.mark.parametrize("name", [".uid-claim.json.tmp", "uid-claim.partitions"])
+def test_an_empty_directory_in_place_of_what_a_crash_left_is_swept(tmp_path, name):
+    (tmp_path / BOOT / name).mkdir(parents=True)
+
+    assert again(tmp_path).records() == ()
+    assert list((tmp_path / BOOT).iterdir()) == []
+
+
+def test_all_of_another_boot_is_removed_and_nothing_that_a_link_leads_to(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    state = tmp_path / "state"
+    (state / "boot-0" / "directory").mkdir(parents=True)
+    (state / "boot-0" / "directory" / "file").touch()
+    (state / "boot-0" / "link").symlink_to(tmp_path / "elsewhere")
+    (state / "link").symlink_to(tmp_path / "elsewhere")
+
+    again(state)
+
+    assert sorted(path.name for path in state.iterdir()) == [BOOT, "link"]
+    assert (tmp_path / "elsewhere" / "file").exists()
+
+
 def test_a_full_disk_is_said_and_leaves_the_old_record(tmp_path, ledger):
     ledger.write(completed())
     (tmp_path / BOOT / ".uid-claim.json.tmp").symlink_to("/dev/full")

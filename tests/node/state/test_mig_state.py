@@ -1,7 +1,9 @@
 """What was made of GPUs outlives a restart, and what does not outlive a boot is forgotten."""
 
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +61,7 @@ def test_after_a_boot_only_the_mig_mode_of_boards_and_labels_are_remembered(path
 
 
 @DAMAGED
-def test_a_damaged_book_is_never_taken_for_an_empty_one(path, text):
+def test_a_damaged_state_is_never_taken_for_an_empty_one(path, text):
     path.parent.mkdir()
     path.write_text(text)
 
@@ -67,15 +69,16 @@ def test_a_damaged_book_is_never_taken_for_an_empty_one(path, text):
         MigStateFile(path, "boot").read()
 
 
-def test_a_book_that_cannot_be_opened_is_told(path):
-    path.mkdir(parents=True)
+def test_a_state_that_cannot_be_opened_is_told(path):
+    path.parent.mkdir()
+    path.symlink_to(path)
 
     with pytest.raises(NodeError, match=r"cannot read .*mig\.json"):
         MigStateFile(path, "boot").read()
 
 
 @DAMAGED
-def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, text, caplog):
+def test_a_damaged_state_is_set_aside_when_it_is_changed_and_that_is_told(path, text, caplog):
     path.parent.mkdir()
     path.write_text(text)
     state = MigStateFile(path, "boot")
@@ -89,7 +92,17 @@ def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, t
     assert "counts as somebody else's from now on" in caplog.text
 
 
-def test_a_damaged_book_that_nothing_is_changed_of_is_set_aside_too(path):
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a FIFO"])
+def test_what_is_no_file_is_set_aside_too(path, make):
+    path.parent.mkdir()
+    make(path)
+
+    assert MigStateFile(path, "boot").change(lambda state: FULL) == FULL
+    assert MigStateFile(path, "boot").read() == FULL
+    assert (path.parent / "mig.json.damaged").exists()
+
+
+def test_a_damaged_state_that_nothing_is_changed_of_is_set_aside_too(path):
     path.parent.mkdir()
     path.write_text("")
 
@@ -97,7 +110,7 @@ def test_a_damaged_book_that_nothing_is_changed_of_is_set_aside_too(path):
     assert MigStateFile(path, "boot").read() == MigState()
 
 
-def test_a_damaged_book_that_cannot_be_set_aside_is_told(path):
+def test_a_damaged_state_that_cannot_be_set_aside_is_told(path):
     path.parent.mkdir()
     path.write_text("{")
     (path.parent / "mig.json.damaged").mkdir()
@@ -143,7 +156,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_change(path):
     assert [file.name for file in path.parent.iterdir()] == ["mig.json"]
 
 
-def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
+def test_a_state_that_cannot_be_written_is_told_and_the_old_one_stays(path):
     state = MigStateFile(path, "boot")
     state.write(FULL)
     (path.parent / ".mig.json.tmp").mkdir()
