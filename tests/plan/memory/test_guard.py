@@ -306,7 +306,7 @@ def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
         ("12ab 13ab 14bc", "ab", [1, 2]),
         ("16ab 15bc", "abc", [1, 2]),  # only as all that are tied
         ("16ab 16bc 0.5cd 9d", "abc", [1, 2]),  # D fits even with all that may be D's,
-        ("16ab 16bc 0cd 10.001d", "abc", [1, 2]),  # also as the driver counts
+        ("16ab 16bc 0cd 10.001953125d", "abc", [1, 2]),  # also with 2 MiB beyond its share
         ("20.00390625ab", "", []),  # each may have 2 MiB beyond its share
         ("20.00390626ab", "ab", [1]),
         ("11c 11b 11a", "a b c", [3, 2, 1]),  # in the order of their claims
@@ -364,6 +364,8 @@ def test_what_claims_use_is_told_for_each_and_in_proportion_where_it_is_not_know
         ClaimMemoryUsage(GPU, B, 15.0 * GIB, 30 * GIB),
         ClaimMemoryUsage(GPU, C, 0.0, 5 * GIB),
     )
+    (alone,) = claim_usages(HIGH)
+    assert alone.used_bytes == 11 * GIB
 
 
 # ---- any sequence of looks

@@ -177,6 +177,13 @@ MONITOR = share(M, None, admin=True)
         pytest.param([share(A)], IN_WEB, known(), set(), id="of a container that was given none"),
         pytest.param([share(A)], IN_WEB, ContainerClaims(), set(), id="of one that uses none"),
         pytest.param(
+            [share(A), share(B)],
+            IN_WEB,
+            container_claims(None, holder(A, B)),
+            {A, B},
+            id="any of its pod's, where its container cannot be read",
+        ),
+        pytest.param(
             [share(A)], IN_OTHER, container_claims(None, holder(A)), set(), id="of another pod"
         ),
         pytest.param(
