@@ -21,6 +21,7 @@ from dra_driver.model.steps import (
     TimeSliceInterval,
 )
 from dra_driver.plan.mps.namespaces import PodsNeeded
+from dra_driver.plan.prepare.amounts import NO_AMOUNT
 from dra_driver.plan.prepare.claim import plan_claim
 from dra_driver.plan.prepare.gpu_settings import with_previous_values
 from tests.builders import (
@@ -92,6 +93,13 @@ def test_admin_access_takes_nothing_away():
 
     assert plan_claim(looking_on, offer(), held_by("other"), POOL).record.holdings[0].admin
     assert plan_claim(claim("gpu-0"), offer(), held_by("monitor", admin=True), POOL).grants
+
+    parts = (
+        replace(fraction("0", "gpu-0"), admin=True),
+        replace(fraction("20Gi", "gpu-1"), admin=True),
+    )
+    plan = plan_claim(Claim(ref(), parts), offer(2, QUARTERS, one_share=True), (), POOL)
+    assert {grant.amount for grant in plan.grants} == {NO_AMOUNT}
 
 
 @pytest.mark.point(29)
