@@ -112,6 +112,12 @@ def removals(record, *others):
         pytest.param(
             [FIRST], {"at": AMPERE}, [NODES, CREATE_FIRST], id="no mode that needs a reset"
         ),
+        pytest.param(
+            ["gpu-0"],
+            {"at": AMPERE},
+            [NODES],
+            id="nor for the GPU as a whole, whose mode needs one",
+        ),
         pytest.param(["gpu-0"], {"at": PLAIN}, [NODES], id="a GPU that offers no partitions"),
         pytest.param([FIRST], {"at": Offer((existing(),))}, [NODES], id="an instance that exists"),
         pytest.param(
@@ -315,7 +321,10 @@ def test_only_an_instance_that_was_created_for_no_claim_is_in_the_way():
     present = (partition(ONE, 1).key, unmanaged, partition(ONE, 6).key)
     create = CreatePartition(GPU, partition(FOUR, 0).key)
 
-    assert blocking_instances(create, present, (prepared(SECOND),)) == (unmanaged,)
+    two_gpus = mig_offer(mig_gpu(0), mig_gpu(1))
+    elsewhere = planned("gpu-1-mig-1g10gb-19-2", name="elsewhere", at=two_gpus).record
+
+    assert blocking_instances(create, present, (prepared(SECOND), elsewhere)) == (unmanaged,)
 
 
 def test_a_gpu_whose_mode_is_not_turned_off_for_the_claim_may_be_in_mig_mode():
@@ -324,6 +333,8 @@ def test_a_gpu_whose_mode_is_not_turned_off_for_the_claim_may_be_in_mig_mode():
     assert whole_gpus(switched.grants, switched.steps) == ()
     assert whole_gpus(plain.grants, plain.steps) == (mig_gpu(),)
     assert whole_gpus(planned(FIRST).grants, ()) == ()
+    admin = Claim(ref(), (allocation("gpu-0", admin=True),))
+    assert whole_gpus(plan_claim(admin, PLAIN, (), POOL).grants, ()) == ()
 
 
 # Configurations.
