@@ -115,9 +115,9 @@ def enforced(installed: Installed) -> Installed:
     """The chart, once the API server has taken notice of its policy."""
 
     def denies() -> bool:
-        foreign = resource_slice("chart-test-probe", "another-node")
+        other = resource_slice("chart-test-probe", "another-node")
         answer = installed.kubectl(
-            "create", "--dry-run=server", "-f-", kubeconfig=installed.token, stdin=foreign
+            "create", "--dry-run=server", "-f-", kubeconfig=installed.token, stdin=other
         )
         return answer.returncode != 0
 
@@ -151,10 +151,10 @@ def test_a_slice_of_another_node_pool_or_driver_is_denied(
     enforced: Installed, node: str, pool: str | None, driver: str, message: str
 ) -> None:
     node_here = enforced.cluster.node_name
-    foreign = resource_slice(
-        "chart-test-foreign", node or node_here, pool or node or node_here, driver
+    other = resource_slice(
+        "chart-test-elsewhere", node or node_here, pool or node or node_here, driver
     )
-    answer = enforced.create(foreign, enforced.token)
+    answer = enforced.create(other, enforced.token)
     assert answer.returncode != 0
     assert message in answer.stderr
 
@@ -179,9 +179,9 @@ def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Inst
 
 
 def test_what_an_earlier_release_left_in_another_pool_can_be_removed(enforced: Installed) -> None:
-    leftover = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
-    assert enforced.create(leftover).returncode == 0
-    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=leftover)
+    orphan = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
+    assert enforced.create(orphan).returncode == 0
+    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=orphan)
     assert answer.returncode == 0, answer.stderr
 
 

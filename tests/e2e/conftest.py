@@ -225,8 +225,8 @@ def assert_nothing_left(driver):
     assert not driver.instances()
     wait(f"MPS servers to go: {driver.agent.remains()}", lambda: not driver.agent.remains(), 20)
     assert set(driver.intervals()) <= {"Default"}
-    notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))
-    assert len(notes) == 1, f"notes of dead processes: {notes}"
+    files = list((driver.plugin_dir / "instances").glob("[0-9]*"))
+    assert len(files) == 1, f"files of dead processes: {files}"
     assert driver.sockets() == [
         "plugins/gpu.nvidia.com/dra.sock",
         "plugins_registry/gpu.nvidia.com-reg.sock",

@@ -240,7 +240,7 @@ class Kube:
         return devices
 
     def devices(self) -> list[str]:
-        """The names of what claims can be given; monitors are for looking on."""
+        """The names of what claims can be given; monitors are for admin access."""
         return [name for name in self.published() if not name.endswith("-mon")]
 
     def uuid(self, device: str) -> str:
