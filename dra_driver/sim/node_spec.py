@@ -31,6 +31,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -317,7 +318,10 @@ def node_file(name: str) -> Path:
     with contextlib.suppress(OSError):  # a name too long for a file is none
         if path.is_file():
             return path
-    near = [] if "/" in name else difflib.get_close_matches(path.stem, bundled_nodes(), n=1)
+    if "/" in name:
+        problem = "is no file" if os.path.exists(name) else "does not exist"
+        raise SettingsError(f"node file {name} {problem}")
+    near = difflib.get_close_matches(path.stem, bundled_nodes(), n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise SettingsError(
         f"no simulated node {name!r}{hint}: name a file, or one of {', '.join(bundled_nodes())}"

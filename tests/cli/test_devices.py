@@ -302,6 +302,14 @@ def test_an_unknown_profile_is_answered_with_the_known_ones(type_in, tmp_path):
     assert all(name in answer.err for name in ("default", "exclusive", "mine"))
 
 
+def test_profiles_that_were_not_asked_for_are_named(type_in, tmp_path):
+    (tmp_path / "wrong.yaml").write_text("kind: Foo")
+    answer = type_in("devices", "--sim=h100x8", f"--profiles={tmp_path / 'wrong.yaml'}")
+
+    assert answer.out.endswith("\nprofile: default (--profile NAME shows another: wrong)\n")
+    assert answer.code == 0
+
+
 def test_a_wrong_profile_is_answered_with_the_field(show):
     answer = show(entries=[{"replicas": "many"}])
 

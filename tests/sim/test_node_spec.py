@@ -53,8 +53,13 @@ def test_an_unknown_node_is_refused_with_the_known_ones_and_the_nearest(tmp_path
     assert str(caught.value) == (
         f"no simulated node 'h10x8' (did you mean h100x8?): name a file, or one of {KNOWN}"
     )
-    with pytest.raises(SettingsError, match=r"no simulated node .*/gone.yaml': name a file"):
+
+
+def test_a_path_that_is_no_file_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match=r"^node file .*/gone\.yaml does not exist$"):
         node_file(str(tmp_path / "gone.yaml"))
+    with pytest.raises(SettingsError, match=rf"^node file {tmp_path} is no file$"):
+        node_file(str(tmp_path))
 
 
 def test_a_node_can_be_given_as_a_file(write):

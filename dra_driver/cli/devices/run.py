@@ -321,7 +321,8 @@ def devices(
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
     # a wrong one is refused before the GPUs are read
-    profile = ProfileCatalog(settings.profiles).named(settings.profile or DEFAULT_PROFILE.name)
+    profiles = ProfileCatalog(settings.profiles)
+    profile = profiles.named(settings.profile or DEFAULT_PROFILE.name)
     with open_node() as node:
         inventory = node.refresh()
         problem = "" if inventory != Inventory() else _driver_problem(node)
@@ -344,6 +345,7 @@ def devices(
             *([f"\n{mig_picture(pictures, terminal)}\n"] if pictures else ()),
             *preview.lines,
             *_notes(offered, profile, pending_layouts(preview.mig_state, preview.inventory.gpus)),
+            _profile_line(profile, () if settings.profile else profiles.names()),
         ]
         return "\n".join(lines)
     document = resource_slice_list(offered, settings)
@@ -398,7 +400,14 @@ def _notes(offered: Offer, profile: Profile, layouts: Mapping[DeviceName, str]) 
     yield from (_pending(change, layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {warning}" for warning in profile.warnings)
     yield from offered.warnings[len(profile.warnings) :]
-    yield f"profile: {profile.name}"
+
+
+def _profile_line(profile: Profile, names: Sequence[str]) -> str:
+    """*names*: of the profiles in files, if none of them was asked for."""
+    others = ", ".join(name for name in names if name != profile.name)
+    return f"profile: {profile.name}" + (
+        f" (--profile NAME shows another: {others})" if others else ""
+    )
 
 
 def _pending(change: PendingChange, layouts: Mapping[DeviceName, str]) -> str:

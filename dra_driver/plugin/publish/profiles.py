@@ -91,6 +91,11 @@ class ProfileCatalog:
         names = ", ".join(sorted({*by_name, *bundled_profiles()}))
         raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
 
+    def names(self) -> tuple[str, ...]:
+        """Of the profiles in the files, also of those with an error. SettingsError: as above."""
+        by_name, _ = self._look()
+        return tuple(sorted(by_name))
+
     def _look(self) -> tuple[Mapping[str, _Profiles], tuple[str, ...]]:
         """The profiles in the files now, and what is wrong with files as such."""
         if self._files is None:
