@@ -489,11 +489,12 @@ def test_the_strategy_for_partitions_says_whether_they_serve_claims_for_gpus(str
     assert decode_profile({"flags": {"migStrategy": strategy}}, "p").entries == entries
 
 
-def test_under_single_what_divides_gpus_divides_every_partition():
-    content = shared("timeSlicing", resource(replicas=4)) | {"flags": {"migStrategy": "single"}}
+def test_under_single_what_divides_gpus_divides_every_partition_and_what_divides_one_kind_that():
+    resources = (resource(replicas=4), resource("nvidia.com/mig-1g.10gb", replicas=2))
+    content = shared("timeSlicing", *resources) | {"flags": {"migStrategy": "single"}}
 
     (entry,) = decode_profile(content, "p").entries
-    assert entry.rules.mig == MigRules(single=True, replicas=(("*", 4),))
+    assert entry.rules.mig == MigRules(single=True, replicas=(("1g.10gb", 2), ("*", 4)))
     assert entry.rules.replicas == 4
 
 
