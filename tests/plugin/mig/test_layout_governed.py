@@ -119,7 +119,7 @@ def test_a_label_that_was_read_is_recorded_and_governs_before_anything_is_change
 
 
 def test_a_state_file_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
-    (tmp_path / "mig.json").mkdir()
+    (tmp_path / "mig.json").symlink_to("mig.json")  # to itself
     scene.reconciler.look()
     assert not partitioned(scene)
     assert scene.states == [LayoutState.FAILED]

@@ -604,7 +604,7 @@ def test_without_a_record_nothing_is_changed_and_that_is_a_failure(scene, board)
 @pytest.mark.parametrize("error", [None, ApiServerError("away"), SettingsError("no such file")])
 def test_a_look_that_fails_is_no_failure_where_no_layout_is_known_to_be_desired(scene, error):
     if error is None:
-        (scene.directory / "mig.json").mkdir()
+        (scene.directory / "mig.json").symlink_to("mig.json")  # to itself
     else:
         scene.profile = error
 
