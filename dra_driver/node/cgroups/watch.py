@@ -5,18 +5,17 @@ Watching costs nothing while nothing happens.
 """
 
 import contextlib
-import ctypes
-import errno
 import logging
 import os
 import select
-import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base import inotify
 from dra_driver.base.errors import NodeError
+from dra_driver.base.inotify import Inotify
 from dra_driver.k8s.claims import PodUid
 from dra_driver.node.cgroups.tree import (
     Cgroups,
@@ -30,12 +29,7 @@ log = logging.getLogger(__name__)
 OnDirectory = Callable[[Path, str], None]
 """What is called with the directory that is watched, and the name of the new one in it."""
 
-# linux/inotify.h
-_APPEARED: Final = 0x100 | 0x80  # made there, or moved there
-_OVERFLOW, _IGNORED = 0x4000, 0x8000
-_DIRECTORY, _ONLY_DIRECTORIES = 0x40000000, 0x01000000
-_EVENT: Final = struct.Struct("iIII")  # watch, what happened, cookie, length of the name
-_BUFFER: Final = 65536
+_APPEARED: Final = inotify.CREATED | inotify.MOVED_THERE
 
 
 class DirectoryWatcher:
@@ -44,13 +38,12 @@ class DirectoryWatcher:
     def __init__(self, on_directory: OnDirectory) -> None:
         """*on_directory* is called on that thread; what it raises is logged."""
         self._callback = on_directory
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._lock = threading.Lock()
-        self._inotify: int | None = None
+        self._inotify: Inotify | None = None
         self._wake: int | None = None  # an eventfd that ends the thread
         self._watches: dict[Path, int] = {}
         self._directories: dict[int, Path] = {}
-        self._failed: set[int] = set()
+        self._failed: set[int | None] = set()
 
     def watch(self, directory: Path) -> bool:
         """Report what appears in *directory* from now on; a second call changes nothing.
@@ -60,14 +53,12 @@ class DirectoryWatcher:
         with self._lock:
             if directory in self._watches:
                 return True
-            if self._inotify is None and not self._start():
+            try:
+                watch = self._started().watch(directory, _APPEARED | inotify.ONLY_DIRECTORIES)
+            except FileNotFoundError:
                 return False
-            path = os.fsencode(directory)
-            watch = self._libc.inotify_add_watch(self._inotify, path, _APPEARED | _ONLY_DIRECTORIES)
-            if watch < 0 and ctypes.get_errno() == errno.ENOENT:
-                return False
-            if watch < 0:
-                self._log_once("a directory is not watched", directory)
+            except OSError as e:
+                self._log_once(directory, e)
                 return False
             self._watches[directory] = watch
             self._directories[watch] = directory
@@ -78,7 +69,7 @@ class DirectoryWatcher:
         with self._lock:
             if (watch := self._watches.pop(directory, None)) is not None:
                 self._directories.pop(watch, None)
-                self._libc.inotify_rm_watch(self._inotify, watch)  # fails where it went by itself
+                self._started().unwatch(watch)
 
     def watched(self) -> frozenset[Path]:
         """The directories that are watched; one that went is none of them."""
@@ -93,31 +84,36 @@ class DirectoryWatcher:
             self._inotify = self._wake = None
             self._watches, self._directories = {}, {}
 
-    def _start(self) -> bool:
-        inotify = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        if inotify < 0:
-            self._log_once("no directory is watched")
-            return False
-        self._inotify, self._wake = inotify, os.eventfd(0, os.EFD_CLOEXEC)
-        threading.Thread(
-            target=self._run, args=(self._inotify, self._wake), name="new-directories", daemon=True
-        ).start()
-        return True
+    def _started(self) -> Inotify:
+        if self._inotify is None:
+            wake = os.eventfd(0, os.EFD_CLOEXEC)
+            try:
+                self._inotify, self._wake = Inotify(), wake
+            except OSError:
+                os.close(wake)
+                raise
+            threading.Thread(
+                target=self._run,
+                args=(self._inotify, wake),
+                name="new-directories",
+                daemon=True,
+            ).start()
+        return self._inotify
 
-    def _run(self, inotify: int, wake: int) -> None:
+    def _run(self, watches: Inotify, wake: int) -> None:
         poll = select.poll()
-        poll.register(inotify, select.POLLIN)
+        poll.register(watches.file, select.POLLIN)
         poll.register(wake, select.POLLIN)
         try:
             while not any(ready == wake for ready, _ in poll.poll()):
-                for watch, mask, name in _events(os.read(inotify, _BUFFER)):
+                for watch, mask, name in watches.events():
                     self._handle(watch, mask, name)
         finally:
-            os.close(inotify)
+            watches.close()
             os.close(wake)
 
     def _handle(self, watch: int, mask: int, name: str) -> None:
-        if mask & _OVERFLOW:  # some events are lost: whatever is there may be new
+        if mask & inotify.OVERFLOW:  # some events are lost: whatever is there may be new
             for directory in self.watched():
                 with contextlib.suppress(NodeError):
                     for path in subdirectories(directory):
@@ -125,16 +121,16 @@ class DirectoryWatcher:
             return
         with self._lock:
             parent = self._directories.get(watch)
-            if parent is not None and mask & _IGNORED:
+            if parent is not None and mask & inotify.IGNORED:
                 del self._directories[watch], self._watches[parent]
-        if parent is not None and mask & _APPEARED and mask & _DIRECTORY:
+        if parent is not None and mask & _APPEARED and mask & inotify.DIRECTORY:
             self._call(parent, name)
 
-    def _log_once(self, message: str, directory: Path | None = None) -> None:
-        if (number := ctypes.get_errno()) not in self._failed:  # of each kind
-            self._failed.add(number)
-            facts = {"directory": str(directory), "error": os.strerror(number)}
-            log.warning(message, extra=facts)
+    def _log_once(self, directory: Path, error: OSError) -> None:
+        if error.errno not in self._failed:  # of each kind
+            self._failed.add(error.errno)
+            facts = {"directory": str(directory), "error": error.strerror}
+            log.warning("a directory is not watched", extra=facts)
 
     def _call(self, directory: Path, name: str) -> None:
         try:
@@ -142,15 +138,6 @@ class DirectoryWatcher:
         except Exception:
             # Whatever is wrong with one, the next may be well.
             log.exception("a new directory was not dealt with", extra={"directory": name})
-
-
-def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
-    offset = 0
-    while offset < len(raw):
-        watch, mask, _, length = _EVENT.unpack_from(raw, offset)
-        offset += _EVENT.size
-        yield watch, mask, os.fsdecode(raw[offset : offset + length].rstrip(b"\0"))
-        offset += length
 
 
 class NewPodWatcher:
