@@ -17,6 +17,7 @@ from dra_driver.kubeletplugin.serve.services import ClaimHandler
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.driver.watch import watching
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger import Ledger
@@ -95,6 +96,7 @@ def open_parts(
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
     node = stack.enter_context(open_node())
+    stack.enter_context(watching(node.driver))
     instances = PluginInstances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
     events = EventRecorder(api, settings.driver_name, settings.node_name)

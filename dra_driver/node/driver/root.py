@@ -5,6 +5,7 @@ Operator, the host itself, Container-Optimized OS on GKE, and drivers installed 
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,9 +31,9 @@ class DriverRoot:
     """The driver below *root*, a directory of the host, or below the first complete candidate.
 
     *host_root* is where this process sees the host's ``/``; all paths in :meth:`files` are the
-    host's own. Every method looks again, which takes 0.2 ms as long as nothing changed on disk,
-    and raises NodeError where no complete driver is found: what is missing, where, what to do.
-    Safe to use from several threads.
+    host's own. Every method looks again, which takes 0.2 ms as long as nothing changed on disk
+    (``driver.watch`` spares that). NodeError where no complete driver is found: what is missing,
+    where, what to do. Safe to use from several threads.
     """
 
     def __init__(self, root: str | None, host_root: Path, proc: str = "/proc") -> None:
@@ -41,6 +42,7 @@ class DriverRoot:
         self.proc = proc
         self._loaded = f"{proc}{_LOADED}"
         self._roots = DRIVER_ROOT_CANDIDATES if root is None else (root,)
+        self.unchanged: Callable[[FileSignatures], bool] = files_unchanged
         # Replaced as a whole: another thread reads the old value or the new one.
         self._last: tuple[DriverFiles, FileSignatures, str | None] | None = None
 
@@ -49,7 +51,7 @@ class DriverRoot:
         last = self._last
         try:
             loaded = self.loaded_version()
-            if last is not None and last[2] == loaded and files_unchanged(last[1]):
+            if last is not None and last[2] == loaded and self.unchanged(last[1]):
                 return last[0]
             files, signatures = self._look(loaded)
         except OSError as e:

@@ -13,7 +13,8 @@ FileSignature = tuple[int, int, int, int, int]
 """Device, inode, size, and times of last change: another file, or other content, differs."""
 
 FileSignatures = dict[str, FileSignature | None]
-"""What was looked at, by path as this process sees it, and what was found; None: nothing."""
+"""What was looked at, by path as this process sees it, and what was found; None: nothing. Of a
+directory whose path ends in a slash, every name counted."""
 
 _MAX_SYMLINKS: Final = 40  # as the kernel (path_resolution(7))
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
@@ -70,7 +71,7 @@ class RootFs:
 
     def names(self, directory: str) -> list[str]:
         """What is in *directory*, which is resolved, sorted; nothing where it is none."""
-        self._note(directory)
+        self._note(f"{directory}/")
         self._listed.add(directory)
         try:
             return sorted(os.listdir(self.local_path(directory)))

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.model.driver_files import DriverLibrary, HostFile
 from dra_driver.node.driver.commands import Command
 from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.watch import watching
 from tests.fakes.driver import (
     LIBRARIES,
     VERSION,
@@ -315,17 +317,22 @@ def _link_turned(host: Path) -> None:
     "change",
     [_upgrade, _driver_container, _library_in_place, _socket, _tool_gone, _link_turned],
 )
+@pytest.mark.parametrize("watch", [nullcontext, watching])
 def test_a_change_on_disk_is_seen_at_the_next_look(
-    host: Path, change: Callable[[Path], None]
+    host: Path,
+    change: Callable[[Path], None],
+    watch: Callable[[DriverRoot], AbstractContextManager[None]],
 ) -> None:
     install(host)
     driver = DriverRoot(None, host)
-    before = driver.files()
-    assert driver.files() is before
-    change(host)
-    after = driver.files()
-    assert after != before
-    assert after == DriverRoot(None, host).files()
+    with watch(driver):
+        before = driver.files()
+        assert driver.files() is before
+        change(host)
+        after = driver.files()
+        assert after != before
+        assert after == DriverRoot(None, host).files()
+        assert driver.files() is after
 
 
 def test_a_driver_that_vanishes_is_an_error_and_no_memory(host: Path) -> None:
