@@ -160,7 +160,8 @@ class PodProcesses:
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
         """The cgroups of *pods* with processes. Where there is no cgroup, no process lives."""
-        sorted_pods = sorted(set(pods))
+        if not (sorted_pods := sorted(set(pods))):
+            return ()
         with disk_call(f"look for processes in {self._cgroups.root}"):
             directories = self._cgroups.pods([pod.uid for pod in sorted_pods])
             in_pod_cgroups = [
