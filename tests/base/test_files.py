@@ -135,3 +135,15 @@ def test_a_directory_that_cannot_be_looked_at_is_said(tmp_path):
     (tmp_path / "file").touch()
 
     assert "Not a directory" in str(removed_directory([tmp_path / "file/inside"]))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, 3 << 20])
+def test_a_file_is_read_whole(tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    assert read_file(tmp_path / "file") == content
+
+
+def test_a_file_of_the_kernel_which_has_no_size_is_read_whole():
+    path = Path("/proc/self/maps")
+    assert len(read_file(path).splitlines()) > 100

@@ -22,6 +22,7 @@ DRIVER_ROOT_CANDIDATES: Final = (
     "/usr/local/nvidia",
 )
 _LOADED: Final = "/driver/nvidia/version"  # below the procfs
+_VERSION_BYTES: Final = 4096  # some lines of text
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …",
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  …"
 _KERNEL_MODULE: Final = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+){1,2})")
@@ -89,7 +90,8 @@ class DriverRoot:
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""
         try:
-            text = Path(self.local_path(self._loaded)).read_text(encoding="utf-8", errors="replace")
+            with open(self.local_path(self._loaded), "rb", buffering=0) as file:
+                text = file.read(_VERSION_BYTES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         match = _KERNEL_MODULE.search(text)

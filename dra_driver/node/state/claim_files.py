@@ -19,7 +19,7 @@ from cdi.errors import CdiError
 from cdi.spec import Spec
 from cdi.store import SpecStore
 from dra_driver.base.errors import ClaimRecordLost, NodeError
-from dra_driver.base.files import disk_call, disk_errors
+from dra_driver.base.files import closing_file, disk_call, disk_errors, write_all
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.device_metadata import (
     MetadataDocument,
@@ -168,9 +168,10 @@ def _create(document: MetadataDocument) -> None:
     path = Path(document.host_path)
     path.unlink(missing_ok=True)
     try:
-        with path.open("xb") as file:
-            file.write(document.text.encode())
-            os.fchmod(file.fileno(), 0o644)  # containers' users may not be root
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with closing_file(os.open(path, flags, 0o600)) as file:
+            write_all(file, document.text.encode())
+            os.fchmod(file, 0o644)  # containers' users may not be root
     except OSError:
         with suppress(OSError):
             path.unlink(missing_ok=True)  # half of it
