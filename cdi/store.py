@@ -6,7 +6,8 @@
 >>> spec = Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))
 >>> with tempfile.TemporaryDirectory() as directory:
 ...     store = SpecStore(directory, "vendor.example", "gpu")
-...     print(store.write(spec, "5b0f").name)
+...     text = store.write(spec, "5b0f")
+...     print(store.path("5b0f").name)
 ...     print(store.ids(), store.read("5b0f") == spec)
 ...     store.remove("5b0f")
 ...     print(store.ids())
@@ -64,6 +65,7 @@ class SpecStore:
         self._device_class = device_class
         self._prefix = spec_file_prefix(vendor, device_class)
         self._fsync = fsync
+        self._whole: set[Path] = set()  # written by this store, and nothing is half written of it
 
     @property
     def kind(self) -> str:
@@ -75,8 +77,9 @@ class SpecStore:
         name = spec_file_name(self._vendor, self._device_class, transient_id)
         return self.directory / name
 
-    def write(self, spec: Spec, transient_id: str) -> Path:
-        """Write a spec, replacing the one with the same id; writing the same again is nothing."""
+    def write(self, spec: Spec, transient_id: str) -> str:
+        """Write a spec, replacing the one with the same id; writing the same again is nothing.
+        Give the text of the file."""
         if spec.kind != self.kind:
             raise CdiSpecError([f"kind: must be {self.kind!r} in this store, not {spec.kind!r}"])
         path, text = self.path(transient_id), to_json(spec)
@@ -86,7 +89,7 @@ class SpecStore:
             # Every write makes every runtime on the node read the whole directory again.
             if before != text:
                 self._replace(path, text)
-        return path
+        return text
 
     def read(self, transient_id: str) -> Spec | None:
         """Give the spec with this id, or ``None`` if there is none."""
@@ -100,12 +103,15 @@ class SpecStore:
         success."""
         path = self.path(transient_id)
         with self._errors(f"remove {path.name}"):
-            exists = self._own_text(path) is not None
-            for name in self._half_written(path):
-                (self.directory / name).unlink(missing_ok=True)
-            if exists:
-                path.unlink(missing_ok=True)
-                self._sync_directory()
+            if path not in self._whole:
+                exists = self._own_text(path) is not None
+                for name in self._half_written(path):
+                    (self.directory / name).unlink(missing_ok=True)
+                if not exists:
+                    return
+            path.unlink(missing_ok=True)
+            self._whole.discard(path)
+            self._sync_directory()
 
     def ids(self) -> tuple[str, ...]:
         """Give the ids of all specs here, sorted; unreadable files with our name are ours too."""
@@ -175,19 +181,24 @@ class SpecStore:
             self.directory.chmod(0o755)  # whatever the umask: runtimes may run as another user
 
     def _replace(self, path: Path, text: str) -> None:
+        self._whole.discard(path)
         fd, temporary = tempfile.mkstemp(".tmp", f".{path.name}.", self.directory)
         try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
+            try:
+                content = memoryview(text.encode())
+                while content:
+                    content = content[os.write(fd, content) :]
                 os.fchmod(fd, 0o644)  # mkstemp gives 0600, and a runtime may not be root
                 if self._fsync:
                     os.fsync(fd)
+            finally:
+                os.close(fd)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
             raise
+        self._whole.add(path)
         self._sync_directory()
 
     def _sync_directory(self) -> None:

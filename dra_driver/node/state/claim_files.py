@@ -46,7 +46,7 @@ class CdiSpecFiles:
     def write(self, uid: ClaimUid, spec: Spec) -> str:
         """Write the spec of a claim; the text that was written."""
         with self._errors():
-            return self._store.write(spec, uid).read_text()
+            return self._store.write(spec, uid)
 
     def restore(self, uid: ClaimUid, text: str) -> None:
         """Write what was written before; where it is still there, nothing happens."""
