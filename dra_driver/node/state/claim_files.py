@@ -7,7 +7,7 @@ by its claim's UID. Without fsync: a power cut ends the boot, and with it the cl
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -140,12 +140,17 @@ class MetadataFiles:
                     )
         return tuple(documents)
 
-    def remove(self, uid: ClaimUid) -> None:
-        """Remove what is there of a claim, however little; that there is nothing is success."""
+    def remove(self, uid: ClaimUid, requests: Collection[str] = ()) -> None:
+        """Remove what is there of a claim, however little; that there is nothing is success.
+
+        *requests*: those that it has documents for; none: that is not known.
+        """
         with self._errors():
-            for name in self._names():
-                if claim_uid_of_file(name) == uid:
-                    (self.directory / name).unlink(missing_ok=True)
+            names = [metadata_file_name(uid, request) for request in requests] or [
+                name for name in self._names() if claim_uid_of_file(name) == uid
+            ]
+            for name in names:
+                (self.directory / name).unlink(missing_ok=True)
 
     def claims(self) -> frozenset[ClaimUid]:
         """The claims of which anything is there."""
@@ -164,18 +169,25 @@ class MetadataFiles:
 
 
 def _create(document: MetadataDocument) -> None:
-    """Make the file, instead of the one that is there: that one may be mounted in a container."""
+    """Make the file, instead of one that is there: that one may be mounted in a container."""
     path = Path(document.host_path)
-    path.unlink(missing_ok=True)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with closing_file(os.open(path, flags, 0o600)) as file:
+        opened = _open_new(path)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        opened = _open_new(path)
+    try:
+        with closing_file(opened) as file:
             write_all(file, document.text.encode())
             os.fchmod(file, 0o644)  # containers' users may not be root
     except OSError:
         with suppress(OSError):
             path.unlink(missing_ok=True)  # half of it
         raise
+
+
+def _open_new(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _text(path: Path) -> str | None:
@@ -210,8 +222,8 @@ class ClaimFiles:
 
     def exist(self, record: ClaimRecord) -> bool:
         """Whether nothing is gone of a completed claim, readable or not."""
-        uid, requests = record.claim.uid, {holding.request for holding in record.holdings}
-        return self._specs.exists(uid) and self._metadata.exist(uid, requests)
+        uid = record.claim.uid
+        return self._specs.exists(uid) and self._metadata.exist(uid, _requests(record))
 
     def with_texts(self, record: ClaimRecord) -> ClaimRecord:
         """*record* with the texts that are there. ClaimRecordLost: not all of them are."""
@@ -224,10 +236,11 @@ class ClaimFiles:
             )
         return replace(record, spec=to_json(spec), documents=documents)
 
-    def remove(self, uid: ClaimUid) -> None:
-        """Remove what there is, however little."""
+    def remove(self, uid: ClaimUid, record: ClaimRecord | None = None) -> None:
+        """Remove what there is of a claim, however little; where its whole *record* is not known,
+        its files are looked for."""
         self._specs.remove(uid)
-        self._metadata.remove(uid)
+        self._metadata.remove(uid, _requests(record) if record else ())
 
     def claims(self) -> frozenset[ClaimUid]:
         """The claims that have any file."""
@@ -236,3 +249,7 @@ class ClaimFiles:
     def sweep(self) -> None:
         """Remove what a killed writer left half written and no claim's name finds."""
         self._specs.sweep()
+
+
+def _requests(record: ClaimRecord) -> list[str]:
+    return sorted({holding.request for holding in record.holdings})

@@ -287,8 +287,9 @@ class Preparer:
             self._ledger.end(record)
         for step in steps:
             self._node.restore(step)
-        self._files.remove(record.claim.uid)
-        self._ledger.forget(record.claim.uid)
+        uid = record.claim.uid
+        self._files.remove(uid, self._ledger.known(uid))
+        self._ledger.forget(uid)
 
     def _quietly(self, record: ClaimRecord, act: Callable[[], object]) -> None:
         """What does not work now is tried again at the next occasion."""

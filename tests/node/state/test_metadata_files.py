@@ -343,3 +343,13 @@ def test_after_a_kill_what_belongs_to_no_claim_is_found_and_removed(tmp_path, ac
             world.files.remove(uid)
         assert not list(world.data.rglob("*.json"))
         assert not list(world.cdi.glob("k8s*"))
+
+
+def test_of_a_claim_whose_record_is_known_everything_is_removed_and_nothing_of_another(tmp_path):
+    world = World(tmp_path)
+    record = world.prepared()
+    world.write(ClaimUid("another"), "another")
+    of_both = world.everything()
+    world.files.remove(UID, record)
+    assert of_both.keys() - world.everything().keys() == {path for path in of_both if UID in path}
+    world.files.remove(UID, record)
