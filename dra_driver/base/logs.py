@@ -50,6 +50,7 @@ def set_up_logging(level: str, form: str, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # our own door says what went wrong
     logging.captureWarnings(True)
+    logging.logProcesses = False  # a system call for each line, and none says it
 
 
 def _line(record: logging.LogRecord) -> str:

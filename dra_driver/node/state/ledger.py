@@ -61,8 +61,7 @@ class PartitionFiles:
         """Before a partition is created for *record*, and whenever more is known of it. OSError."""
         uid = record.claim.uid
         if not record.created_partitions:
-            if uid in self._written:
-                self.remove(uid)
+            self.remove(uid)
             return
         text = encode_record(_partitions_of(record))
         if self._written.get(uid) == text:
@@ -82,8 +81,9 @@ class PartitionFiles:
 
     def remove(self, uid: ClaimUid) -> None:
         """Once nothing of it is left. OSError."""
-        self._written.pop(uid, None)
-        remove_record(self._path(uid))
+        if uid in self._written:
+            remove_record(self._path(uid))
+            del self._written[uid]
 
     def remove_all_but(self, uids: Iterable[ClaimUid]) -> None:
         """Remove the files of other claims than *uids*: there a crash came after the record was
@@ -144,6 +144,7 @@ class Ledger:
         self._held: dict[GpuUuid, tuple[Holding, ...]] = {}  # another one after each change
         self._sorted: tuple[HoldingsByGpu, tuple[ClaimRecord, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, DamagedRecord] = {}
+        self._has_one_file: set[ClaimUid] = set()  # this process wrote a record, where none was
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
         self._partition_files = PartitionFiles(self._directory)
         self._partition_records: dict[ClaimUid, ClaimRecord] = {}  # by claim that is set aside
@@ -183,6 +184,7 @@ class Ledger:
         with self._lock:
             self._history.let_go(self._created())
             self._index, self._aside, self._partition_records = index, aside, partitions
+            self._has_one_file.clear()
             self._held = holdings_by_gpu([*index.values(), *partitions.values()])
             self._served = frozenset(uid for uid, record in index.items() if record.namespaces)
 
@@ -285,8 +287,10 @@ class Ledger:
                 self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
                 self._put(record, text)
         with self._lock:
-            self._replace(uid, without_texts(record))
             aside = self._aside.pop(uid, None)
+            if uid not in self._index and aside is None:
+                self._has_one_file.add(uid)
+            self._replace(uid, without_texts(record))
         if aside is not None and aside.path != self._path(uid):
             with self._disk_errors():
                 remove_record(aside.path)  # it is known again
@@ -295,6 +299,7 @@ class Ledger:
         """From here on its claim is being taken back, and not prepared any more. Needs no room on
         the disk. NodeError: the disk did not take it."""
         path = self._path(record.claim.uid)
+        self._has_one_file.discard(record.claim.uid)
         with self._disk_errors(), suppress(FileNotFoundError):  # somebody removed it
             os.replace(path, path.with_suffix(ENDING_SUFFIX))
         with self._lock:
@@ -302,11 +307,13 @@ class Ledger:
 
     def forget(self, uid: ClaimUid) -> None:
         """Remove the record of a claim, if there is one."""
+        others = () if uid in self._has_one_file else (ENDING_SUFFIX, UNREADABLE_SUFFIX)
         with self._disk_errors():
-            for suffix in (RECORD_SUFFIX, ENDING_SUFFIX, UNREADABLE_SUFFIX):
+            for suffix in (RECORD_SUFFIX, *others):
                 remove_record(self._path(uid).with_suffix(suffix))
             self._partition_files.remove(uid)
         with self._lock:
+            self._has_one_file.discard(uid)
             self._aside.pop(uid, None)
             self._replace(uid, None)
 
