@@ -20,6 +20,7 @@ from hack.benchmark import (
     prepares,
     publishing,
     starts,
+    syscalls,
 )
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import FIGURES, FLEET_FIGURES, Measured, Results, document, table
@@ -88,6 +89,10 @@ def _parts(sizes: Sizes) -> Sequence[Part]:
         (
             f"prepare with {sizes.held} claims held",
             _in_directory(lambda benched, place: prepares.measure_held(benched, sizes, place)),
+        ),
+        (
+            "system calls of prepare and unprepare",
+            lambda benched: syscalls.measure(benched, sizes.singles),
         ),
         ("the costliest configurations", lambda benched: configs.measure(sizes.configs)),
         (

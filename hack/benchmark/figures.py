@@ -103,6 +103,11 @@ FIGURES = (
     ),
     Figure("unprepare_p50_ms", "NodeUnprepareResources, one GPU", no_aim),
     Figure(
+        "syscalls_per_pair",
+        "system calls of the plugin to prepare and unprepare one GPU, all threads",
+        at_most(120),
+    ),
+    Figure(
         "worst_configs_ms",
         "CPU to read and decode the costliest configurations that a claim can have",
         at_most(50),
