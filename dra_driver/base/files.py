@@ -171,11 +171,12 @@ def try_flock(file: int, kind: int) -> bool:
 
 
 def try_lock(path: Path) -> int | None:
-    """The open file, locked; None: another has it, or the file was replaced while we opened it."""
+    """The open file, locked; None: another has it, or the file was removed or replaced while we
+    opened it."""
     file = open_lock_file(path)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, file)
-        if try_flock(file, fcntl.LOCK_EX) and _is_at(file, path):
+        if try_flock(file, fcntl.LOCK_EX) and os.fstat(file).st_nlink:
             undo.pop_all()
             return file
     return None
@@ -189,13 +190,6 @@ def lock_within(path: Path, seconds: float, until: str) -> int:
             raise TimedOut(f"waited {seconds:g} s until {until}: {path} is locked")
         time.sleep(POLL_SECONDS)
     return file
-
-
-def _is_at(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager
