@@ -93,11 +93,14 @@ class GpuNode:
         return self.driver.files()
 
     def device_files(
-        self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()
+        self,
+        minors: tuple[int, ...],
+        capabilities: tuple[str, ...] = (),
+        driver: DriverFiles | None = None,
     ) -> DeviceFiles:
         """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
-        missing ones are made."""
-        return self.nodes.files(minors, capabilities)
+        missing ones are made. *driver*: its files, where they were just looked for."""
+        return self.nodes.files(minors, capabilities, driver)
 
     def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
         """What is there of the device files of these capabilities of MIG; nothing is made."""

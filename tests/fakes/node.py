@@ -175,7 +175,10 @@ class FakeNode:
         return FILES
 
     def device_files(
-        self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()
+        self,
+        minors: tuple[int, ...],
+        capabilities: tuple[str, ...] = (),
+        driver: DriverFiles | None = None,
     ) -> DeviceFiles:
         return DeviceFiles(
             common=(DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255),),

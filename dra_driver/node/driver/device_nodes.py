@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.model.driver_files import DeviceFile, DeviceFiles
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.node.driver.commands import RunCommand, in_chroot, run_command
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.rootfs import RootFs
@@ -73,15 +73,20 @@ class DeviceNodes:
         self._number = device_number
         self._capabilities = MigCapabilities(driver, self._look, self._modprobe)
 
-    def files(self, minors: Iterable[int], capabilities: Iterable[str] = ()) -> DeviceFiles:
+    def files(
+        self,
+        minors: Iterable[int],
+        capabilities: Iterable[str] = (),
+        driver: DriverFiles | None = None,
+    ) -> DeviceFiles:
         """What the GPUs with these minor numbers need, and these capabilities of MIG; missing files
-        are made.
+        are made. *driver*: its files, where they were just looked for.
 
         NodeError: one is missing and could not be made. TimedOut: making it took too long.
         """
         sorted_minors, capability_names = sorted(set(minors)), sorted(set(capabilities))
         gpus = [f"nvidia{minor}" for minor in sorted_minors]
-        root = self._root()
+        root = self._root(driver)
         names = (*gpus, *sorted((*REQUIRED_DEVICES, *OPTIONAL_DEVICES)))
         files = {name: self._look(root, name) for name in names}
         missing = [name for name in (*gpus, *REQUIRED_DEVICES) if files[name] is None]
@@ -106,9 +111,9 @@ class DeviceNodes:
         is not. NodeError: the driver has no such capability."""
         return self._capabilities.existing(self._root(), sorted(set(capabilities)))
 
-    def _root(self) -> str:
+    def _root(self, driver: DriverFiles | None = None) -> str:
         """The root, a directory of the host, whose ``/dev`` counts."""
-        own = self._driver.files().root
+        own = (driver or self._driver.files()).root
         if own == "/" or self._look(own, CONTROL_DEVICE):
             return own
         if self._look("/", CONTROL_DEVICE):

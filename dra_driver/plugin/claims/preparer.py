@@ -268,9 +268,11 @@ class Preparer:
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
         gets = container_devices(plan, documents, served)
         capabilities = tuple(sorted({name for device in gets for name in device.capabilities}))
-        nodes = self._node.device_files(minors, capabilities)
         with disk_call("look for the driver's files"):
-            host = CdiHost(self._node.driver_files(), nodes, self._names.hook)
+            files = self._node.driver_files()
+        host = CdiHost(
+            files, self._node.device_files(minors, capabilities, files), self._names.hook
+        )
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
     def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
