@@ -1,13 +1,15 @@
-"""Threads and what keeps them apart: locks by name, parallel calls, background tasks, loops."""
+"""Threads and what keeps them apart: locks by name, standing threads, background tasks, loops."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, TimedOut
@@ -64,6 +66,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_P = ParamSpec("_P")
 
 
 def in_parallel(act: Callable[[_T], _R], arguments: Sequence[_T], max_threads: int = 8) -> list[_R]:
@@ -76,6 +79,60 @@ def in_parallel(act: Callable[[_T], _R], arguments: Sequence[_T], max_threads: i
     with ThreadPoolExecutor(max_threads) as threads:
         results = [threads.submit(act, argument) for argument in arguments]
     return [result.result() for result in results]
+
+
+class StandingThreads(Executor):
+    """At most *most* threads, each begun when none is free; then some stand and wait for more.
+
+    They are daemons, where ``ThreadPoolExecutor`` keeps the process alive until its calls end. A
+    call for which no thread can be had waits for one, and can be cancelled until then.
+    """
+
+    def __init__(self, name: str, most: int, standing: int = 8) -> None:
+        self._name = name
+        self._most = most
+        self._standing = standing
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._guard = threading.Lock()
+        self._threads = 0
+        self._unfinished = 0  # calls: each that waits has a thread of its own, up to *most*
+
+    def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
+        future: Future[_R] = Future()
+        self._calls.put((future, partial(fn, *args, **kwargs)))
+        with self._guard:
+            self._unfinished += 1
+            if self._threads < min(self._unfinished, self._most):
+                self._begin_thread()
+        return future
+
+    def _begin_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # the limit of processes is reached: the call waits for another thread
+            log.exception("no further thread", extra={"threads": self._threads})
+        else:
+            self._threads += 1
+
+    def _run(self) -> None:
+        while True:
+            _carry_out(*self._calls.get())
+            with self._guard:
+                self._unfinished -= 1
+                if self._threads - self._unfinished > self._standing:
+                    self._threads -= 1
+                    return
+
+
+def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 _FAILURE_REMEMBERED_SECONDS: Final = 600.0  # so that the same error is not logged again

@@ -1,11 +1,13 @@
-"""Locks by name, calls side by side, and loops that no error ends."""
+"""Locks by name, calls side by side, standing threads, and loops that no error ends."""
 
 import threading
+from concurrent.futures import wait
 
 import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.base.threads import Loop, NamedLocks, in_parallel
+from dra_driver.base.threads import Loop, NamedLocks, StandingThreads, in_parallel
+from tests.waiting import eventually
 
 
 def test_answers_come_in_the_order_of_the_questions():
@@ -32,6 +34,51 @@ def test_one_that_fails_keeps_no_other_from_being_done():
         in_parallel(act, range(4))
 
     assert sorted(done) == [1, 2, 3]
+
+
+def count(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_each_call_has_a_thread_at_once_up_to_the_most_and_few_threads_stay():
+    threads = StandingThreads("up-to-eight", 8, standing=2)
+    together, go = threading.Barrier(9, timeout=60), threading.Event()
+
+    def meet():
+        together.wait()
+        assert go.wait(60)
+
+    first = [threads.submit(meet) for _ in range(8)]
+    together.wait()
+    queued = [threads.submit(str, number) for number in range(4)]
+    assert count("up-to-eight") == 8
+    assert not any(call.done() for call in queued)
+    go.set()
+
+    assert [call.result(60) for call in queued] == ["0", "1", "2", "3"]
+    assert not wait(first, 60).not_done
+    eventually(lambda: count("up-to-eight") == 2)
+
+
+def test_threads_that_stand_take_the_next_calls():
+    threads = StandingThreads("reused", 8, standing=2)
+
+    for number in range(50):
+        assert threads.submit(str, number).result(60) == str(number)
+
+    eventually(lambda: 1 <= count("reused") <= 2)
+
+
+def test_a_call_that_waits_for_a_thread_can_be_cancelled_and_one_that_fails_harms_no_other():
+    threads, go = StandingThreads("one", 1), threading.Event()
+    running = threads.submit(go.wait, 60)
+    cancelled, failing = threads.submit(str), threads.submit(int, "x")
+    assert cancelled.cancel()
+    go.set()
+
+    assert running.result(60)
+    assert isinstance(failing.exception(60), ValueError)
+    assert threads.submit(str, 1).result(60) == "1"
 
 
 @pytest.fixture
