@@ -1,6 +1,5 @@
 """``doctor``'s checks of the host: directories, the ledger, CDI files, and which plugins serve."""
 
-import asyncio
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -320,7 +319,7 @@ def _plugin_problem(paths: SocketPaths | None) -> str:
     if paths is None:
         return "no socket of it fits into the kubelet's directory"
     try:
-        asyncio.run(probes.check_plugin_sockets(paths, _ASK_SECONDS))
+        probes.check_plugin_sockets(paths, _ASK_SECONDS)
     except NodeError as e:
         return str(e)
     return ""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 
 from api.kubelet import dra_v1_pb2, registration_v1_pb2
 from api.kubelet import registration_v1_pb2 as messages
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import closing_file, disk_errors, try_flock
 from dra_driver.kubeletplugin.serve.services import DRA_SERVICE_VERSIONS, REGISTRATION_SERVICE
@@ -113,10 +113,11 @@ def _answer(path: Path, call: "_Pending") -> RegisteredPlugin:
     return RegisteredPlugin(path, info.name, info.endpoint)
 
 
-async def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> None:
+def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> None:
     """Ask as the kubelet does, over both sockets. NodeError: what does not answer as it should."""
+    deadline = Deadline(timeout_seconds)
     info = registration_v1_pb2.PluginInfo.FromString(
-        await _ask(paths.registration, f"/{REGISTRATION_SERVICE}/GetInfo", timeout_seconds)
+        _ask(paths.registration, f"/{REGISTRATION_SERVICE}/GetInfo", deadline)
     )
     if (info.name, info.endpoint) != (paths.driver, str(paths.service)):
         raise NodeError(
@@ -125,18 +126,18 @@ async def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> No
         )
     method = f"/{DRA_SERVICE_VERSIONS[0].service}/NodePrepareResources"
     answer = dra_v1_pb2.NodePrepareResourcesResponse.FromString(
-        await _ask(paths.service, method, timeout_seconds)
+        _ask(paths.service, method, deadline)
     )
     if answer.claims:
         raise NodeError(f"{paths.service} answered for claims that nobody asked about")
 
 
-async def _ask(path: Path, method: str, timeout_seconds: float) -> bytes:
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS) as channel:
+def _ask(path: Path, method: str, deadline: Deadline) -> bytes:
+    with grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS) as channel:
         try:
             call = channel.unary_unary(
                 method, request_serializer=bytes, response_deserializer=bytes
             )
-            return await call(b"", timeout=timeout_seconds)
+            return call(b"", timeout=deadline.remaining)
         except grpc.RpcError as error:
             raise NodeError(f"{method} over {path} failed: {error.details()}") from error

@@ -4,28 +4,27 @@ The kubelet watches its registry directory; behind a new socket it asks GetInfo,
 NotifyRegistrationStatus what came of it. It does so again after each of its own restarts.
 
 One implementation of the DRA service serves v1 (Kubernetes 1.34 and newer) and v1beta1 (1.32 and
-newer). Every claim of a call is served in a thread of its own, in its own ``try``: a bad claim must
-not fail its neighbours, and one that waits for its device must not hold up others. The calls only
-wait for those threads, so an empty call (the liveness check) is always answered.
+newer). gRPC gives each call a thread, which serves the call's first claim; the others have threads
+of their own. Every claim is served in its own ``try``: a bad claim must not fail its neighbours,
+and one that waits for its device must not hold up others.
 """
 
-import asyncio
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 import grpc
-import grpc.aio
 
 from api.kubelet import dra_v1_pb2, dra_v1beta1_pb2
 from api.kubelet import registration_v1_pb2 as messages
-from dra_driver.base.errors import ClaimError, DriverError
-from dra_driver.base.threads import NamedLocks
+from dra_driver.base.errors import ClaimError, DriverError, NodeError, TimedOut
+from dra_driver.base.threads import NamedLocks, StandingThreads
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 
 log = logging.getLogger(__name__)
@@ -68,10 +67,10 @@ class RegistrationService:
             ),
         )
 
-    async def _get_info(self, _request: Any, _context: Any) -> messages.PluginInfo:
+    def _get_info(self, _request: Any, _context: Any) -> messages.PluginInfo:
         return self._plugin
 
-    async def _notified(
+    def _notified(
         self, status: messages.RegistrationStatus, _context: Any
     ) -> messages.RegistrationStatusResponse:
         # Never answered with an error: the kubelet would drop a registration that worked, and
@@ -88,6 +87,12 @@ class RegistrationService:
 # The kubelet gives up after 45 s and may ask again while its first call still runs here.
 CALL_TIMEOUT_SECONDS = 40.0
 MAX_CONCURRENT_CLAIMS = 64  # prepared in parallel; the others queue
+# A prepare that queues keeps the thread of its call. So that calls which wait, for each other or
+# for an API server that hangs, never take all threads, those beyond a bound are refused; above it
+# threads are left for unprepares, which prepares may wait for, and for empty calls (the liveness
+# check). It is far above the 110 pods that the kubelet allows by default.
+MAX_WAITING_CLAIMS = 256
+MAX_CALLS = MAX_WAITING_CLAIMS + 128
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes part of file names
 
@@ -151,6 +156,7 @@ class DraService:
         observer: CallObserver,
         patience_seconds: float = CALL_TIMEOUT_SECONDS,
         max_concurrent: int = MAX_CONCURRENT_CLAIMS,
+        max_waiting: int = MAX_WAITING_CLAIMS,
     ) -> None:
         self._driver = driver
         self._observer = observer
@@ -159,7 +165,9 @@ class DraService:
             "claim {name} is still being served for an earlier call, {seconds} s "
             "later; the kubelet will ask again"
         )
-        self._places = asyncio.Semaphore(max_concurrent)
+        self._places = threading.Semaphore(max_concurrent)
+        self._queue = threading.Semaphore(max_waiting)
+        self._threads = StandingThreads("claim", max_concurrent)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The gRPC services, one per version; gRPC answers any other with UNIMPLEMENTED."""
@@ -178,15 +186,13 @@ class DraService:
         request = getattr(version.messages, f"Node{verb}ResourcesRequest")
         response = getattr(version.messages, f"Node{verb}ResourcesResponse")
 
-        async def call(message: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        def call(message: Any, context: grpc.ServicerContext) -> Any:
             try:
-                answers = await self._serve_all(verb.lower(), _refs(message))
+                answers = self._serve_all(verb.lower(), _refs(message))
                 return _fill(response(), answers, version)
             except Exception:  # the process has to live on, and the kubelet asks again
                 log.exception("call failed", extra={"method": f"Node{verb}Resources"})
-                await context.abort(
-                    grpc.StatusCode.INTERNAL, "internal error: see the plugin's log"
-                )
+                context.abort(grpc.StatusCode.INTERNAL, "internal error: see the plugin's log")
 
         return grpc.unary_unary_rpc_method_handler(
             call,
@@ -194,59 +200,32 @@ class DraService:
             response_serializer=response.SerializeToString,
         )
 
-    async def _serve_all(
-        self, operation: str, refs: Sequence[ClaimRef]
-    ) -> dict[ClaimUid, ClaimResponse]:
-        answers = await asyncio.gather(*(self._in_thread(operation, ref) for ref in refs))
-        return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
+    def _serve_all(self, operation: str, refs: Sequence[ClaimRef]) -> dict[ClaimUid, ClaimResponse]:
+        """Serve *refs* to their end, even if the kubelet gives up meanwhile.
 
-    async def _in_thread(self, operation: str, ref: ClaimRef) -> ClaimResponse:
-        """Serve one claim in a thread, to its end even if the kubelet gives up meanwhile.
-
-        A daemon thread: the process must not outlive the plugin's grace because of a claim.
+        A claim for which no thread is free by then is served here.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[ClaimResponse] = loop.create_future()
-
-        def serve() -> None:
-            try:
-                served = self._serve(operation, ref)
-            except Exception as error:  # noqa: BLE001 - the waiting call logs it
-                _tell(loop, answer.set_exception, error)
-            else:
-                _tell(loop, answer.set_result, served)
-
-        if operation == "prepare":  # which may wait for an unprepare: that one always gets in
-            await self._places.acquire()
-            answer.add_done_callback(lambda _: self._places.release())
-        try:
-            threading.Thread(target=serve, name=f"{operation} {ref.uid}", daemon=True).start()
-        except RuntimeError as error:  # the limit of processes is reached
-            answer.set_result(ClaimResponse(error=f"claim {ref} got no thread: {error}"))
-        return await asyncio.shield(answer)
+        others = {ref: self._threads.submit(self._serve, operation, ref) for ref in refs[1:]}
+        answers = {ref.uid: self._serve(operation, ref) for ref in refs[:1]}
+        for ref, answer in others.items():
+            is_ours = answer.cancel()
+            answers[ref.uid] = self._serve(operation, ref) if is_ours else answer.result()
+        return answers
 
     def _serve(self, operation: str, ref: ClaimRef) -> ClaimResponse:
-        facts = {"operation": operation, "claim": str(ref), "uid": ref.uid}
         begun = time.monotonic()
+        failure: Exception | None = None
         try:
             answer, outcome = self._ask(operation, ref), "ok"
-            log.info("claim served", extra=facts | {"seconds": _since(begun), "outcome": outcome})
         except DriverError as error:
-            answer, outcome = ClaimResponse(error=error.public), _outcome(error)
-            log.warning(
-                "claim not served: %s",
-                error,
-                extra=facts | {"seconds": _since(begun), "outcome": outcome},
-            )
-        except Exception as error:  # one claim's trouble must stay with that claim
-            answer, outcome = (
-                ClaimResponse(error=f"internal error: {type(error).__name__}: {error}"),
-                "crashed",
-            )
-            log.exception(
-                "claim crashed us", extra=facts | {"seconds": _since(begun), "outcome": outcome}
-            )
-        self._observer.observe(operation, outcome, time.monotonic() - begun)
+            failure, answer = error, ClaimResponse(error=error.public)
+            outcome = "refused" if isinstance(error, ClaimError) else "failed"
+        except Exception as error:  # noqa: BLE001 - one claim's trouble must stay with that claim
+            failure, outcome = error, "crashed"
+            answer = ClaimResponse(error=f"internal error: {type(error).__name__}: {error}")
+        seconds = time.monotonic() - begun
+        _log(operation, ref, outcome, seconds, failure)
+        self._observer.observe(operation, outcome, seconds)
         return answer
 
     def _ask(self, operation: str, ref: ClaimRef) -> ClaimResponse:
@@ -254,11 +233,31 @@ class DraService:
             raise ClaimError(
                 f"claim {ref} has the UID {ref.uid!r}, which no Kubernetes object can have"
             )
-        with self._claims.hold([f"{ref} (UID {ref.uid})"], self._patience_seconds):
-            if operation == "unprepare":
+        name = f"{ref} (UID {ref.uid})"
+        if operation == "unprepare":
+            with self._claims.hold([name], self._patience_seconds):
                 self._driver.unprepare(ref)
                 return ClaimResponse()
+        with self._place(name), self._claims.hold([name], self._patience_seconds):
             return ClaimResponse(tuple(self._driver.prepare(ref)))
+
+    @contextmanager
+    def _place(self, name: str) -> Iterator[None]:
+        """One of the places for prepares. One may wait for an unprepare: that always gets in."""
+        if not self._queue.acquire(blocking=False):
+            raise NodeError(f"claim {name}: too many others wait; the kubelet will ask again")
+        try:
+            if not self._places.acquire(timeout=self._patience_seconds):
+                raise TimedOut(
+                    f"claim {name}: others were being prepared for "
+                    f"{self._patience_seconds:g} s; the kubelet will ask again"
+                )
+            try:
+                yield
+            finally:
+                self._places.release()
+        finally:
+            self._queue.release()
 
 
 def _refs(message: Any) -> tuple[ClaimRef, ...]:
@@ -283,16 +282,30 @@ def _fill(response: Any, answers: dict[ClaimUid, ClaimResponse], version: DraSer
     return response
 
 
-def _outcome(error: DriverError) -> str:
-    return "refused" if isinstance(error, ClaimError) else "failed"
+_LOGGED = {
+    "ok": (logging.INFO, "claim served"),
+    "refused": (logging.WARNING, "claim not served: %s"),
+    "failed": (logging.WARNING, "claim not served: %s"),
+    "crashed": (logging.ERROR, "claim crashed us: %s"),
+}
 
 
-def _since(begun: float) -> float:
-    return round(time.monotonic() - begun, 6)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], result: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(callback, result)
-    except RuntimeError:  # the loop was closed: we stopped without waiting for this claim
-        log.warning("a claim ended after the plugin stopped")
+def _log(
+    operation: str, ref: ClaimRef, outcome: str, seconds: float, failure: Exception | None
+) -> None:
+    level, message = _LOGGED[outcome]
+    if log.isEnabledFor(level):
+        arguments = () if failure is None else (failure,)
+        log.log(
+            level,
+            message,
+            *arguments,
+            exc_info=failure if outcome == "crashed" else None,
+            extra={
+                "operation": operation,
+                "claim": str(ref),
+                "uid": ref.uid,
+                "seconds": round(seconds, 6),
+                "outcome": outcome,
+            },
+        )

@@ -165,6 +165,39 @@ def test_a_call_that_does_not_end_does_not_keep_us(
         assert ended.wait(5)
 
 
+HUNG = """
+import os, sys, threading
+from pathlib import Path
+from tests.fakes.claimdriver import Desk, running
+def hang(operation, ref):
+    os.write(1, b"begun\\n")  # at once: two claims say so at the same time
+    threading.Event().wait()
+with running(Path(sys.argv[1]), Desk(hang), grace_seconds=0.1):
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.point(105)
+def test_claims_that_do_not_end_do_not_keep_the_process(short: Path) -> None:
+    with (
+        FakeKubelet(short) as kubelet,
+        ThreadPoolExecutor(1) as pool,
+        subprocess.Popen(
+            [sys.executable, "-c", HUNG, str(short)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        kubelet.wait_for_plugin(DRIVER)
+        call = pool.submit(kubelet.ask, "prepare", [ref("a"), ref("b")])
+        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+        process.communicate("stop\n", timeout=60)
+        assert process.returncode == 0
+        assert isinstance(call.exception(5), grpc.RpcError)
+
+
 @pytest.mark.point(11, 12, 13)
 def test_two_instances_serve_and_the_one_that_registered_last_is_asked(short: Path) -> None:
     before, after = Desk(), Desk()
@@ -237,7 +270,7 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
         with subprocess.Popen([sys.executable, "-c", STUCK, str(short), pod]) as killed:
             eventually(lambda: any(path.parent.glob(".*")))
             killed.send_signal(signal.SIGKILL)
-    (hidden,) = path.parent.glob(".*")
+    hidden = list(short.rglob(".*"))
     rounds = threading.Semaphore(0)
 
     def look() -> None:
@@ -247,10 +280,11 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
     following = running(short, pod_uid=NEW, on_round=look, watch_seconds=0.02)
     with following:
         assert rounds.acquire(timeout=5)
-        assert hidden.is_socket()  # for all we know it is starting just now
+        assert all(file.is_socket() for file in hidden)  # for all we know it is starting just now
         then = time.time() - 61
-        os.utime(hidden, (then, then))
-        eventually(lambda: not hidden.exists())
+        for file in hidden:
+            os.utime(file, (then, then))
+        eventually(lambda: not any(file.exists() for file in hidden))
         sockets = {path for path in short.rglob("*") if path.is_socket()}
         assert sockets == {following.paths.service, following.paths.registration}
         following.plugin.check()

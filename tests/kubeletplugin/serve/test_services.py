@@ -13,10 +13,11 @@ import pytest
 from api.kubelet import dra_v1_pb2
 from dra_driver.base.errors import ClaimError, NodeError
 from dra_driver.k8s.claims import ClaimRef, PreparedDevice, ShareId
-from dra_driver.kubeletplugin.serve.services import DraService
+from dra_driver.kubeletplugin.serve.services import MAX_CONCURRENT_CLAIMS, DraService
 from tests.fakes.claimdriver import DRIVER, Counted, Desk, Gate, Running, device, ref, running
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.plugins import KubeletError
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -178,9 +179,7 @@ def test_work_goes_on_when_the_kubelet_gives_up_and_the_next_call_is_right(
 
 
 @pytest.mark.point(110)
-def test_110_pods_at_once_are_served_and_leave_no_threads(
-    short: Path, kubelet: FakeKubelet
-) -> None:
+def test_110_pods_at_once_are_served(short: Path, kubelet: FakeKubelet) -> None:
     slow = Desk(lambda operation, ref: time.sleep(0.01))
     with running(short, slow), ThreadPoolExecutor(110) as pool:
         kubelet.wait_for_plugin(DRIVER)
@@ -188,9 +187,6 @@ def test_110_pods_at_once_are_served_and_leave_no_threads(
         answers = list(pool.map(lambda r: kubelet.ask("prepare", [r]), refs))
         assert answers == [{r.uid: answers[i][r.uid]} for i, r in enumerate(refs)]
         assert all(not a[r.uid].error for a, r in zip(answers, refs, strict=True))
-        for thread in [t for t in threading.enumerate() if t.name.startswith("prepare")]:
-            thread.join(5)
-            assert not thread.is_alive()
 
 
 def test_110_claims_in_one_call_are_served(short: Path, kubelet: FakeKubelet) -> None:
@@ -198,6 +194,76 @@ def test_110_claims_in_one_call_are_served(short: Path, kubelet: FakeKubelet) ->
         kubelet.wait_for_plugin(DRIVER)
         refs = [ref(f"claim-{n}") for n in range(110)]
         assert kubelet.prepare(refs) == {r.uid: (device(r),) for r in refs}
+
+
+def test_a_claim_alone_is_served_by_the_thread_of_its_call(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    threads = []
+
+    with running(short, Desk(lambda *_: threads.append(threading.current_thread().name))):
+        kubelet.wait_for_plugin(DRIVER)
+        kubelet.prepare([ref("a")])
+        kubelet.unprepare([ref("a")])
+    assert threads == ["call", "call"]
+
+
+@pytest.mark.point(110)
+@pytest.mark.parametrize("claims", [1, 2])
+def test_unprepares_and_empty_calls_are_answered_while_the_prepares_of_110_pods_hang(
+    short: Path, kubelet: FakeKubelet, claims: int
+) -> None:
+    gate = Gate()
+    desk = Desk(lambda operation, ref: gate(operation, ref) if operation == "prepare" else None)
+    with running(short, desk) as run, ThreadPoolExecutor(110) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        pods = [[ref(f"claim-{pod}-{n}") for n in range(claims)] for pod in range(110)]
+        waiting = [pool.submit(kubelet.ask, "prepare", refs) for refs in pods]
+        eventually(lambda: len(desk.calls) == MAX_CONCURRENT_CLAIMS)
+        kubelet.unprepare([ref(f"other-{n}") for n in range(claims)])
+        assert kubelet.ask("prepare", []) == {}
+        run.plugin.check()
+        gate.go.set()
+        answers = [answer for call in waiting for answer in call.result(60).values()]
+    assert [answer.error for answer in answers] == [""] * 110 * claims
+
+
+def test_a_prepare_too_many_is_refused_and_an_unprepare_gets_in(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    gate = Gate()
+    desk = Desk(lambda operation, ref: gate(operation, ref) if operation == "prepare" else None)
+    with (
+        Running(short, DraService(desk, Counted(), max_concurrent=1, max_waiting=1)),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        kubelet.wait_for_plugin(DRIVER)
+        first = pool.submit(kubelet.ask, "prepare", [ref("a")])
+        assert gate.begun.wait(60)
+        refused = kubelet.ask("prepare", [ref("b")])[ref("b").uid]
+        kubelet.unprepare([ref("c")])
+        gate.go.set()
+        assert not first.result(5)[ref("a").uid].error
+    assert refused.error == (
+        "claim default/b (UID uid-b): too many others wait; the kubelet will ask again"
+    )
+
+
+def test_a_prepare_that_queues_for_too_long_is_answered_with_an_error(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    gate = Gate()
+    service = DraService(Desk(gate), Counted(), patience_seconds=0.05, max_concurrent=1)
+    with Running(short, service), ThreadPoolExecutor(1) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        first = pool.submit(kubelet.ask, "prepare", [ref("a")])
+        assert gate.begun.wait(60)
+        late = kubelet.ask("prepare", [ref("b")])[ref("b").uid]
+        gate.go.set()
+        assert not first.result(5)[ref("a").uid].error
+    assert late.error.startswith(
+        "claim default/b (UID uid-b): others were being prepared for 0.05 s"
+    )
 
 
 def test_registration_and_liveness_are_answered_while_all_places_are_taken(
