@@ -27,7 +27,7 @@ class CgroupMirror:
     def __init__(self, real: Cgroups, tree: CgroupTree) -> None:
         self._tree = tree
         self._copies: dict[Path, Path] = {}  # by what they are copies of
-        self._new = DirectoryWatcher(self._appeared)
+        self._watcher = DirectoryWatcher(self._appeared, self._removed)
         levels = real.levels()
         self._base = levels[0] if levels else real.root
         # On cgroup v1 there is a tree for each controller, and one is enough.
@@ -38,10 +38,13 @@ class CgroupMirror:
 
     def stop(self) -> None:
         """Copy nothing any more."""
-        self._new.stop()
+        self._watcher.stop()
 
     def _appeared(self, directory: Path, name: str) -> None:
         self._copy(directory / name)
+        self._removed(directory)
+
+    def _removed(self, _: Path) -> None:
         for original, copy in sorted(self._copies.items(), reverse=True):  # what is inside first
             if not original.is_dir():
                 del self._copies[original]
@@ -64,7 +67,7 @@ class CgroupMirror:
 
     def _copy(self, original: Path) -> None:
         if len(original.relative_to(self._base).parts) <= _DEEPEST:
-            self._new.watch(original)  # first: nothing that appears in it is missed
+            self._watcher.watch(original)  # first: nothing that appears in it is missed
             self._copies[original] = self._tree.make(original.relative_to(self._root))
             for inside in sorted(original.iterdir()):
                 if inside.is_dir():

@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +36,14 @@ _APPEARED: Final = inotify.CREATED | inotify.MOVED_THERE
 class DirectoryWatcher:
     """Watches directories on a thread of its own, which there is once something is watched."""
 
-    def __init__(self, on_directory: OnDirectory) -> None:
-        """*on_directory* is called on that thread; what it raises is logged."""
+    def __init__(
+        self, on_directory: OnDirectory, on_removed: Callable[[Path], None] | None = None
+    ) -> None:
+        """*on_directory* is called on that thread, and *on_removed* with a directory that is gone;
+        what they raise is logged."""
         self._callback = on_directory
+        self._removed = on_removed
+        self._mask = _APPEARED | (inotify.DELETED if on_removed else 0)
         self._lock = threading.Lock()
         self._inotify: Inotify | None = None
         self._wake: int | None = None  # an eventfd that ends the thread
@@ -54,7 +60,7 @@ class DirectoryWatcher:
             if directory in self._watches:
                 return True
             try:
-                watch = self._started().watch(directory, _APPEARED | inotify.ONLY_DIRECTORIES)
+                watch = self._started().watch(directory, self._mask | inotify.ONLY_DIRECTORIES)
             except FileNotFoundError:
                 return False
             except OSError as e:
@@ -117,14 +123,18 @@ class DirectoryWatcher:
             for directory in self.watched():
                 with contextlib.suppress(NodeError):
                     for path in subdirectories(directory):
-                        self._call(directory, path.name)
+                        self._call(partial(self._callback, directory, path.name), path)
             return
         with self._lock:
             parent = self._directories.get(watch)
             if parent is not None and mask & inotify.IGNORED:
                 del self._directories[watch], self._watches[parent]
-        if parent is not None and mask & _APPEARED and mask & inotify.DIRECTORY:
-            self._call(parent, name)
+        if parent is None or not mask & inotify.DIRECTORY:
+            return
+        if mask & _APPEARED:
+            self._call(partial(self._callback, parent, name), parent / name)
+        elif self._removed is not None:
+            self._call(partial(self._removed, parent / name), parent / name)
 
     def _log_once(self, directory: Path, error: OSError) -> None:
         if error.errno not in self._failed:  # of each kind
@@ -132,12 +142,12 @@ class DirectoryWatcher:
             facts = {"directory": str(directory), "error": error.strerror}
             log.warning("a directory is not watched", extra=facts)
 
-    def _call(self, directory: Path, name: str) -> None:
+    def _call(self, act: Callable[[], None], directory: Path) -> None:
         try:
-            self._callback(directory, name)
+            act()
         except Exception:
             # Whatever is wrong with one, the next may be well.
-            log.exception("a new directory was not dealt with", extra={"directory": name})
+            log.exception("a directory was not dealt with", extra={"directory": directory.name})
 
 
 class NewPodWatcher:

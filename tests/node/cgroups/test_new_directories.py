@@ -99,7 +99,7 @@ def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, 
     (tmp_path / "good").mkdir()
     assert [names.get(timeout=SECONDS) for _ in range(2)] == ["bad", "good"]
     new.stop()
-    assert "a new directory was not dealt with" in caplog.text
+    assert "a directory was not dealt with" in caplog.text
 
 
 def test_stopped_it_leaves_no_thread(tmp_path, reports):
