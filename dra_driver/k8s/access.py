@@ -16,15 +16,26 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key")
 
 @dataclass(frozen=True, slots=True)
 class ApiServerAccess:
-    """One context of a kubeconfig.
+    """One context of a kubeconfig. It runs no programs.
 
     The token's file is kept apart because it is read again for every request: the kubelet replaces
     a pod's token every hour. Certificates stay paths too; every new connection reads them.
     """
 
-    config: Mapping[str, Any]  # a kubeconfig with this one context; it runs no programs
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]  # without the token
     token: str | None = field(default=None, repr=False)
     token_file: pathlib.Path | None = None  # wins over the token, as in client-go's AuthInfo
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """A kubeconfig with this one context, without the token."""
+        return {
+            "clusters": [{"name": "only", "cluster": dict(self.cluster)}],
+            "users": [{"name": "only", "user": dict(self.user)}],
+            "contexts": [{"name": "only", "context": {"cluster": "only", "user": "only"}}],
+            "current-context": "only",
+        }
 
 
 def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
@@ -51,7 +62,8 @@ def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
     token, token_file = user.pop("token", None), user.pop("tokenFile", None)
     directory = path.absolute().parent
     return ApiServerAccess(
-        _document(_from(directory, cluster), _from(directory, user)),
+        _from(directory, cluster),
+        _from(directory, user),
         token,
         directory / token_file if token_file else None,
     )
@@ -77,7 +89,7 @@ def load_in_cluster(
             )
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     cluster = {"server": server, "certificate-authority": str(directory / "ca.crt")}
-    return ApiServerAccess(_document(cluster, {}), token_file=directory / "token")
+    return ApiServerAccess(cluster, {}, token_file=directory / "token")
 
 
 def _load(path: pathlib.Path) -> Mapping[str, Any]:
@@ -104,13 +116,4 @@ def _from(directory: pathlib.Path, entry: Mapping[str, Any]) -> Mapping[str, Any
     return {
         key: str(directory / value) if key in _PATHS and value else value
         for key, value in entry.items()
-    }
-
-
-def _document(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {
-        "clusters": [{"name": "only", "cluster": dict(cluster)}],
-        "users": [{"name": "only", "user": dict(user)}],
-        "contexts": [{"name": "only", "context": {"cluster": "only", "user": "only"}}],
-        "current-context": "only",
     }

@@ -376,11 +376,10 @@ def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
 
 def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager]:
     """The API server's URL, and the connections to it."""
-    config = access.config
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    cluster = access.cluster
     proxy = any(os.environ.get(name) for name in _PROXY_VARIABLES)
-    if user or proxy or not cluster.keys() <= {"server", "certificate-authority"}:
-        return _connections_of_official_client(config)
+    if access.user or proxy or not cluster.keys() <= {"server", "certificate-authority"}:
+        return _connections_of_official_client(access.config)
     # Read anew for each connection: it rotates. None: those that the system trusts.
     authority = cluster.get("certificate-authority")
     if authority is not None and not pathlib.Path(authority).is_file():

@@ -272,7 +272,7 @@ def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):
 
 
 def test_a_ca_that_was_replaced_counts_from_the_next_connection(cluster, tmp_path):
-    admin = load_kubeconfig(cluster.kubeconfig).config["clusters"][0]["cluster"]
+    admin = load_kubeconfig(cluster.kubeconfig).cluster
     host, port = admin["server"].removeprefix("https://").split(":")
     make_another_ca(tmp_path)
     (tmp_path / "token").write_text("nobody's")
