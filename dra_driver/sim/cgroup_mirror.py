@@ -27,7 +27,7 @@ class CgroupMirror:
     def __init__(self, real: Cgroups, tree: CgroupTree) -> None:
         self._tree = tree
         self._copies: dict[Path, Path] = {}  # by what they are copies of
-        self._watcher = DirectoryWatcher(self._appeared, self._removed)
+        self._watcher = DirectoryWatcher(self._appeared, self._remove_gone)
         levels = real.levels()
         self._base = levels[0] if levels else real.root
         # On cgroup v1 there is a tree for each controller, and one is enough.
@@ -42,9 +42,9 @@ class CgroupMirror:
 
     def _appeared(self, directory: Path, name: str) -> None:
         self._copy(directory / name)
-        self._removed(directory)
+        self._remove_gone()
 
-    def _removed(self, _: Path) -> None:
+    def _remove_gone(self) -> None:
         for original, copy in sorted(self._copies.items(), reverse=True):  # what is inside first
             if not original.is_dir():
                 del self._copies[original]

@@ -37,10 +37,10 @@ class DirectoryWatcher:
     """Watches directories on a thread of its own, which there is once something is watched."""
 
     def __init__(
-        self, on_directory: OnDirectory, on_removed: Callable[[Path], None] | None = None
+        self, on_directory: OnDirectory, on_removed: Callable[[], None] | None = None
     ) -> None:
-        """*on_directory* is called on that thread, and *on_removed* with a directory that is gone;
-        what they raise is logged."""
+        """*on_directory* is called on that thread, and *on_removed* when a directory is gone; what
+        they raise is logged."""
         self._callback = on_directory
         self._removed = on_removed
         self._mask = _APPEARED | (inotify.DELETED if on_removed else 0)
@@ -134,7 +134,7 @@ class DirectoryWatcher:
         if mask & _APPEARED:
             self._call(partial(self._callback, parent, name), parent / name)
         elif self._removed is not None:
-            self._call(partial(self._removed, parent / name), parent / name)
+            self._call(self._removed, parent / name)
 
     def _log_once(self, directory: Path, error: OSError) -> None:
         if error.errno not in self._failed:  # of each kind
