@@ -8,7 +8,8 @@ The kubelet makes a directory for each pod and the container runtime one in it f
                   cri-containerd-<id>.scope
 
 A guaranteed pod has no level for its QoS class, systemd writes a UID with ``_``, and what the
-kubelet's ``--cgroup-root`` says comes in front. cgroup v1 has such a tree for each controller.
+kubelet's ``--cgroup-root`` says comes in front. cgroup v1 has such a tree for each controller; the
+kubelet makes and removes a pod's directory in all of them, so one is looked at.
 """
 
 import os
@@ -38,6 +39,7 @@ _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _MONITOR: Final = "crio-conmon-"  # CRI-O's own process beside each container, named after it
 _PODS: Final = re.compile(r"kubepods|(?:.+-)?kubepods\.slice")
 _DEEPEST: Final = 4  # levels that --cgroup-root has at most
+_USUAL_TREE: Final = "memory"  # of cgroup v1: the kubelet does not start without this controller
 
 ChangeCgroup = Callable[[Path], object]
 
@@ -107,7 +109,7 @@ def cgroup_root(host_root: Path) -> Path:
 
 
 class Cgroups:
-    """The directories of pods below *root*: of cgroup v2, or of all controllers of v1.
+    """The directories of pods below *root*: of cgroup v2, or of one controller of v1.
 
     *make* and *remove* do it to an empty cgroup, as the kernel does. What is asked for and cannot
     be looked at now is a NodeError: that is not the same as a directory that is not there.
@@ -139,11 +141,12 @@ class Cgroups:
 
     def pods(self, pods: Iterable[PodUid]) -> Mapping[PodUid, Path]:
         """The directories of those of *pods* that have one."""
-        levels = self.levels()
-        directories = (
-            (pod, _pod_directory(levels, pod)) for pod in pods if re.fullmatch(_UID, pod)
-        )
-        return {pod: directory for pod, directory in directories if directory is not None}
+        wanted = [pod for pod in pods if re.fullmatch(_UID, pod)]
+        found = self._directories(wanted)
+        # Where pods appear has to be known only to say that one is not there.
+        if len(found) < len(wanted) and self._find_again():
+            found = self._directories(wanted)
+        return found
 
     def all_pods(self) -> Mapping[PodUid, Path]:
         """The directory of every pod of this node."""
@@ -157,10 +160,26 @@ class Cgroups:
     def levels(self) -> tuple[Path, ...]:
         """The directories in which those of pods appear, one for each QoS class, as far as they
         are there."""
-        if not self._kubepods or not all(map(_is_there, self._kubepods)):
-            self._kubepods = tuple(_find_pods(self.root if self.unified else None, self.root))
-        levels = (level for base in self._kubepods for level in (base, *_classes(base)))
-        return tuple(level for level in levels if _is_there(level))
+        self._find_again()
+        return tuple(level for level in self._possible_levels() if _is_there(level))
+
+    def _possible_levels(self) -> Iterator[Path]:
+        return (level for base in self._kubepods for level in (base, *_classes(base)))
+
+    def _directories(self, pods: Iterable[PodUid]) -> dict[PodUid, Path]:
+        directories = ((pod, _pod_directory(self._possible_levels(), pod)) for pod in pods)
+        return {pod: directory for pod, directory in directories if directory is not None}
+
+    def _find_again(self) -> bool:
+        """Find out where pods are, unless they are still where they were. Whether that was done."""
+        if self._kubepods and all(map(_is_there, self._kubepods)):
+            return False
+        trees = [self.root]
+        if not self.unified:
+            trees = sorted(subdirectories(self.root), key=lambda tree: tree.name != _USUAL_TREE)
+        found = (tuple(_find_pods(tree)) for tree in trees)
+        self._kubepods = next(filter(None, found), ())
+        return True
 
 
 def container_cgroups(pod: Path) -> Iterator[tuple[str, Path]]:
@@ -186,8 +205,8 @@ def subdirectories(directory: Path) -> list[Path]:
         raise _unreadable(directory, error) from error
 
 
-def _find_pods(unified: Path | None, root: Path) -> Iterator[Path]:
-    level = [unified] if unified else subdirectories(root)  # v1: a tree for each controller
+def _find_pods(tree: Path) -> Iterator[Path]:
+    level = [tree]
     for _ in range(_DEEPEST + 1):
         inside = [path for directory in level for path in subdirectories(directory)]
         yield from (path for path in inside if _PODS.fullmatch(path.name))

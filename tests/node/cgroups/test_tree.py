@@ -121,6 +121,17 @@ def test_on_cgroup_v1_it_is_the_one_of_some_controller(tmp_path):
     assert cgroups.controllers() == frozenset()
 
 
+def test_on_cgroup_v1_one_tree_tells_where_pods_are(tmp_path):
+    """The kubelet does not start without the memory controller."""
+    directories(tmp_path, "blkio/kubepods", f"memory/kubepods/pod{POD}", "pids/kubepods/burstable")
+    cgroups = Cgroups(tmp_path)
+
+    assert cgroups.levels() == (tmp_path / "memory/kubepods",)
+
+    (tmp_path / "memory/kubepods").rename(tmp_path / "memory/old")
+    assert cgroups.levels() == (tmp_path / "blkio/kubepods",)
+
+
 def test_a_kubelet_that_comes_later_or_moves_is_found(unified):
     cgroups = Cgroups(unified)
     assert cgroups.pod(POD) is None
