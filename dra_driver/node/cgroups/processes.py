@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -135,6 +135,19 @@ def open_pod_processes(host_root: Path, containers: ContainerBundles) -> "PodPro
     return PodProcesses(Cgroups(cgroup_root(host_root)), containers, ContainerProcesses())
 
 
+def pods_given(claim: ClaimRef, containers: Iterable[Container]) -> frozenset[Pod]:
+    """The pods with a container that was given *claim*.
+
+    Containers of other namespaces do not count, whatever they mount, unless only the UID of the
+    claim is known.
+    """
+    return frozenset(
+        container.pod
+        for container in containers
+        if claim.uid in container.claims and claim.namespace in ("", container.namespace)
+    )
+
+
 class PodProcesses:
     """Reads anew with every call. What cannot be read is a NodeError, and never an empty answer."""
 
@@ -145,23 +158,22 @@ class PodProcesses:
         self._containers = containers
         self._processes = processes
 
-    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]:
-        """The pods with a container that was given *claim*, by the bundles of containers.
+    def containers(self) -> tuple[Container, ...]:
+        """Those of this machine, by their bundles."""
+        with disk_call("look for containers"):
+            return self._containers.all()
 
-        Containers of other namespaces do not count, whatever they mount, unless only the UID of
-        the claim is known.
+    def of(
+        self, pods: Iterable[Pod], containers: Sequence[Container] | None = None
+    ) -> tuple[CgroupProcesses, ...]:
+        """The cgroups of *pods* with processes. Where there is no cgroup, no process lives.
+
+        *containers*: those of this machine, where they were just looked for.
         """
-        with disk_call(f"look for containers that were given claim {claim.uid}"):
-            return frozenset(
-                container.pod
-                for container in self._containers.all()
-                if claim.uid in container.claims and claim.namespace in ("", container.namespace)
-            )
-
-    def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
-        """The cgroups of *pods* with processes. Where there is no cgroup, no process lives."""
         if not (sorted_pods := sorted(set(pods))):
             return ()
+        if containers is None:
+            containers = self.containers()
         with disk_call(f"look for processes in {self._cgroups.root}"):
             directories = self._cgroups.pods([pod.uid for pod in sorted_pods])
             in_pod_cgroups = [
@@ -170,7 +182,8 @@ class PodProcesses:
                 if pod.uid in directories
                 for processes in self._in_pod_cgroup(pod, directories[pod.uid])
             ]
-            return (*in_pod_cgroups, *self._outside_pod_cgroups(sorted_pods, directories))
+            outside = self._outside_pod_cgroups(sorted_pods, directories, containers)
+            return (*in_pod_cgroups, *outside)
 
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended; one that is not seen from here (0) has not."""
@@ -185,12 +198,15 @@ class PodProcesses:
             yield CgroupProcesses(pod, frozenset(), pids)
 
     def _outside_pod_cgroups(
-        self, pods: Iterable[Pod], directories: Mapping[PodUid, Path]
+        self,
+        pods: Iterable[Pod],
+        directories: Mapping[PodUid, Path],
+        containers: Iterable[Container],
     ) -> Iterator[CgroupProcesses]:
         """The first processes of containers with claims whose cgroups are not in their pods', as
         with a runtime on cgroupfs under a kubelet on systemd."""
         by_uid = {pod.uid: pod for pod in pods}
-        for container in self._containers.all():
+        for container in containers:
             pod, directory = by_uid.get(container.pod.uid), directories.get(container.pod.uid)
             if (
                 pod is None

@@ -19,7 +19,7 @@ from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.model.records import ClaimRecord
-from dra_driver.node.cgroups.processes import PodProcesses
+from dra_driver.node.cgroups.processes import PodProcesses, pods_given
 from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
 from dra_driver.plugin.process_owners import ListGpuProcesses
 
@@ -40,8 +40,9 @@ class InUseCheck:
     def refuse_while_used(self, record: ClaimRecord) -> None:
         """ClaimInUse: a process of a pod of the claim uses it. NodeError: that is not known."""
         claim = record.claim
-        pods = self._processes.pods_given(claim) | frozenset(record.pods)
-        cgroups = self._processes.of(sorted(pods))
+        containers = self._processes.containers()
+        pods = pods_given(claim, containers) | frozenset(record.pods)
+        cgroups = self._processes.of(pods, containers)
         for pod, pid in self._living(cgroups_given_claim(claim.uid, cgroups)):
             raise ClaimInUse(
                 f"{_process_of(record, pod, pid)} still runs; the claim waits for its end"

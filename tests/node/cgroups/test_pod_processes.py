@@ -15,7 +15,7 @@ from dra_driver.base.files import hanging_disk_calls
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups.containers import ContainerBundles
-from dra_driver.node.cgroups.processes import ContainerProcesses, PodProcesses
+from dra_driver.node.cgroups.processes import ContainerProcesses, PodProcesses, pods_given
 from dra_driver.node.cgroups.tree import Cgroups
 from tests.fakes import bundles
 from tests.fakes.open_files import no_more_files
@@ -60,6 +60,9 @@ class Machine:
 
     def of(self, pod: Pod = POD) -> tuple[CgroupProcesses, ...]:
         return self.processes.of([pod])
+
+    def given(self, claim: ClaimRef = REF) -> frozenset[Pod]:
+        return pods_given(claim, self.processes.containers())
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -169,7 +172,7 @@ def test_too_many_open_files_are_an_error_and_not_nobody(machine):
         for ask in (
             machine.of,
             lambda: machine.processes.lives(os.getpid()),
-            lambda: machine.processes.pods_given(REF),
+            machine.given,
         ):
             with pytest.raises(NodeError):
                 ask()
@@ -181,7 +184,7 @@ def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, hanging):
     config = machine.bundle(MAIN, CLAIM)
     machine.put(MAIN, 11)
     if hanging == "bundle":
-        pipe, ask, part = config, lambda: machine.processes.pods_given(REF), f"given claim {CLAIM}"
+        pipe, ask, part = config, machine.given, "look for containers"
     else:
         pipe, ask, part = machine.pod / MAIN / "cgroup.procs", machine.of, str(machine.cgroup)
     content = pipe.read_text()
@@ -207,34 +210,34 @@ def test_more_processes_than_anybody_can_look_at_are_an_error(machine):
 
 
 def test_pods_are_known_by_what_their_containers_were_given(machine):
-    assert machine.processes.pods_given(REF) == frozenset()
+    assert machine.given() == frozenset()
     machine.bundle(MAIN, CLAIM)
     machine.bundle(SIDE)
 
-    assert machine.processes.pods_given(REF) == {POD}
+    assert machine.given() == {POD}
 
 
 def test_what_a_container_of_another_namespace_mounts_is_not_believed(machine):
     machine.bundle(MAIN, CLAIM)
-    assert machine.processes.pods_given(ClaimRef("other", "a", CLAIM)) == frozenset()
-    assert machine.processes.pods_given(ClaimRef("", "", CLAIM)) == {POD}, "only its UID is known"
+    assert machine.given(ClaimRef("other", "a", CLAIM)) == frozenset()
+    assert machine.given(ClaimRef("", "", CLAIM)) == {POD}, "only its UID is known"
 
 
 def test_of_many_bundles_each_is_read_once(machine):
     config = machine.bundle(MAIN, CLAIM)
-    assert machine.processes.pods_given(REF) == {POD}
+    assert machine.given() == {POD}
     config.write_text("{")  # it never changes, so nobody looks
 
-    assert machine.processes.pods_given(REF) == {POD}
+    assert machine.given() == {POD}
 
 
 def test_a_container_that_is_gone_is_forgotten(machine):
     config = machine.bundle(MAIN, CLAIM)
-    machine.processes.pods_given(REF)
+    machine.given()
     config.unlink()
     config.parent.rmdir()
 
-    assert machine.processes.pods_given(REF) == frozenset()
+    assert machine.given() == frozenset()
 
 
 @pytest.mark.parametrize("text", [None, "", '{"annotations"'], ids=["none", "empty", "half"])
@@ -242,11 +245,11 @@ def test_a_container_that_is_being_made_runs_nothing_yet_and_is_looked_at_again(
     config = machine.bundle(MAIN, CLAIM)
     whole = config.read_text()
     config.unlink() if text is None else config.write_text(text)
-    assert machine.processes.pods_given(REF) == frozenset()
+    assert machine.given() == frozenset()
 
     config.write_text(whole)
 
-    assert machine.processes.pods_given(REF) == {POD}
+    assert machine.given() == {POD}
 
 
 class TestWhoLives:

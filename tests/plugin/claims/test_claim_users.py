@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import ClaimInUse, MigInstanceNotFound, NodeError
-from dra_driver.k8s.claims import Pod
+from dra_driver.k8s.claims import ClaimUid, Pod
+from dra_driver.k8s.pods import Container
 from dra_driver.model.processes import CgroupProcesses, GpuProcess
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plugin.claims.in_use import InUseCheck
@@ -21,7 +22,7 @@ class World:
 
     def __init__(self) -> None:
         self.cgroups: list[CgroupProcesses] = []
-        self.given: dict[str, set[Pod]] = {}
+        self.given: dict[ClaimUid, set[Pod]] = {}
         self.ended: set[int] = set()
         self.computing: list[int] | NodeError = []
         self.records: list[ClaimRecord] = [record(A, pods=(WEB,))]
@@ -30,10 +31,14 @@ class World:
         processes: Any = self
         self.users = InUseCheck(processes, self.gpu_processes, self.neighbours)
 
-    def pods_given(self, claim):
-        return frozenset(self.given.get(claim.uid, ()))
+    def containers(self):
+        return tuple(
+            Container(f"{pod.name}-main", "main", "default", pod, frozenset({claim}))
+            for claim, pods in self.given.items()
+            for pod in sorted(pods)
+        )
 
-    def of(self, pods):
+    def of(self, pods, containers=None):
         if self.hidden:
             raise self.hidden
         uids = set(pods)
