@@ -11,6 +11,7 @@ from pathlib import Path
 from dra_driver.base.errors import DriverError
 from hack.benchmark import (
     configs,
+    containerd,
     fleet,
     idles,
     machine,
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="instead: what the published shape costs the scheduler, on a control plane of its "
         "own with 200 nodes of eight GPUs that nobody runs",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer samples, about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer samples, some minutes")
     parser.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION)
     return parser
 
@@ -89,6 +90,10 @@ def _parts(sizes: Sizes) -> Sequence[Part]:
         (
             f"prepare with {sizes.held} claims held",
             _in_directory(lambda benched, place: prepares.measure_held(benched, sizes, place)),
+        ),
+        (
+            f"containerd with {sizes.held} claims held",
+            lambda benched: containerd.measure(benched, sizes),
         ),
         (
             "system calls of prepare and unprepare",

@@ -42,9 +42,19 @@ class Claims:
         self, devices: Sequence[str], admin: bool = False, memory: str = "", cores: str = "0"
     ) -> list[ClaimRef]:
         """One claim for each of *devices*, in their order: for so much *memory*, or all of it."""
+        return self.on_several([[device] for device in devices], admin, memory, cores)
+
+    def on_several(
+        self,
+        device_sets: Sequence[Sequence[str]],
+        admin: bool = False,
+        memory: str = "",
+        cores: str = "0",
+    ) -> list[ClaimRef]:
+        """One claim for each of *device_sets*: for so much *memory* of each of its devices."""
         share = {} if admin else _share(memory, cores)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return list(threads.map(lambda device: self._make(device, admin, share), devices))
+            return list(threads.map(lambda devices: self._make(devices, admin, share), device_sets))
 
     def path(self, ref: ClaimRef) -> str:
         return f"{self._path}/{ref.name}"
@@ -54,19 +64,20 @@ class Claims:
         self._api.delete(self._path)
         wait("the claims to go", lambda: not self._api.get(self._path, {"limit": "1"})["items"])
 
-    def _make(self, device: str, admin: bool, share: Document) -> ClaimRef:
-        made = self._api.create(self._path, _claim(admin))
-        result: Document = {"request": "gpu", "driver": DRIVER, "pool": self._node}
-        result |= {"device": device} | ({"adminAccess": True} if admin else share)
-        if share:
-            result["shareID"] = str(uuid.uuid4())
+    def _make(self, devices: Sequence[str], admin: bool, share: Document) -> ClaimRef:
+        made = self._api.create(self._path, _claim(len(devices), admin))
         made["status"] = {
-            "allocation": {"devices": {"results": [result]}},
+            "allocation": {"devices": {"results": [self._result(d, share) for d in devices]}},
             "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
         }
         name = made["metadata"]["name"]
         self._api.update(f"{self._path}/{name}/status", made)
         return ClaimRef(NAMESPACE, name, ClaimUid(made["metadata"]["uid"]))
+
+    def _result(self, device: str, share: Document) -> Document:
+        """*share*: empty for admin access."""
+        more = {**share, "shareID": str(uuid.uuid4())} if share else {"adminAccess": True}
+        return {"request": "gpu", "driver": DRIVER, "pool": self._node, "device": device, **more}
 
 
 def _share(memory: str, cores: str) -> Document:
@@ -74,8 +85,9 @@ def _share(memory: str, cores: str) -> Document:
     return {"consumedCapacity": {"memory": memory or WHOLE, "cores": cores, "shares": "1"}}
 
 
-def _claim(admin: bool) -> Document:
-    exactly: Document = {"deviceClassName": DRIVER} | ({"adminAccess": True} if admin else {})
+def _claim(count: int, admin: bool) -> Document:
+    exactly: Document = {"deviceClassName": DRIVER, "count": count}
+    exactly |= {"adminAccess": True} if admin else {}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class _Times:
 
     prepare: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
+    eight_gpus: list[float] = field(default_factory=list)
     unprepare: list[float] = field(default_factory=list)
     eight: list[float] = field(default_factory=list)
     empty: list[float] = field(default_factory=list)
@@ -37,7 +39,8 @@ class _Times:
 def measure(stage: Stage, sizes: Sizes) -> Results:
     """One claim after another and eight at once, in turns; memory on the way."""
     times = _Times()
-    with stage.plugin() as calls:
+    api = ApiClient(load_kubeconfig(stage.driver.kubeconfig))  # with the plugin's rights
+    with closing(api), stage.plugin() as calls:
         warm = _Times()
         _one_by_one(calls, stage.claims.on(_devices(_FOR_MEMORY)), warm)
         time.sleep(_SETTLE_SECONDS)
@@ -46,14 +49,18 @@ def measure(stage: Stage, sizes: Sizes) -> Results:
         for _ in range(sizes.rounds):
             refs = stage.claims.on(_devices(sizes.singles))
             shares = stage.claims.on(_devices(sizes.singles), memory=_SHARE)
+            eight_gpus = stage.claims.on_several([_devices(GPUS)] * sizes.singles)
             eights = stage.claims.on(_devices(GPUS * sizes.bursts))
             before = stage.served("prepare")
-            _one_by_one(calls, refs, times)
+            for ref in refs:
+                _one_by_one(calls, [ref], times)
+                _ways(api, stage.claims.path(ref), calls, times)
             own.append(_mean_ms(before, stage.served("prepare")))
-            for ref in shares:
-                times.share.append(calls.prepare(ref))
-                calls.unprepare(ref)
-            _ways(stage, calls, refs, times)
+            for share, eight in zip(shares, eight_gpus, strict=True):
+                times.share.append(calls.prepare(share))
+                calls.unprepare(share)
+                times.eight_gpus.append(calls.prepare(eight))
+                calls.unprepare(eight)
             _eight_at_once(calls, eights, times)
     stage.claims.delete()
     return _results(times, percentile(own, 0.5), memory)
@@ -63,7 +70,7 @@ def measure_held(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
     """The same claims with none held and with many, in turns.
 
     In a CDI directory of its own: for every change there the node's containerd reads all of the
-    specs again, which takes a core for a while and is not what is measured here.
+    specs again, which takes a core for a while and is measured apart (``containerd``).
     """
     none, many = _Times(), _Times()
     with stage.plugin(cdi_dir=str(cdi_dir)) as calls:
@@ -113,28 +120,20 @@ def _eight_at_once(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> Non
         calls.unprepare(*eight)
 
 
-def _ways(stage: Stage, calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
-    """What the ways alone take: an empty call, and a claim's GET with the plugin's rights."""
-    times.empty.extend(calls.empty() for _ in refs)
-    api = ApiClient(load_kubeconfig(stage.driver.kubeconfig))
-    try:
-        api.get(stage.claims.path(refs[0]))  # connects
-        for ref in refs:
-            begun = time.perf_counter()
-            api.get(stage.claims.path(ref))
-            times.get.append(time.perf_counter() - begun)
-    finally:
-        api.close()
+def _ways(api: ApiClient, claim_path: str, calls: Calls, times: _Times) -> None:
+    """What the ways alone take: an empty call, and the claim's GET."""
+    times.empty.append(calls.empty())
+    begun = time.perf_counter()
+    api.get(claim_path)
+    times.get.append(time.perf_counter() - begun)
 
 
 def _results(times: _Times, own_ms: float, memory: dict[str, float]) -> Results:
-    get, empty = (percentile(each, 0.5) * 1000 for each in (times.get, times.empty))
-    where = (
-        f"empty call {empty:.2g}, claim's GET {get:.2g}; "
-        f"mean inside the plugin {own_ms:.2g} with the GET"
-    )
+    where = f"mean inside the plugin {own_ms:.2g} with the GET"
     parts = ", ".join(f"{name} {mib:.1f}" for name, mib in memory.items() if name != "all")
     return {
+        "empty_call_p50_ms": median_of(times.empty),
+        "claim_get_p50_ms": median_of(times.get),
         "prepare_p50_ms": median_of(times.prepare, where),
         "prepare_p95_ms": Measured(
             percentile(times.prepare, 0.95) * 1000,
@@ -148,6 +147,9 @@ def _results(times: _Times, own_ms: float, memory: dict[str, float]) -> Results:
             times.eight,
             f"p95 {percentile(times.eight, 0.95) * 1000:.3g}; "
             f"eight empty calls {percentile(times.eight_empty, 0.5) * 1000:.2g}",
+        ),
+        "prepare_eight_gpus_p50_ms": median_of(
+            times.eight_gpus, f"p95 {percentile(times.eight_gpus, 0.95) * 1000:.3g}"
         ),
         "unprepare_p50_ms": median_of(
             times.unprepare, f"p95 {percentile(times.unprepare, 0.95) * 1000:.3g}"

@@ -11,13 +11,14 @@ class Sizes:
     bursts: int  # of eight claims at once, a round
     held: int  # claims already prepared
     held_rounds: int
+    changes: int  # of the CDI directory, while claims are held there
     idle_seconds: float
     pods: int  # of each kind
     configs: int  # of each shape
 
 
-FULL = Sizes(7, 5, 24, 8, 500, 3, 60.0, 12, 10)
-QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4, 5)
+FULL = Sizes(7, 5, 24, 8, 500, 3, 10, 60.0, 12, 10)
+QUICK = Sizes(3, 2, 15, 4, 500, 1, 3, 10.0, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
