@@ -1,6 +1,7 @@
 """Threads and what keeps them apart: locks by name, standing threads, background tasks, loops."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -222,10 +223,15 @@ class BackgroundTasks:
             log.warning("will try again", extra=facts)
 
 
+UNTIL_WOKEN: Final = math.inf
+"""What a loop's step returns where only somebody who calls ``soon`` can give it work."""
+
+
 class Loop:
     """Does *step* every so many *seconds* on a thread of its own, which no error ends.
 
-    A step that returns a number of seconds is done again after these, if that is sooner.
+    A step that returns a number of seconds is done again after these, if that is sooner, and one
+    that returns UNTIL_WOKEN once ``soon`` is called.
     """
 
     def __init__(self, name: str, step: Callable[[], float | None], seconds: float) -> None:
@@ -263,10 +269,11 @@ class Loop:
             if not self._stopping:
                 self._wake.wait(seconds)
 
-    def _do(self) -> float:
-        """One step; the seconds until the next."""
+    def _do(self) -> float | None:
+        """One step; the seconds until the next. None: until it is woken."""
         try:
-            return min(self._seconds, self._step() or self._seconds)
+            seconds = self._step() or self._seconds
+            return None if seconds == UNTIL_WOKEN else min(self._seconds, seconds)
         except DriverError as e:
             log.warning("will try again", extra={"error": str(e), "seconds": self._seconds})
         except Exception:  # the next time may go better; the process must not lose its loops

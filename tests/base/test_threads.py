@@ -1,12 +1,13 @@
 """Locks by name, calls side by side, standing threads, and loops that no error ends."""
 
 import threading
+import time
 from concurrent.futures import wait
 
 import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.base.threads import Loop, NamedLocks, StandingThreads, in_parallel
+from dra_driver.base.threads import UNTIL_WOKEN, Loop, NamedLocks, StandingThreads, in_parallel
 from tests.waiting import eventually
 
 
@@ -166,6 +167,20 @@ def test_a_step_can_ask_to_be_done_again_sooner():
     loop.start()
 
     assert steps.wait(3)
+    loop.stop()
+
+
+def test_a_step_without_work_waits_until_it_is_woken():
+    steps = Steps()
+    loop = Loop("test", lambda: steps() or UNTIL_WOKEN, 0.001)
+    loop.start()
+    assert steps.wait(1)
+    time.sleep(0.1)
+    assert steps.done == 1
+
+    loop.soon()
+
+    assert steps.wait(2)
     loop.stop()
 
 

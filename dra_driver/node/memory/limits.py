@@ -102,22 +102,25 @@ class NodeMemoryLimits:
                 "guard is enough"
             )
 
-    def settle(self, read: ReadPodShares, joinable: bool = False) -> None:
+    def settle(self, read: ReadPodShares, joinable: bool = False) -> bool:
         """Make the limits those of *read*: what all pods hold by the claims of this node.
 
         For pods that joined a claim later or left it, for limits that were lost, and for containers
         that appeared unseen. While nothing changes it only compares. *read* is asked again for each
         GPU, so that no claim prepared meanwhile is undone. *joinable*: there are claims that limit
         any pod that joins them; its containers tell that it did. One thread at a time.
+
+        False: nothing is limited, and nothing has to be.
         """
         self._read = read
         containers = self._containers.known
         shares = tuple(read(containers))
-        if self._is_settled(shares, joinable):
-            return
         if not (joinable or self._limited_gpus() or _limited(shares)):
             self._watcher.forget()
-            return
+            self._settled = None
+            return False
+        if self._is_settled(shares, joinable):
+            return True
         changes, support, succeeded = self._changes, self._probe.support(), True
         directories: Mapping[PodUid, Path] = {}
         if support.backend is not None:
@@ -130,6 +133,7 @@ class NodeMemoryLimits:
         )
         settled = _SettledState(shares, joinable, support, changes, self._next_check())
         self._settled = settled if succeeded else None
+        return True
 
     def _find_pods(self) -> tuple[Mapping[PodUid, Path], bool]:
         """The cgroups of all pods, and whether the claims of all containers could be read."""

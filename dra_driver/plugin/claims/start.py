@@ -33,9 +33,12 @@ def _preparer(parts: PluginParts) -> Preparer:
     settings = parts.settings
     specs = CdiSpecFiles(settings.cdi_dir, cdi_vendor(settings.driver_name))
     files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir))
-    parts.lease = PluginLease(
-        settings.plugin_dir, settings.pod_uid or "this node", lambda: preparer.recover()
-    )
+
+    def recover() -> None:
+        preparer.recover()
+        parts.claim_changed(None)  # another process may have prepared claims
+
+    parts.lease = PluginLease(settings.plugin_dir, settings.pod_uid or "this node", recover)
     names = DriverIdentity(
         settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.events import Event, EventRecorder, PodRef
 from dra_driver.model.profiles import GuardPolicy
@@ -84,13 +85,14 @@ class MemoryEnforcer:
         self._report = ProcessReport()
         self._was_guarding = False
 
-    def check(self) -> None:
-        """One scan and what follows from it. Where no claim is guarded, nothing is scanned."""
+    def check(self) -> float | None:
+        """One scan and what follows from it. Where no claim is guarded, nothing is scanned until a
+        claim changed."""
         if (records := self._records()) is not self._guarded.records:
             self._guarded = _GuardedShares(records)
         guarded, dependencies = self._guarded, self._dependencies
         if not guarded.shares and not self._was_guarding:
-            return
+            return UNTIL_WOKEN
         report = self._scan() if guarded.shares else ProcessReport()
         self._pods = {**guarded.pods, **report.joined}
         self._state, actions = guard_actions(report.samples, self._state, dependencies.clock())
@@ -100,6 +102,7 @@ class MemoryEnforcer:
             usages = [usage for sample in report.samples for usage in claim_usages(sample)]
             dependencies.metrics.memory_used(usages, len(report.errors))
         self._report, self._was_guarding = report, bool(guarded.shares)
+        return None
 
     def _scan(self) -> ProcessReport:
         """What each process of claims uses. A GPU that does not tell that is among the errors."""

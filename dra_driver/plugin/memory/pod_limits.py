@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Final
 
 from dra_driver.base.errors import DriverError, NodeError
+from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import ClaimReader, ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.k8s.pods import ClaimName, Container, PodReader
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
@@ -153,8 +154,9 @@ class PodLimits:
             self._last_read = waiting[-1].claim
         return waiting
 
-    def settle(self) -> None:
-        """Make the limits what they should be, also those of containers that came meanwhile."""
+    def settle(self) -> float | None:
+        """Make the limits what they should be, also those of containers that came meanwhile. Where
+        no claim limits anything, there is nothing to do until a claim changed."""
         records = tuple(self._records())
         shared = frozenset(
             record.claim.uid for record in records if _is_read(record) and not record.pod_claim_name
@@ -163,7 +165,8 @@ class PodLimits:
         if reported and not (self._new_pods_reported and shared.issubset(self._shared)):
             self._update_soon()  # once for the pods that came before they were reported
         self._new_pods_reported, self._shared = reported, shared
-        self._limits.settle(self._shares, any(record.limited for record in records))
+        needed = self._limits.settle(self._shares, any(record.limited for record in records))
+        return None if needed or shared else UNTIL_WOKEN
 
     def _shares(self, containers: Sequence[Container]) -> tuple[PodMemoryShare, ...]:
         """What every pod holds, with those of *containers* that were given claims."""

@@ -56,6 +56,8 @@ def start(
 
     def claim_changed(record: ClaimRecord | None) -> None:
         if record is None or record.limited:
+            guarding.soon()
+        if record is None or record.limited or record.namespaces:
             settling.soon()
 
     parts.claim_listeners.append(claim_changed)

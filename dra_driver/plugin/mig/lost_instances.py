@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import ClaimUid, PodUid
 from dra_driver.k8s.events import Event, EventRecorder, PodRef
 from dra_driver.model.gpus import GpuUuid
@@ -49,11 +50,12 @@ class LostInstances:
         self._metrics = metrics
         self._lost: dict[_LostInstance, _NotifiedPods] = {}
 
-    def look(self) -> None:
-        """Find lost instances, and tell the pods that were not told yet."""
+    def look(self) -> float | None:
+        """Find lost instances, and tell the pods that were not told yet. Where no claim has any,
+        there is nothing to look for until a claim changed."""
         records = [record for record in self._records() if computed_partitions(record)]
         if not records and not self._lost:
-            return
+            return UNTIL_WOKEN
         gpus = self._node.inventory().gpus if records else ()
         lost: dict[_LostInstance, _NotifiedPods] = {}
         for record in records:
@@ -68,6 +70,7 @@ class LostInstances:
                 self._notify_pods(record, holding, notified)
         self._lost = lost
         self._metrics.mig_instances_lost(len(lost))
+        return None
 
     def _confirmed(self, record: ClaimRecord, suspects: Iterable[Holding]) -> Iterator[Holding]:
         """An instance that was gone once stays gone until a look sees it. Where half of it still

@@ -18,6 +18,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.mig.claims import computed_partitions
 from dra_driver.plan.mig.manager.state import MigEvent
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.lost_instances import LostInstances
@@ -49,6 +50,12 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     losses = Loop("mig-instances", parts.while_newest(lost.look), _LOST_INSTANCES_SECONDS)
     losses.start()
     stack.callback(losses.stop)
+
+    def claim_changed(record: ClaimRecord | None) -> None:
+        if record is None or computed_partitions(record):
+            losses.soon()
+
+    parts.claim_listeners.append(claim_changed)
 
 
 class MigLooks:

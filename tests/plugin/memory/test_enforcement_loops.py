@@ -10,7 +10,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import Claim, Pod, PodUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.plugin.memory.start import start
 from tests.builders import fraction, holding, record, ref
@@ -28,7 +28,7 @@ class Plugin:
 
     def __init__(self):
         shared = holding(SHARED, gpu=GPU, limit=LIMIT)
-        self._records = (record(SHARED, shared, pods=["web"]),)
+        self.stored: tuple[ClaimRecord, ...] = (record(SHARED, shared, pods=["web"]),)
         self.newest = True
         self.on_owners_unknown = lambda: None
         self.done = []
@@ -59,7 +59,7 @@ class Plugin:
         return self.newest
 
     def records(self):
-        return self._records
+        return self.stored
 
     def processes(self, gpu):
         raise NodeError("the GPU is lost")
@@ -81,6 +81,7 @@ class Plugin:
 
     def settle(self, read, joinable):
         self._note(f"settled the limits of {sorted({share.pod for share in read(())})}")
+        return joinable
 
     def report_new_pods(self, on_new_pod):
         return False
@@ -119,10 +120,10 @@ def stack():
         thread.join(SECONDS)
 
 
-def begin(plugin, stack, guard_seconds=60.0):
+def begin(plugin, stack, guard_seconds=60.0, limits_seconds=3600.0):
     """Starts it all; the answer is to be called when a claim changed."""
     parts = plugin_parts(plugin, guard_seconds)
-    start(parts, stack, 3600.0, 3600.0)  # what happens at once was woken
+    start(parts, stack, limits_seconds, 3600.0)  # what happens at once was woken
     return parts.claim_changed
 
 
@@ -145,6 +146,21 @@ def test_what_changes_limits_wakes_who_settles_them(stack, wakes):
         plugin.on_owners_unknown()
 
     assert plugin.wait(SETTLED, times=2)
+
+
+def test_without_claims_that_limit_memory_nobody_looks_until_there_is_one(stack):
+    plugin = Plugin()
+    shared, plugin.stored = plugin.stored, ()
+    changed = begin(plugin, stack, guard_seconds=0.01, limits_seconds=0.01)
+    assert plugin.wait(*ASKED)
+    time.sleep(0.2)
+    looks = [event for loop, event in plugin.done if loop in ("memory-guard", "pod-limits")]
+    assert looks.count("asked whether it is the newest") == 2
+
+    plugin.stored = shared
+    changed(shared[0])
+
+    assert plugin.wait(GUARDED, SETTLED)
 
 
 def test_an_older_process_of_the_plugin_leaves_everything_alone_until_it_is_the_newest(stack):
