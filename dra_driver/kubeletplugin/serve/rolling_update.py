@@ -112,6 +112,11 @@ class PluginLease:
     neither can starve the other. *on_change* is called before the first thread enters if another
     process held the lease since: what this one remembers of the ledger is stale. If that fails, it
     is called again for the next thread.
+
+    Whoever has the file ``serialize.lock`` locked holds the lease, and writes a line that says who
+    it is. Who waits has ``serialize.wanted`` locked meanwhile, and cuts off the end of the line:
+    that needs no room on the disk. As long as its own line is whole, a process knows that it held
+    the lease last and that nobody waits.
     """
 
     def __init__(
@@ -122,7 +127,9 @@ class PluginLease:
     ) -> None:
         self._lock = directory / "serialize.lock"
         self._wanted = directory / "serialize.wanted"
-        self._owner = {"owner": owner, "pid": os.getpid(), "token": secrets.token_hex(8)}
+        self._token = secrets.token_hex(8)
+        names = {"owner": owner, "pid": os.getpid(), "token": self._token}
+        self._line = json.dumps(names, sort_keys=True).encode() + _LINE_END
         self._on_change = on_change
         self._changed = threading.Condition()
         self._file: int | None = None  # locked while we hold the lease
@@ -144,7 +151,7 @@ class PluginLease:
         """Enter if this process holds the lease; False: the caller has to take it."""
         with self._changed:
             while self._taking or self._file is not None:
-                if self._file is not None and not self._is_wanted():
+                if self._file is not None and self._is_undisputed(self._file):
                     self._inside += 1
                     return True
                 if not self._changed.wait(min(0.05, deadline.remaining)):
@@ -155,7 +162,9 @@ class PluginLease:
     def _take(self, deadline: Deadline) -> None:
         file = None
         try:
-            file = self._locked(deadline)
+            file = self._taken_again()
+            if file is None:
+                file = self._taken_in_turn(deadline)
         finally:
             with self._changed:
                 self._taking = False
@@ -163,26 +172,53 @@ class PluginLease:
                     self._file, self._inside = file, 1
                 self._changed.notify_all()
 
-    def _locked(self, deadline: Deadline) -> int:
-        """The locked file, our name in it. Only one process can wait, and holds the other lock."""
-        with disk_errors(f"lock {self._lock}"), closing_file(self._poll(self._wanted, deadline)):
-            file = self._poll(self._lock, deadline)
-        try:
-            if _read_owner(file).get("token") != self._owner["token"]:
+    def _taken_again(self) -> int | None:
+        """The locked file if this process held the lease last and nobody waits."""
+        with disk_errors(f"lock {self._lock}"):
+            file = try_lock(self._lock)
+        if file is None:
+            return None
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, file)
+            if self._is_undisputed(file):
+                undo.pop_all()
+                return file
+        return None
+
+    def _taken_in_turn(self, deadline: Deadline) -> int:
+        """The locked file, our line in it. Only one process can wait, and holds the other lock."""
+        with contextlib.ExitStack() as undo:
+            with disk_errors(f"lock {self._lock}"):
+                wanted = self._poll(lambda: try_lock(self._wanted), deadline)
+                undo.callback(os.close, wanted)
+                file = self._poll(self._locked_or_asked_for, deadline)
+                undo.callback(os.close, file)
+                line = _read_line(file)
+            if _owner_in(line).get("token") != self._token:
                 self._on_change()
                 with disk_errors(f"write {self._lock}"):
                     os.ftruncate(file, 0)
-                # The lock is the lease. A full disk leaves the file empty, which the next process
-                # takes for another holder.
-                with contextlib.suppress(OSError):
-                    os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
-        except BaseException:
-            os.close(file)
-            raise
+            # The lock is the lease. A full disk leaves the file empty, which every process takes
+            # for another holder.
+            with contextlib.suppress(OSError):
+                os.pwrite(file, self._line, 0)
+            undo.pop_all()
+        os.close(wanted)
         return file
 
-    def _poll(self, path: Path, deadline: Deadline) -> int:
-        while (file := try_lock(path)) is None:
+    def _locked_or_asked_for(self) -> int | None:
+        """The locked file; None: its holder is told that we wait."""
+        if (file := try_lock(self._lock)) is not None:
+            return file
+        with closing_file(open_lock_file(self._lock)) as file:
+            # Nobody writes a line meanwhile: whoever does has the other lock as well.
+            line = _read_line(file)
+            if line.endswith(_LINE_END):
+                os.ftruncate(file, len(line) - len(_LINE_END))
+        return None
+
+    def _poll(self, attempt: Callable[[], int | None], deadline: Deadline) -> int:
+        while (file := attempt()) is None:
             self._give_up_after(deadline)
             time.sleep(POLL_SECONDS)
         return file
@@ -191,20 +227,17 @@ class PluginLease:
         if not deadline.expired:
             return
         with disk_errors(f"read {self._lock}"), closing_file(open_lock_file(self._lock)) as file:
-            owner = _read_owner(file)
+            owner = _owner_in(_read_line(file))
         raise TimedOut(
             "waited for the plugin process of "
             f"{owner.get('owner', 'nobody known')} (pid {owner.get('pid', '?')}), which has not "
             f"finished its calls: {self._lock} is locked"
         )
 
-    def _is_wanted(self) -> bool:
-        """Whether another process waits. A shared lock, so that asking never looks like waiting."""
-        with (
-            disk_errors(f"lock {self._wanted}"),
-            closing_file(open_lock_file(self._wanted)) as file,
-        ):
-            return not try_flock(file, fcntl.LOCK_SH)
+    def _is_undisputed(self, file: int) -> bool:
+        """Whether nobody held the lease since we did, and nobody waits for it."""
+        with disk_errors(f"read {self._lock}"):
+            return _read_line(file) == self._line
 
     def _leave(self) -> None:
         with self._changed:
@@ -215,12 +248,18 @@ class PluginLease:
                 self._changed.notify_all()
 
 
-def _read_owner(file: int) -> dict[str, object]:
-    """What the last owner wrote; empty where nobody did, it died while writing, or the disk had no
-    room."""
+_LINE_END = b"\n"
+
+
+def _read_line(file: int) -> bytes:
+    """What the last holder wrote; less where it died while writing, or the disk had no room."""
+    return os.pread(file, 4096, 0)
+
+
+def _owner_in(line: bytes) -> dict[str, object]:
+    """Empty where it says nobody."""
     try:
-        with disk_errors("read who held the lease"):
-            owner = json.loads(os.pread(file, 4096, 0))
+        owner = json.loads(line)
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -14,6 +14,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from tests.fakes.disk import small_disk
 from tests.waiting import eventually
 
 HOLD = """
@@ -36,10 +37,15 @@ class Other:
         self._process = process
 
     def say(self, expected: str) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdout is not None
+        self.begin()
+        assert self._process.stdout.readline() == f"{expected}\n"
+
+    def begin(self) -> None:
+        """Enter as soon as that is possible."""
+        assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        assert self._process.stdout.readline() == f"{expected}\n"
 
     def kill(self) -> None:
         self._process.kill()
@@ -154,6 +160,52 @@ def test_never_are_two_processes_inside(short: Path) -> None:
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(enter, range(60))) == [None] * 60
     assert clashes == []
+
+
+def test_who_waited_in_vain_leaves_no_trace(short: Path) -> None:
+    changes: list[str] = []
+    ours = PluginLease(short, "ours", lambda: changes.append("ours"))
+    with ours.held(), pytest.raises(TimedOut), turn(short, "rival").held(0.05):
+        pass
+
+    def join() -> None:
+        with ours.held(1.0):
+            pass
+
+    with ours.held(), ThreadPoolExecutor(1) as pool:
+        pool.submit(join).result(5)  # threads enter together again
+    assert changes == ["ours"], "nobody else held it"
+
+
+def test_a_process_that_was_killed_while_it_waited_is_not_waited_for(short: Path) -> None:
+    ours = turn(short)
+    with ours.held(), other_process(short) as rival:
+        rival.begin()
+        eventually(lambda: not is_whole(short), "the rival to wait")
+        with pytest.raises(TimedOut), ours.held(0.05):  # no thread joins meanwhile
+            pass
+        rival.kill()
+    with ours.held(1.0):
+        assert is_whole(short)
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether the holder's line is as it wrote it: nobody waits."""
+    return (directory / "serialize.lock").read_text().endswith("\n")
+
+
+def test_a_full_disk_lets_one_in_after_the_other(short: Path) -> None:
+    with small_disk(short / "disk") as disk:
+        (disk.path / "serialize.lock").touch()
+        (disk.path / "serialize.wanted").touch()
+        disk.fill()
+        changes: list[str] = []
+        first = PluginLease(disk.path, "first", lambda: changes.append("first"))
+        second = PluginLease(disk.path, "second", lambda: changes.append("second"))
+        for ours in (first, second, first):
+            with ours.held(), pytest.raises(TimedOut), turn(disk.path).held(0.05):
+                pass
+        assert changes == ["first", "second", "first"]
 
 
 def test_who_gets_the_turn_from_another_is_told_before_anybody_enters(short: Path) -> None:
