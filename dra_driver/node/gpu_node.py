@@ -62,6 +62,7 @@ class GpuNode:
     mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
     _scan_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _inventory: Inventory | None = field(default=None, init=False)
+    _found: dict[tuple[int, ...], DeviceFiles] = field(default_factory=dict, init=False)
     _unrestored: Mapping[GpuUuid, TimeSliceInterval] = field(default_factory=dict, init=False)
 
     def inventory(self) -> Inventory:
@@ -99,7 +100,12 @@ class GpuNode:
         driver: DriverFiles | None = None,
     ) -> DeviceFiles:
         """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
-        missing ones are made. *driver*: its files, where they were just looked for."""
+        missing ones are made. *driver*: its files, where they were just looked for.
+
+        What the step of a claim has found is its answer, once."""
+        found = self._found.pop(minors, None)
+        if found is not None and not capabilities:
+            return found
         return self.nodes.files(minors, capabilities, driver)
 
     def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
@@ -138,7 +144,7 @@ class GpuNode:
         """Do it; doing it twice is doing it once."""
         match step:
             case CreateDeviceNodes(minors=minors):
-                self.nodes.files(minors)
+                self._found[minors] = self.nodes.files(minors)
             case SetTimeSlice() | SetComputeMode() | SetMigMode():
                 self._set(step)
             case SetMemoryLimits():

@@ -86,9 +86,11 @@ class DeviceNodes:
         """
         sorted_minors, capability_names = sorted(set(minors)), sorted(set(capabilities))
         gpus = [f"nvidia{minor}" for minor in sorted_minors]
-        root = self._root(driver)
+        root, control = self._root(driver)
         names = (*gpus, *sorted((*REQUIRED_DEVICES, *OPTIONAL_DEVICES)))
-        files = {name: self._look(root, name) for name in names}
+        files = {
+            name: control if name == CONTROL_DEVICE else self._look(root, name) for name in names
+        }
         missing = [name for name in (*gpus, *REQUIRED_DEVICES) if files[name] is None]
         if missing:
             self._make(root, missing)
@@ -104,23 +106,22 @@ class DeviceNodes:
 
     def make_capability(self, name: str) -> None:
         """The device file of this capability of MIG exists. NodeError: it could not be made."""
-        self._capabilities.files(self._root(), (name,))
+        self._capabilities.files(self._root()[0], (name,))
 
     def existing(self, capabilities: Iterable[str]) -> Mapping[str, DeviceFile | None]:
         """What is there of the files of these capabilities of MIG, while nothing is made; None: it
         is not. NodeError: the driver has no such capability."""
-        return self._capabilities.existing(self._root(), sorted(set(capabilities)))
+        return self._capabilities.existing(self._root()[0], sorted(set(capabilities)))
 
-    def _root(self, driver: DriverFiles | None = None) -> str:
-        """The root, a directory of the host, whose ``/dev`` counts."""
+    def _root(self, driver: DriverFiles | None = None) -> tuple[str, DeviceFile | None]:
+        """The root, a directory of the host, whose ``/dev`` counts, and its control device."""
         own = (driver or self._driver.files()).root
-        if own == "/" or self._look(own, CONTROL_DEVICE):
-            return own
-        if self._look("/", CONTROL_DEVICE):
-            return "/"
+        for root in dict.fromkeys((own, "/")):
+            if control := self._look(root, CONTROL_DEVICE):
+                return root, control
         # None has any so far: they are made where a driver container would have them.
         fs = RootFs(self._driver.host_root, own)
-        return own if fs.resolve("/dev") else "/"
+        return (own if own == "/" or fs.resolve("/dev") else "/"), None
 
     def _look(self, root: str, name: str) -> DeviceFile | None:
         host_path = f"{root.rstrip('/')}/dev/{name}"

@@ -4,12 +4,14 @@ Roots that are tried when none is given, the first complete one wins: a driver c
 Operator, the host itself, Container-Optimized OS on GKE, and drivers installed with a prefix.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.files import closing_file
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.node.driver.commands import Command, in_chroot
 from dra_driver.node.driver.layout import find_driver_files, find_tool
@@ -57,7 +59,7 @@ class DriverRoot:
             files, signatures = self._look(loaded)
         except OSError as e:
             raise NodeError(
-                f"cannot look for the driver at {e.filename}: {e.strerror}; "
+                f"cannot look for the driver at {e.filename or self._loaded}: {e.strerror}; "
                 "this process needs to read the driver root"
             ) from e
         self._last = files, signatures, loaded
@@ -90,8 +92,9 @@ class DriverRoot:
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""
         try:
-            with open(self.local_path(self._loaded), "rb", buffering=0) as file:
-                text = file.read(_VERSION_BYTES).decode(errors="replace")
+            opened = os.open(self.local_path(self._loaded), os.O_RDONLY | os.O_CLOEXEC)
+            with closing_file(opened) as file:
+                text = os.read(file, _VERSION_BYTES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         match = _KERNEL_MODULE.search(text)
