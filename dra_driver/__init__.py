@@ -26,7 +26,8 @@ known of a GPU enters in ``GpuNode.refresh`` and travels as ``Gpu``, ``Device`` 
 
 *Prepare and unprepare.* ``plugin.claims``, as above. A share is limited by ``node.memory``, a claim
 under MPS is served by the agent (``node.mps.agent_client``), a partition is created by
-``node.mig``. A claim is not unprepared while a process of its pods uses it
+``node.mig``. What all containers get of NVIDIA's driver is in one CDI file, which
+``plugin.claims.driver_spec`` keeps. A claim is not unprepared while a process of its pods uses it
 (``plugin.claims.in_use``).
 
 *Enforce.* ``plugin.memory`` keeps claims to their share of the memory; ``plugin.mps`` watches

@@ -35,8 +35,8 @@ class Findings:
     log: str
     claim: Document  # ResourceClaim
     resource_slice: Document  # the ResourceSlice of its device
-    spec_path: str
-    spec: Document  # the CDI spec
+    claim_spec: tuple[str, Document]  # path and content of the CDI spec
+    driver_spec: tuple[str, Document]  # the same, of what every container gets of the driver
     quarters: Mapping[str, str]  # what pods printed that share a GPU, by namespace and name
     claims_table: str
 
@@ -113,7 +113,8 @@ def page(view: Findings, style: Style) -> str:
             "kubectl get resourceslices -o yaml",
             _slice_lines(view.resource_slice, str(result["device"])),
         ),
-        ("The CDI spec it was injected by", view.spec_path, _spec_lines(view.spec)),
+        ("The CDI spec of the claim", view.claim_spec[0], _spec_lines(view.claim_spec[1])),
+        ("The CDI spec of the driver", view.driver_spec[0], _spec_lines(view.driver_spec[1])),
     ]
     if view.quarters:
         source = "kubectl logs -n NAMESPACE POD"
@@ -215,11 +216,11 @@ def _spec_lines(spec: Document) -> str:
     shown = [path for path in (_first(targets, name) for name in _NAMED) if path]
     rows = [
         ("device", names),
-        ("env", variables[0] + _and_more(variables, 1) if variables else "none"),
+        ("env", variables[0] + _and_more(variables, 1)),
         ("deviceNodes", " ".join(nodes)),
         ("mounts", " ".join(shown) + _and_more(targets, len(shown))),
     ]
-    return "\n".join(f"{key:13}{value}" for key, value in rows)
+    return "\n".join(f"{key:13}{value}" for key, value in rows if value)
 
 
 def _first(paths: Sequence[str], ending: str) -> str:

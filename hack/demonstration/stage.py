@@ -208,7 +208,8 @@ class Stage:
         (claim,) = self._kubectl.get("resourceclaims", f"--namespace={POD}")["items"]
         result = claim["status"]["allocation"]["devices"]["results"][0]
         slices = (s for s in self._slices() if _has(s, result["pool"], result["device"]))
-        (path,) = self.cluster.cdi_dir.glob(f"*{claim['metadata']['uid']}*.json")
+        (claim_spec,) = self.cluster.cdi_dir.glob(f"*{claim['metadata']['uid']}*.json")
+        (driver_spec,) = self.cluster.cdi_dir.glob("*-driver_*.json")
         return Findings(
             version=self.cluster.version,
             sim=sim,
@@ -216,8 +217,8 @@ class Stage:
             log=log,
             claim=claim,
             resource_slice=next(slices),
-            spec_path=str(path),
-            spec=json.loads(path.read_text()),
+            claim_spec=(str(claim_spec), json.loads(claim_spec.read_text())),
+            driver_spec=(str(driver_spec), json.loads(driver_spec.read_text())),
             quarters=quarters,
             claims_table=self.plugin.claims(sim),
         )

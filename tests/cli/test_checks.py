@@ -16,7 +16,7 @@ from dra_driver.kubeletplugin.serve.probes import PluginProcess, RegisteredPlugi
 from dra_driver.kubeletplugin.slices.features import SliceFeatures
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
 from dra_driver.model.gpus import Inventory, UnavailableGpu
-from tests.builders import gpu, inventory, record
+from tests.builders import gpu, inventory, prepared_device, record
 from tests.cli.findings import ledger, levels
 
 DRIVER = "gpu.nvidia.com"
@@ -152,11 +152,27 @@ class TestDisk:
         assert finding.message.endswith(message)
 
     def test_a_conflict_about_our_devices_fails_and_a_strangers_broken_file_does_not(self):
-        kind = "k8s.gpu.nvidia.com/claim"
-        problems = [f"{kind}=a-gpu-0 is in conflict: 1 and 2", "/cdi/other.yaml is ignored: bad"]
+        vendor = "k8s.gpu.nvidia.com"
+        ours = [
+            f"{vendor}/{name} is in conflict: 1 and 2" for name in ("claim=a-gpu-0", "driver=files")
+        ]
+        problems = [*ours, "/cdi/other.yaml is ignored: bad"]
 
-        assert levels(host_checks.cdi_problem_findings(problems, kind)) == [Level.FAIL, Level.WARN]
-        assert levels(host_checks.cdi_problem_findings([], kind)) == []
+        findings = levels(host_checks.cdi_problem_findings(problems, vendor))
+        assert findings == [Level.FAIL, Level.FAIL, Level.WARN]
+        assert levels(host_checks.cdi_problem_findings([], vendor)) == []
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_the_drivers_spec_is_missed_where_a_prepared_claim_relies_on_it(self, there):
+        own, common = "k8s.gpu.nvidia.com/claim=uid-a-gpu-0", "k8s.gpu.nvidia.com/driver=files"
+        prepared = replace(record("a"), prepared=(prepared_device("gpu-0", "gpu", own, common),))
+        devices = {own, common} if there else {own}
+
+        findings = list(host_checks.driver_spec_findings(devices, ledger(prepared)))
+
+        assert levels(findings) == ([] if there else [Level.FAIL])
+        assert all(finding.message.startswith(common) for finding in findings)
+        assert levels(host_checks.driver_spec_findings(set(), ledger(record("b")))) == []
 
     @pytest.mark.parametrize(
         ("gpus", "held"), [(["gpu-3"], "gpu-3"), (None, "every GPU")], ids=["known", "unknown"]

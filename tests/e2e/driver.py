@@ -211,9 +211,13 @@ class Driver:
             self.stop(pod_uid)
 
     def specs(self) -> list[str]:
-        """The names of our CDI files."""
-        directory = self.cluster.cdi_dir
-        return sorted(p.name for p in directory.iterdir()) if directory.exists() else []
+        """The names of the CDI files of claims."""
+        return sorted(path.name for path in self.cluster.cdi_dir.glob(f"k8s.{DRIVER}-claim_*"))
+
+    @property
+    def driver_spec(self) -> Path:
+        """The CDI file of what every container gets of NVIDIA's driver."""
+        return self.cluster.cdi_dir / f"k8s.{DRIVER}-driver_files.json"
 
     def claims(self) -> list[dict[str, object]]:
         """What `dra-driver claims --ledger-only` says, less the process: this is asked often."""

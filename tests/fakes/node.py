@@ -47,6 +47,7 @@ class FakeNode:
         self.undo_fails = False
         self.before_step: Callable[[Step], None] = lambda step: None
         self.before_files: Callable[[], None] = lambda: None
+        self.files = FILES  # of the driver that is installed
         self.intervals: dict[GpuUuid, TimeSliceInterval] = {
             gpu.uuid: TimeSliceInterval(0) for gpu in self.now.gpus
         }
@@ -172,7 +173,7 @@ class FakeNode:
 
     def driver_files(self) -> DriverFiles:
         self.before_files()
-        return FILES
+        return self.files
 
     def device_files(
         self,

@@ -122,8 +122,8 @@ class PartitionedNode:
 
     @property
     def specs(self) -> list[str]:
-        """The names of CDI files."""
-        return sorted(path.name for path in (self._directory / "cdi").glob("*"))
+        """The names of claims' CDI files."""
+        return sorted(path.name for path in (self._directory / "cdi").glob("*-claim_*"))
 
     def _new_reconciler(self, node: GpuNode, governed: EffectiveProfile) -> MigReconciler:
         inputs = MigInputs(

@@ -21,6 +21,7 @@ from tests.fakes.pods import NO_PODS
 from tests.fakes.users import FakeUsers
 
 DRIVER = "gpu.nvidia.com"
+DRIVER_SPEC = f"k8s.{DRIVER}-driver_files.json"
 
 
 @contextlib.contextmanager
@@ -124,6 +125,12 @@ class ClaimWorld:
         return json.loads(path.read_text()) if path.exists() else None
 
     @property
+    def files_of_claims(self) -> list[str]:
+        """The names of all files that claims have: not the CDI spec of the driver."""
+        places = ("claims", "cdi", "plugin")
+        files = [file for place in places for file in (self.directory / place).rglob("*")]
+        return [file.name for file in files if file.is_file() and file.name != DRIVER_SPEC]
+
+    @property
     def nothing_left(self) -> bool:
-        files = [path for path in self.directory.rglob("*") if path.is_file()]
-        return not files and not self.ledger.records()
+        return not self.files_of_claims and not self.ledger.records()

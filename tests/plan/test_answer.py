@@ -12,8 +12,9 @@ from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig, ShareId
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.steps import ServeMpsNamespace
-from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.cdi_spec import claim_spec, driver_spec_id
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
+from dra_driver.plan.prepare.driver_spec import driver_spec
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from hack.cdi_apply import apply_edits
 from tests.builders import POOL, allocation, config, fraction, inventory, offer, ref
@@ -22,7 +23,7 @@ from tests.fakes.node import FILES, FakeNode
 
 Configs = tuple[OpaqueConfig, ...]
 DRIVER = "gpu.nvidia.com"
-HOST = CdiHost(FILES, FakeNode(inventory()).device_files((0, 1)))
+NODES = FakeNode(inventory()).device_files((0, 1))
 
 
 MPS = config(sharing={"strategy": "MPS"})
@@ -49,8 +50,10 @@ def environment(requests_by_plan: Iterable[tuple[ClaimPlan, set[str]]]) -> Mappi
     config: dict[str, Any] = {}
     for plan, requests in requests_by_plan:
         given = container_devices(plan, metadata_documents(plan, DRIVER, "/m"), served(plan))
-        spec = claim_spec(plan.claim.ref, given, HOST)
+        spec = claim_spec(plan.claim.ref, given, NODES)
         edits = {f"{spec.kind}={device.name}": device.container_edits for device in spec.devices}
+        (of_driver,) = driver_spec(FILES).devices
+        edits[driver_spec_id()] = of_driver.container_edits
         ids = [
             i
             for prepared in prepared_devices(plan, DRIVER)
@@ -59,7 +62,7 @@ def environment(requests_by_plan: Iterable[tuple[ClaimPlan, set[str]]]) -> Mappi
         ]
         for part in (spec.container_edits, *(edits[each] for each in dict.fromkeys(ids))):
             config = apply_edits(config, replace(part, device_nodes=()))
-    return dict(line.split("=", 1) for line in config["process"]["env"])
+    return dict(line.split("=", 1) for line in config.get("process", {"env": ()})["env"])
 
 
 def shares(variables: Mapping[str, str]) -> dict[str, str]:
@@ -230,7 +233,7 @@ def test_a_driver_without_mig_gives_a_monitor_its_gpu_all_the_same():
     looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
     plan = plan_claim(looking_on, Offer((Device(mig_gpu(), AdminAccess()),)), (), POOL)
 
-    spec = claim_spec(plan.claim.ref, container_devices(plan, (), {}), HOST)
+    spec = claim_spec(plan.claim.ref, container_devices(plan, (), {}), NODES)
 
     (device,) = spec.devices
     assert [node.path for node in device.container_edits.device_nodes] == ["/dev/nvidia0"]

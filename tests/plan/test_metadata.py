@@ -11,11 +11,11 @@ from cdi.validate import check
 from dra_driver.base.errors import ClaimError
 from dra_driver.k8s.claims import AllocationResult, Claim, ShareId
 from dra_driver.kubeletplugin.device_metadata import claim_uid_of_file
-from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.cdi_spec import claim_spec, driver_spec_id
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from tests.builders import POOL, allocation, fraction, inventory, offer, ref
-from tests.fakes.node import FILES, FakeNode
+from tests.fakes.node import FakeNode
 
 DRIVER = "gpu.nvidia.com"
 DIRECTORY = "/plugin/metadata"
@@ -27,16 +27,17 @@ def planned(*allocations: AllocationResult) -> ClaimPlan:
 
 def mounts_by_name(plan: ClaimPlan) -> dict[str, list[tuple[str, str]]]:
     """Of each CDI device, what of the host it shows where."""
-    host = CdiHost(FILES, FakeNode(inventory()).device_files((0, 1)))
+    nodes = FakeNode(inventory()).device_files((0, 1))
     documents = metadata_documents(plan, DRIVER, DIRECTORY)
-    spec = claim_spec(plan.claim.ref, container_devices(plan, documents, {}), host, DRIVER)
+    spec = claim_spec(plan.claim.ref, container_devices(plan, documents, {}), nodes, DRIVER)
     check(spec)
-    return {
+    by_name = {
         f"{spec.kind}={device.name}": [
             (mount.host_path, mount.container_path) for mount in device.container_edits.mounts
         ]
         for device in spec.devices
     }
+    return {**by_name, driver_spec_id(DRIVER): []}  # which shows no document
 
 
 def shown(plan: ClaimPlan, requests: set[str]) -> list[tuple[str, str]]:
@@ -53,10 +54,10 @@ def shown(plan: ClaimPlan, requests: set[str]) -> list[tuple[str, str]]:
 
 def test_a_document_is_shown_read_only_where_programs_look_for_it():
     plan = planned(allocation())
-    host = CdiHost(FILES, FakeNode(inventory()).device_files((0,)))
+    nodes = FakeNode(inventory()).device_files((0,))
     documents = metadata_documents(plan, DRIVER, DIRECTORY)
     (device,) = claim_spec(
-        plan.claim.ref, container_devices(plan, documents, {}), host, DRIVER
+        plan.claim.ref, container_devices(plan, documents, {}), nodes, DRIVER
     ).devices
     (mount,) = device.container_edits.mounts
     assert mount.options == ("ro", "bind")

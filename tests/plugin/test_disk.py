@@ -40,13 +40,6 @@ class World(Preparing):
     def interval(self):
         return next(iter(self.node.intervals.values()))
 
-    @property
-    def files_of_claims(self):
-        """The names of all files that claims have."""
-        places = ("claims", "cdi", "plugin")
-        files = [file for place in places for file in (self.directory / place).rglob("*")]
-        return [file.name for file in files if file.is_file()]
-
 
 @pytest.fixture
 def disk(tmp_path):

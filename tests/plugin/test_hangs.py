@@ -221,7 +221,7 @@ def test_a_directory_that_was_made_anew_on_the_host_is_neither_live_nor_ready(
         wait("it to be ready", lambda: get(port, "/readyz")[0] == 200)
         assert get(port, "/livez") == (200, "[+] disk: ok\n[+] directories: ok\n[+] sockets: ok\n")
 
-        (home / "cdi").rmdir()
+        shutil.rmtree(home / "cdi")
         (home / "cdi").mkdir()
 
         for path in ("/livez", "/readyz"):

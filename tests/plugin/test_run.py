@@ -13,6 +13,7 @@ from tests.builders import POOL, config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.plugin.conftest import Process, put
+from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
 SECONDS = 60.0
@@ -34,15 +35,34 @@ def test_from_start_to_sigterm(
     answers = kubelet.prepare([first, second])
     assert [d.device for d in answers[second.uid]] == ["gpu-5", "gpu-6"]
     kubelet.unprepare([second])
-    assert [path.name for path in (home / "cdi").iterdir()] == [
-        f"k8s.gpu.nvidia.com-claim_{first.uid}.json"
-    ]
+    specs = [f"k8s.gpu.nvidia.com-claim_{first.uid}.json", "k8s.gpu.nvidia.com-driver_files.json"]
+    assert sorted(os.listdir(home / "cdi")) == specs
 
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 0  # in how many, test_hangs sees
     assert len(server.objects("resourceslices")) == 1
-    assert len(list((home / "cdi").iterdir())) == 1
+    assert sorted(os.listdir(home / "cdi")) == specs
     assert not [p for p in (home / "kubelet").rglob("*") if p.is_socket()]
+
+
+def test_the_drivers_cdi_file_goes_with_the_last_plugin_once_no_claim_needs_it(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], home: Path
+) -> None:
+    def files() -> list[str]:
+        return os.listdir(home / "cdi") if (home / "cdi").exists() else []
+
+    process = start()
+    kubelet.wait_for_plugin(DRIVER)
+    eventually(files, "the CDI file of the driver")
+    claim = put(server, "gpu-0")
+    kubelet.prepare([claim])
+    kubelet.unprepare([claim])
+    assert files() == ["k8s.gpu.nvidia.com-driver_files.json"]
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(SECONDS) == 0
+    assert files() == []
 
 
 def test_a_label_of_the_node_has_its_gpus_partitioned_and_another_one_tells_how_far_that_is(

@@ -57,27 +57,36 @@ def findings(**parts: Any) -> Findings:
             "metadata": {"name": "00000-gpu.nvidia.com-node-1-y"},
             "spec": {"devices": [device(f"gpu-{n}") for n in range(8)]},
         },
-        "spec_path": f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.json",
-        "spec": {
-            "kind": "k8s.gpu.nvidia.com/claim",
-            "devices": [
-                {
-                    "name": f"{UID}-gpu-0",
-                    "containerEdits": {
-                        "env": [f"GPU_DEVICE_0_UUID={GPU}", "MORE=1"],
-                        "deviceNodes": [{"path": "/dev/nvidia0"}],
-                    },
-                }
-            ],
-            "containerEdits": {
-                "deviceNodes": [{"path": "/dev/nvidiactl"}],
-                "mounts": [
-                    mount("/usr/bin/nvidia-smi"),
-                    mount("/usr/lib/libcuda.so.1"),
-                    mount("/usr/lib/libnvoptix.so.1"),
+        "claim_spec": (
+            f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.json",
+            {
+                "kind": "k8s.gpu.nvidia.com/claim",
+                "devices": [
+                    {
+                        "name": f"{UID}-gpu-0",
+                        "containerEdits": {
+                            "env": [f"GPU_DEVICE_0_UUID={GPU}", "MORE=1"],
+                            "deviceNodes": [{"path": "/dev/nvidia0"}],
+                        },
+                    }
                 ],
+                "containerEdits": {"deviceNodes": [{"path": "/dev/nvidiactl"}]},
             },
-        },
+        ),
+        "driver_spec": (
+            "/cdi/k8s.gpu.nvidia.com-driver_files.json",
+            {
+                "kind": "k8s.gpu.nvidia.com/driver",
+                "devices": [{"name": "files", "containerEdits": {"env": ["VERSION=1"]}}],
+                "containerEdits": {
+                    "mounts": [
+                        mount("/usr/bin/nvidia-smi"),
+                        mount("/usr/lib/libcuda.so.1"),
+                        mount("/usr/lib/libnvoptix.so.1"),
+                    ],
+                },
+            },
+        ),
         "quarters": {"a/one": "GPU 0: H100\nMEMORY=19Gi", "b-c/one": "GPU 0: H100\nMEMORY=19Gi"},
         "claims_table": "gpu-0  [####]  all 79.6 GiB held\n  # one-gpu/one-gpu-gpu-x",
     }
@@ -105,10 +114,14 @@ The ResourceSlice it came from  kubectl get resourceslices -o yaml
     memory                 81559Mi
     and 1 more
 
-The CDI spec it was injected by  /cdi/k8s.gpu.nvidia.com-claim_{UID}.json
+The CDI spec of the claim  /cdi/k8s.gpu.nvidia.com-claim_{UID}.json
   device       k8s.gpu.nvidia.com/claim={UID}-gpu-0
   env          GPU_DEVICE_0_UUID={GPU} and 1 more
   deviceNodes  /dev/nvidia0 /dev/nvidiactl
+
+The CDI spec of the driver  /cdi/k8s.gpu.nvidia.com-driver_files.json
+  device       k8s.gpu.nvidia.com/driver=files
+  env          VERSION=1
   mounts       /usr/bin/nvidia-smi /usr/lib/libcuda.so.1 and 1 more
 
 Pods of three namespaces on one GPU  kubectl logs -n NAMESPACE POD

@@ -162,8 +162,9 @@ def checks(settings: DoctorSettings) -> list[Check]:
 
 def check_cdi_files(directory: Path, vendor: str, ledger: LedgerSnapshot) -> Iterator[Finding]:
     yield cdi_file_finding(set(CdiSpecFiles(directory, vendor).claims()), ledger)
-    kind = f"{vendor}/{CDI_CLASS}"
-    yield from cdi_problem_findings(load_registry([directory]).problems, kind)
+    registry = load_registry([directory])
+    yield from driver_spec_findings(registry.devices.keys(), ledger)
+    yield from cdi_problem_findings(registry.problems, vendor)
 
 
 def cdi_file_finding(files: Collection[ClaimUid], ledger: LedgerSnapshot) -> Finding:
@@ -187,9 +188,27 @@ def cdi_file_finding(files: Collection[ClaimUid], ledger: LedgerSnapshot) -> Fin
     return ok(CDI_FILES, f"{len(prepared)} claims are prepared, each has its file")
 
 
-def cdi_problem_findings(problems: Sequence[str], kind: str) -> Iterator[Finding]:
-    """What a container runtime cannot use in the directory; ours are those of *kind*."""
-    our_problems = [problem for problem in problems if problem.startswith(f"{kind}=")]
+def driver_spec_findings(devices: Collection[str], ledger: LedgerSnapshot) -> Iterator[Finding]:
+    """Whether *devices*, all that a container runtime finds, have what prepared claims rely on
+    besides their own."""
+    relied_on = {
+        cdi_id
+        for record in ledger.records.values()
+        for device in record.prepared or ()
+        for cdi_id in device.cdi_ids[1:]
+    }
+    for cdi_id in sorted(relied_on - set(devices)):
+        yield fail(
+            CDI_FILES,
+            f"{cdi_id}, which every container with a GPU needs, is in no file",
+            "nothing for some seconds: the plugin writes it once a whole driver is there; where it "
+            "stays, its log says why; until then no container with a GPU can be started",
+        )
+
+
+def cdi_problem_findings(problems: Sequence[str], vendor: str) -> Iterator[Finding]:
+    """What a container runtime cannot use in the directory; ours are those of *vendor*."""
+    our_problems = [problem for problem in problems if problem.startswith(f"{vendor}/")]
     other_problems = [problem for problem in problems if problem not in our_problems]
     for problem in our_problems:
         yield fail(CDI_FILES, problem, "remove the file that is not ours: no runtime uses either")

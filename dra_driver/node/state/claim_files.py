@@ -1,6 +1,7 @@
-"""All files of a claim that others read: its CDI spec, and the metadata that the spec shows.
+"""Files that others read: the CDI specs of claims and of the driver, and claims' metadata.
 
-The container runtime finds the CDI spec (``CdiSpecFiles``), containers the metadata
+The container runtime finds the CDI specs (``CdiSpecFiles``, ``DriverSpecFile``), containers the
+metadata
 (``<plugin data>/metadata/<claim UID>_<request>.json``). A metadata file is there before a spec
 names it and goes after it, so nobody sees it half written, and what a killed writer left is found
 by its claim's UID. Without fsync: a power cut ends the boot, and with it the claim (see `ledger`).
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from api.names import CDI_CLASS
+from api.names import CDI_CLASS, CDI_DRIVER_CLASS
 from cdi.encoding import from_text, to_json
 from cdi.errors import CdiError
 from cdi.spec import Spec
@@ -28,6 +29,48 @@ from dra_driver.kubeletplugin.device_metadata import (
 )
 from dra_driver.model.records import ClaimRecord
 
+_DRIVER_FILES: Final = "files"
+
+
+@contextmanager
+def _cdi_errors(directory: Path) -> Iterator[None]:
+    try:
+        with disk_call(f"look after CDI files in {directory}"):
+            yield
+    except CdiError as e:
+        raise NodeError(str(e)) from e
+
+
+class DriverSpecFile:
+    """The spec of the driver's files, ``k8s.<driver>-driver_files.json``.
+
+    Every error is a NodeError that names the directory and the mend.
+    """
+
+    def __init__(self, directory: Path, vendor: str) -> None:
+        self._store = SpecStore(directory, vendor, CDI_DRIVER_CLASS, fsync=False)
+        self._path = self._store.path(_DRIVER_FILES)
+
+    def write(self, spec: Spec) -> None:
+        """Write it; where the same is there, nothing happens."""
+        with _cdi_errors(self._store.directory):
+            self._store.write(spec, _DRIVER_FILES)
+
+    def exists(self) -> bool:
+        """Whether there is one, readable or not."""
+        with disk_errors(f"look for CDI file {self._path}"):
+            return self._path.exists()
+
+    def remove(self) -> None:
+        """That there is none is success."""
+        with _cdi_errors(self._store.directory):
+            self._store.remove(_DRIVER_FILES)
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half written."""
+        with _cdi_errors(self._store.directory):
+            self._store.sweep()
+
 
 class CdiSpecFiles:
     """Spec files named ``k8s.<driver>-claim_<claim UID>.json``, as NVIDIA's driver names its own.
@@ -38,6 +81,7 @@ class CdiSpecFiles:
     def __init__(self, directory: Path, vendor: str) -> None:
         # Written files do not outlive the boot: see `ledger` on fsync.
         self._store = SpecStore(directory, vendor, CDI_CLASS, fsync=False)
+        self.driver = DriverSpecFile(directory, vendor)  # what all of them rely on
 
     @property
     def directory(self) -> Path:
@@ -78,13 +122,8 @@ class CdiSpecFiles:
         with self._errors():
             self._store.sweep()
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            with disk_call(f"look after CDI files in {self.directory}"):
-                yield
-        except CdiError as e:
-            raise NodeError(str(e)) from e
+    def _errors(self) -> AbstractContextManager[None]:
+        return _cdi_errors(self.directory)
 
 
 _SUBDIRECTORY: Final = "metadata"
@@ -204,6 +243,7 @@ class ClaimFiles:
     def __init__(self, specs: CdiSpecFiles, metadata: MetadataFiles) -> None:
         self._specs = specs
         self._metadata = metadata
+        self.driver_spec: Final = specs.driver
 
     @property
     def metadata_directory(self) -> str:
@@ -249,6 +289,7 @@ class ClaimFiles:
     def sweep(self) -> None:
         """Remove what a killed writer left half written and no claim's name finds."""
         self._specs.sweep()
+        self.driver_spec.sweep()
 
 
 def _requests(record: ClaimRecord) -> list[str]:

@@ -1,13 +1,6 @@
 """What a container that is given a claim's GPUs gets to see: the claim's CDI spec.
 
-Without a hook, every library is mounted under the names that programs ask for, in the directories
-that glibc searches by itself on Debian and Ubuntu, and on RHEL, SUSE and Amazon Linux (ld.so(8)).
-So no process has to run for a container to start. Images that keep their libraries elsewhere (Nix,
-musl) need LD_LIBRARY_PATH, and a newer CUDA of the image (``/usr/local/cuda/compat``) is not
-preferred. A mount costs the runtime 0.05 to 0.08 ms (runc 1.1), so no library has a needless name.
-
-With a hook (``nvidia-cdi-hook`` of NVIDIA's container toolkit), the edits are those of NVIDIA's own
-driver. Hooks stand beside the devices: a kubelet that names a device twice would run them twice.
+What it gets of the driver, whichever GPU it has, is in a spec of its own (``driver_spec``).
 
 The environment belongs to the devices, so that a container learns of what it has and of no more; N
 is the minor number, of a MIG partition with its name (``0_MIG_1G10GB_19_0``)::
@@ -27,23 +20,16 @@ program does not see makes a server of protocol 3 forget all of them: so there i
 single GPU only, which is number 0 whatever a program hides from itself.
 """
 
-import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from api import names
-from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec, qualify
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Mount, Spec, qualify
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
-from dra_driver.model.driver_files import (
-    DeviceFile,
-    DeviceFiles,
-    DriverFiles,
-    DriverLibrary,
-    HostFile,
-)
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles
 from dra_driver.model.gpus import DeviceName, Gpu, MigInstance
 from dra_driver.model.mps import MpsPriority, ServedNamespace
 
@@ -77,28 +63,7 @@ def mps_edits(served: ServedNamespace) -> ContainerEdits:
     return ContainerEdits(env=tuple(env), mounts=tuple(mounts))
 
 
-_READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
-_SOCKET: Final = (*_READ_ONLY, "noexec")
 _DOCUMENT: Final = ("ro", "bind")  # as Kubernetes' own helper mounts it
-_RHEL_DIRECTORY: Final = "/usr/lib64"
-# For a container runtime of NVIDIA's (nvidia-container-runtime): the GPUs are given already.
-_NOT_AGAIN: Final = "NVIDIA_VISIBLE_DEVICES=void"
-# Programs are built against these, or load them by this name.
-_UNVERSIONED: Final = (
-    "libcuda.so",
-    "libnvcuvid.so",
-    "libnvidia-encode.so",
-    "libnvidia-ml.so",
-    "libnvidia-opticalflow.so",
-)
-# Links that NVIDIA's driver asks its hook for: of this library, this link, to this name; empty: to
-# the file itself. The first two are there on hosts, too, where programs rely on them; GLVND's
-# indirect rendering needs the third.
-_HOOK_LINKS: Final = (
-    ("libcuda.so", "libcuda.so", "libcuda.so.1"),
-    ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
-    ("libGLX_nvidia.so", "libGLX_indirect.so.0", ""),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +82,16 @@ class ContainerDevice:
     requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
     served: ServedNamespace | None = None  # by an MPS server
     instance: MigInstance | None = None  # of the GPU, which is all that is granted of it
-    capabilities: tuple[str, ...] = ()  # of the driver, as ``CdiHost.nodes`` names them
-
-
-@dataclass(frozen=True, slots=True)
-class CdiHost:
-    """What the node has to offer to containers. *hook*: the host's path of ``nvidia-cdi-hook``."""
-
-    driver: DriverFiles
-    nodes: DeviceFiles
-    hook: str | None = None
+    capabilities: tuple[str, ...] = ()  # of the driver, as ``DeviceFiles`` names them
 
 
 def claim_spec(
-    claim: ClaimRef, granted: Iterable[ContainerDevice], host: CdiHost, driver: str = names.DRIVER
+    claim: ClaimRef,
+    granted: Iterable[ContainerDevice],
+    nodes: DeviceFiles,
+    driver: str = names.DRIVER,
 ) -> Spec:
-    """The CDI spec of *claim*, whose devices are *granted*, each in ``host.nodes``.
+    """The CDI spec of *claim*, whose devices are *granted*, each in *nodes*.
 
     The same arguments in any order give the same spec.
     """
@@ -147,13 +106,13 @@ def claim_spec(
         devices=tuple(
             CdiDevice(
                 name,
-                container_edits=_of_device(claim, same[-1], host.nodes)
+                container_edits=_of_device(claim, same[-1], nodes)
                 + _edits_of_mps(same)
                 + _shown(same),
             )
             for name, same in by_name.items()
         ),
-        container_edits=_of_claim(host),
+        container_edits=ContainerEdits(device_nodes=tuple(map(_node, nodes.common))),
     )
 
 
@@ -180,6 +139,18 @@ def cdi_device_id(
     'k8s.gpu.nvidia.com/claim=0b7e-gpu-0'
     """
     return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
+
+
+DRIVER_DEVICE: Final = "files"
+
+
+def driver_spec_id(driver: str = names.DRIVER) -> str:
+    """The same of what every container gets of the driver's files (``driver_spec``).
+
+    >>> driver_spec_id()
+    'k8s.gpu.nvidia.com/driver=files'
+    """
+    return str(qualify(cdi_vendor(driver), names.CDI_DRIVER_CLASS, DRIVER_DEVICE))
 
 
 def _of_device(claim: ClaimRef, device: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
@@ -231,82 +202,3 @@ def _node(file: DeviceFile) -> DeviceNode:
     # is restarted after the driver was reloaded gets nvidia-uvm under its new major number.
     moved = file.host_path != file.container_path
     return DeviceNode(file.container_path, file.host_path if moved else "", permissions="rw")
-
-
-def _of_claim(host: CdiHost) -> ContainerEdits:
-    common = ContainerEdits(
-        env=(_NOT_AGAIN,),
-        device_nodes=tuple(_node(file) for file in host.nodes.common),
-        mounts=tuple(_mount(file, _SOCKET) for file in host.driver.sockets),
-    )
-    if host.hook is None:
-        return _for_any_image(host.driver) + common
-    return _with_hooks(host.driver, host.hook) + common
-
-
-def _mount(file: HostFile, options: tuple[str, ...] = _READ_ONLY) -> Mount:
-    return Mount(file.host_path, file.container_path, options=options)
-
-
-@functools.lru_cache(maxsize=2)  # a hundred mounts, the same for every claim until an upgrade
-def _for_any_image(driver: DriverFiles) -> ContainerEdits:
-    multiarch = f"/usr/lib/{driver.machine}-linux-gnu"
-    libraries = tuple(
-        Mount(library.host_path, f"{directory}/{name}", options=_READ_ONLY)
-        for directory in (multiarch, _RHEL_DIRECTORY)
-        for library in driver.libraries
-        for name in _asked_names(library)
-    )
-    others = (*driver.tools, *driver.firmware, *driver.graphics)
-    return ContainerEdits(
-        # Triton (torch.compile) looks for libcuda in the cache and nowhere else, unless told where.
-        env=(f"TRITON_LIBCUDA_PATH={multiarch}",),
-        mounts=(*libraries, *(_mount(file) for file in others)),
-    )
-
-
-def _asked_names(library: DriverLibrary) -> Sequence[str]:
-    """Under which names programs ask for it, beside its soname: *links* that say a version, and the
-    unversioned names above whether the host has that link or not."""
-    unversioned = f"{library.file_name.partition('.so')[0]}.so"
-    asked = {library.soname, *(link for link in library.links if not link.endswith(".so"))}
-    if unversioned in _UNVERSIONED:
-        asked.add(unversioned)
-    return sorted(asked)
-
-
-def _with_hooks(driver: DriverFiles, hook: str) -> ContainerEdits:
-    by_path = (library.host_path for library in driver.libraries)
-    others = (*driver.tools, *driver.firmware)
-    paths = (*by_path, *(file.host_path for file in others))
-    directories = sorted(
-        {driver.inside(library.host_path).rpartition("/")[0] for library in driver.libraries}
-    )
-    links = [part for link in _hook_links(driver) for part in ("--link", link)]
-    folders = [part for directory in directories for part in ("--folder", directory)]
-    return ContainerEdits(
-        env=(f"NVIDIA_CTK_LIBCUDA_DIR={driver.inside(driver.lib_dir)}",),
-        mounts=(
-            *(Mount(path, driver.inside(path), options=_READ_ONLY) for path in paths),
-            *(_mount(file) for file in driver.graphics),
-        ),
-        hooks=(
-            _hook(hook, "create-symlinks", *links),
-            _hook(hook, "enable-cuda-compat", f"--host-driver-version={driver.version}"),
-            _hook(hook, "update-ldcache", *folders),
-            _hook(hook, "disable-device-node-modification"),
-        ),
-    )
-
-
-def _hook(path: str, *args: str) -> Hook:
-    program = path.rpartition("/")[2]
-    return Hook("createContainer", path, (program, *args), env=("NVIDIA_CTK_DEBUG=false",))
-
-
-def _hook_links(driver: DriverFiles) -> Iterator[str]:
-    for library in driver.libraries:
-        directory = driver.inside(library.host_path).rpartition("/")[0]
-        for stem, link, target in _HOOK_LINKS:
-            if library.file_name.startswith(f"{stem}."):
-                yield f"{target or library.file_name}::{directory}/{link}"

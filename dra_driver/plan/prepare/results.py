@@ -18,7 +18,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.plan.offer.slice_documents import attributes_of
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount
-from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id
+from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id, driver_spec_id
 from dra_driver.plan.prepare.claim import ClaimPlan
 from dra_driver.plan.prepare.sharing import DeviceGrant, share_facts
 
@@ -125,7 +125,11 @@ def prepared_devices(plan: ClaimPlan, driver: str) -> tuple[PreparedDevice, ...]
             requests=(grant.allocation.base_request,),
             pool=grant.allocation.pool,
             device=grant.allocation.device,
-            cdi_ids=(cdi_device_id(uid, grant.device.name, grant.allocation.share, driver),),
+            # The kubelet tells a device's health by its first name, which is of no other one.
+            cdi_ids=(
+                cdi_device_id(uid, grant.device.name, grant.allocation.share, driver),
+                driver_spec_id(driver),
+            ),
             share=grant.allocation.share,
         )
         for grant in plan.grants

@@ -19,7 +19,6 @@ from dra_driver.base.errors import (
     DriverError,
     NodeError,
 )
-from dra_driver.base.files import disk_call
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
@@ -30,11 +29,12 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreatePartition, ServeMpsNamespace
 from dra_driver.plan.mig.claims import with_created
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
-from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.cdi_spec import claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from dra_driver.plan.prepare.sharing import with_decoded_configs
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.driver_spec import DriverSpec
 from dra_driver.plugin.claims.partitions import ClaimPartitions
 from dra_driver.plugin.claims.planner import ClaimPods, GpusChanged, Planner
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, PreparedClaims
@@ -67,6 +67,9 @@ class Preparer:
         self._timeouts = timeouts or CallTimeouts()
         self._locks = ClaimLocks()
         self.prepared_claims: Final = PreparedClaims(dependencies, self._locks, self._timeouts)
+        self.driver_spec: Final = DriverSpec(
+            names, dependencies.node.driver_files, dependencies.files.driver_spec
+        )
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
@@ -104,11 +107,17 @@ class Preparer:
         """Bring files and ledger together: at start, and after another process held the lease.
 
         Claims whose preparation was cut short are taken back; a completed claim gets its files
-        again where they are gone (a cleared /var/run); files of no claim are removed. What fails
+        again where they are gone (a cleared /var/run), and so does the driver; files of no claim
+        are removed. What fails
         waits for the next time: a *started* record goes on holding its devices. To be called while
         this process holds the lease. NodeError: the ledger itself cannot be read.
         """
         self._ledger.reload()
+        try:
+            self.driver_spec.keep_after_others()
+        except NodeError as e:
+            facts = {"error": str(e)}
+            log.warning("cannot write the CDI spec of the driver's files yet", extra=facts)
         for record in self._ledger.records():
             if record.completed:
                 self._quietly(record, partial(self._recorded_answer, record.claim))
@@ -164,6 +173,7 @@ class Preparer:
         if record is None or record.prepared is None:
             return None
         self._files.restore(record)
+        self.driver_spec.restore()
         return record.prepared
 
     def _recorded_again(self, ref: ClaimRef) -> ClaimRecord | None:
@@ -268,12 +278,9 @@ class Preparer:
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
         gets = container_devices(plan, documents, served)
         capabilities = tuple(sorted({name for device in gets for name in device.capabilities}))
-        with disk_call("look for the driver's files"):
-            files = self._node.driver_files()
-        host = CdiHost(
-            files, self._node.device_files(minors, capabilities, files), self._names.hook
-        )
-        return claim_spec(plan.claim.ref, gets, host, self._names.driver)
+        files = self.driver_spec.keep()
+        nodes = self._node.device_files(minors, capabilities, files)
+        return claim_spec(plan.claim.ref, gets, nodes, self._names.driver)
 
     def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
         remaining = with_created(record, begun)

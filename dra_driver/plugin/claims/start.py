@@ -1,5 +1,6 @@
 """Starts what prepares claims, gives back those that are gone, and repairs what a crash left."""
 
+import contextlib
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.driver_spec import DriverSpec
 from dra_driver.plugin.claims.in_use import DeferredUnprepare
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
@@ -18,6 +20,7 @@ from dra_driver.plugin.claims.stuck_claims import StuckClaims
 from dra_driver.plugin.parts import PluginParts
 
 _DEFERRED_SECONDS = 60.0  # between looks at nothing: it is woken
+_STOP_SECONDS = 1.0  # to wait for another process that has the lease, at the end of this one
 
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
@@ -26,6 +29,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     handler = _claim_handler(parts, preparer, stack)
     parts.claim_handler = handler
     _start_repairs(parts, preparer, handler, stack)
+    _keep_driver_spec(parts, preparer.driver_spec, stack)
     parts.readiness["cdi"] = lambda: _not_writable(parts.settings.cdi_dir)
 
 
@@ -114,6 +118,28 @@ def _start_repairs(
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)
+
+
+def _keep_driver_spec(parts: PluginParts, spec: DriverSpec, stack: ExitStack) -> None:
+    """Once GPUs are published; the first claim may come before. It goes when this process ends and
+    no claim needs it."""
+
+    def keep() -> None:
+        if spec.is_behind() and parts.is_newest():
+            with parts.lease.held():
+                spec.keep()
+
+    def remove_unused() -> None:
+        if not parts.is_newest():
+            return
+        with contextlib.suppress(DriverError), parts.lease.held(_STOP_SECONDS):
+            if not parts.ledger.records() and not parts.ledger.set_aside():
+                spec.remove()
+
+    loop = Loop("driver-files", keep, parts.settings.look_interval)
+    parts.after_publishing.append(loop.start)
+    stack.callback(remove_unused)
+    stack.callback(loop.stop)
 
 
 def _not_writable(directory: Path) -> str | None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi.registry import load_registry
 from dra_driver.base.errors import (
     ClaimError,
     ClaimInUse,
@@ -21,13 +23,20 @@ from dra_driver.base.errors import (
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.gpus import DeviceName, Inventory
 from dra_driver.model.offer import Device, Offer
-from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.claim_files import (
+    CdiSpecFiles,
+    ClaimFiles,
+    DriverSpecFile,
+    MetadataFiles,
+)
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from tests.builders import POOL, allocation, claim, config, gpu, gpu_uuid, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.preparers import ClaimWorld
 from tests.fakes.users import FakeUsers
+
+DRIVER_ID = "k8s.gpu.nvidia.com/driver=files"
 
 
 class World(ClaimWorld):
@@ -51,18 +60,19 @@ def test_a_prepared_claim_has_an_answer_a_cdi_file_and_a_record(world):
     assert device.requests == ("gpu",)
     assert device.pool == POOL
     assert device.device == "gpu-1"
-    assert device.cdi_ids == ("k8s.gpu.nvidia.com/claim=uid-claim-gpu-1",)
+    assert device.cdi_ids == ("k8s.gpu.nvidia.com/claim=uid-claim-gpu-1", DRIVER_ID)
     assert world.spec()["kind"] == "k8s.gpu.nvidia.com/claim"
     assert [d["name"] for d in world.spec()["devices"]] == ["uid-claim-gpu-1"]
     assert world.ledger.records()[0].completed
 
 
 @pytest.mark.point(101)
-def test_every_id_in_the_answer_is_in_the_file(world):
+def test_every_id_in_the_answer_can_be_resolved_and_the_first_is_of_no_other_device(world):
     answer = world.prepare("gpu-0", "gpu-2")
 
-    names = {f"{world.spec()['kind']}={device['name']}" for device in world.spec()["devices"]}
-    assert {cdi_id for device in answer for cdi_id in device.cdi_ids} == names
+    known = load_registry([world.directory / "cdi"])
+    assert {cdi_id for device in answer for cdi_id in device.cdi_ids} == known.devices.keys()
+    assert len({device.cdi_ids[0] for device in answer}) == 2
 
 
 @pytest.mark.point(22, 23)
@@ -293,6 +303,7 @@ def test_a_driver_root_that_is_incomplete_leaves_nothing(world):
 
 
 def test_a_cdi_directory_that_cannot_be_written_is_said_and_leaves_nothing(world):
+    shutil.rmtree(world.directory / "cdi")
     (world.directory / "cdi").write_text("a file in the way")
 
     with pytest.raises(NodeError, match="remove the file that stands"):
@@ -342,7 +353,7 @@ def test_requests_shares_and_devices_keep_together(world):
 
     assert (first.requests, first.device, first.share) == (("small",), "gpu-1", share)
     assert (second.requests, second.device, second.share) == (("b",), "gpu-0", None)
-    assert first.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-gpu-1-{share}",)
+    assert first.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-gpu-1-{share}", DRIVER_ID)
 
 
 @pytest.mark.point(57, 100)
@@ -393,7 +404,15 @@ class Killed(BaseException):
     """kill -9: nothing that would clean up runs, because nobody catches it."""
 
 
-EFFECTS = ["record started", "step", "driver files", "metadata", "CDI file", "record completed"]
+EFFECTS = [
+    "record started",
+    "step",
+    "driver files",
+    "driver's CDI file",
+    "metadata",
+    "CDI file",
+    "record completed",
+]
 
 
 class DyingLedger(Ledger):
@@ -417,6 +436,14 @@ class DyingSpecs(CdiSpecFiles):
         return text
 
 
+class DyingDriverSpec(DriverSpecFile):
+    """Dies right after it wrote the CDI spec of the driver."""
+
+    def write(self, spec):
+        super().write(spec)
+        raise Killed
+
+
 class DyingMetadata(MetadataFiles):
     """Dies while it writes: the file is there, and half of its text."""
 
@@ -435,6 +462,9 @@ def die_after(world, effect):
     ledger.dies_when_completed = {"record started": False, "record completed": True}.get(effect)
     specs = DyingSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     specs.dies = effect == "CDI file"
+    if effect == "driver's CDI file":
+        specs.driver.remove()
+        specs.driver = DyingDriverSpec(specs.directory, "k8s.gpu.nvidia.com")
     metadata = MetadataFiles(world.directory / "plugin")
     if effect == "metadata":
         metadata = DyingMetadata(world.directory / "plugin")

@@ -33,7 +33,7 @@ def test_a_prepared_claim_has_its_instance_and_nothing_of_others(world):
 
     (device,) = world.prepare(FIRST)
 
-    assert device.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-{FIRST}",)
+    assert device.cdi_ids[0] == f"k8s.gpu.nvidia.com/claim=uid-claim-{FIRST}"
     assert world.device_nodes == [
         "/dev/nvidia0",
         "/dev/nvidia-caps/gpu0-mig-gi20",
