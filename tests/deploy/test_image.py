@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -58,8 +59,18 @@ def test_what_builds_the_wheel_is_in_the_lock_file() -> None:
     assert all("--hash=" in entry for entry in re.split(r"^(?=\S)", picked, flags=re.M)[1:])
 
 
-def test_the_last_stage_installs_nothing_and_starts_the_driver() -> None:
-    assert "RUN" not in STAGES[1]
+def test_the_last_stage_compiles_the_standard_library_and_nothing_else(tmp_path: Path) -> None:
+    [command] = re.findall(r"^RUN (.+)$", STAGES[1], re.MULTILINE)
+    for place in ("", "email", "site-packages/pip"):
+        (tmp_path / "python3.13" / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "python3.13" / place / "module.py").write_text("value = 1\n")
+    here = command.replace("/usr/local/lib", str(tmp_path)).replace("python", sys.executable, 1)
+    subprocess.run(["sh", "-c", here], timeout=30, check=True)
+    compiled = {path.parents[1].name for path in tmp_path.rglob("*.pyc")}
+    assert compiled == {"python3.13", "email"}
+
+
+def test_the_last_stage_starts_the_driver() -> None:
     assert STAGES[1].rstrip().endswith('ENTRYPOINT ["dra-driver"]')
 
 
