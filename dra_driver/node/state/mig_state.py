@@ -30,6 +30,8 @@ class MigStateOfBoot:
 
 
 _CODEC: Final = Codec[MigStateOfBoot](MigStateOfBoot)
+_NOTHING: Final = MigState()
+_Fingerprint = tuple[int, int, int, int]
 
 
 class _DamagedMigState(NodeError):
@@ -43,19 +45,29 @@ class MigStateFile:
         self._path = path
         self._boot = boot_id
         self._lock = threading.Lock()
+        self._last: tuple[_Fingerprint, MigState] | None = None
 
     def read(self) -> MigState:
-        """The recorded state; an empty one without a file. NodeError: it cannot be read."""
+        """The recorded state, the same object as long as the file does not change; an empty one
+        without a file. NodeError: it cannot be read."""
+        last = self._last
         with disk_errors(f"read {self._path}"):
             try:
-                recorded = _CODEC.decode(read_file(self._path))
+                fingerprint = _fingerprint(os.stat(self._path))  # of this state, or an older one
+                if last is not None and last[0] == fingerprint:
+                    return last[1]
+                state = self._of_this_boot(_CODEC.decode(read_file(self._path)))
             except FileNotFoundError:
-                return MigState()
+                return _NOTHING
             except (NotAFile, Undecodable) as e:
                 raise _DamagedMigState(
                     f"{self._path} cannot be understood, so it is not known which MIG instances "
                     f"layouts made: {e}"
                 ) from e
+        self._last = fingerprint, state
+        return state
+
+    def _of_this_boot(self, recorded: MigStateOfBoot) -> MigState:
         state = recorded.state
         if recorded.boot == self._boot:
             return state
@@ -102,3 +114,8 @@ class MigStateFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
+            self._last = None
+
+
+def _fingerprint(status: os.stat_result) -> _Fingerprint:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -80,6 +80,11 @@ class LayoutCatalog:
             raise SettingsError(f"there is no layout {name!r}; there are: {names}")
         return built_in[name]
 
+    def contents(self) -> object:
+        """What is in the files now: the same object as long as none of them changes.
+        SettingsError: they cannot be read."""
+        return self._files.read() if self._files else None
+
     def _read(self) -> _Layouts:
         if self._files is None:
             return {}, ()

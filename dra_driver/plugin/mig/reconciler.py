@@ -64,6 +64,9 @@ class MigInputs:
     lease: Callable[[float], AbstractContextManager[None]]
 
 
+_Seen = tuple[object, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class MigCallbacks:
     """What is reported, from several threads."""
@@ -97,6 +100,7 @@ class MigReconciler:
         )
         self._modes = MigModeSwitcher(self._idle, repartitioner, state_file, failed_modes)
         self._error = ""
+        self._settled: _Seen | None = None  # by the last look, if that found nothing to do
         self._is_layout_desired: bool | None = None  # None: not known yet
         self._waiting = False
 
@@ -107,11 +111,16 @@ class MigReconciler:
 
     def look(self) -> None:
         """Do what can be done now; the rest waits for the next look."""
+        seen = self._see()
+        if seen is not None and seen == self._settled:
+            return
         if not self._inputs.is_newest():
             return
         self._idle.start_look()
+        self._settled = None
         try:
-            self._reconcile()
+            if self._reconcile():
+                self._settled = seen
         except (NodeError, ApiServerError, SettingsError) as e:
             self._failed(e)
         else:
@@ -120,7 +129,28 @@ class MigReconciler:
             self._node.refresh()
             self._callbacks.gpus_changed()
 
-    def _reconcile(self) -> None:
+    def _see(self) -> _Seen | None:
+        """All that a look goes by, of which most is the same object until it changes. None: not
+        all of it is known."""
+        inputs = self._inputs
+        try:
+            state = self._state_file.read()
+            return (
+                state,
+                self._node.inventory(),
+                inputs.profile(),
+                inputs.label(),
+                inputs.layouts.contents(),
+                inputs.features(),
+                inputs.holdings(),
+                frozenset(inputs.enabled_by_claims()),
+                state.labelled and inputs.is_labelled(),
+            )
+        except (NodeError, ApiServerError, SettingsError):
+            return None
+
+    def _reconcile(self) -> bool:
+        """Whether nothing is left to be done, or to be tried again."""
         last_seen, label = self._node.inventory(), None
         try:
             profile, label = self._inputs.profile(), self._inputs.label()
@@ -134,6 +164,8 @@ class MigReconciler:
         problems = self._abandon(inventory, desired)
         mode_problems = self._switch_modes(inventory, profile, holdings, desired) | problems
         self._report(desired, outcomes, mode_problems, inventory)
+        states = {outcome.state for outcome in outcomes.values()}
+        return not (self._waiting or desired.problem or LayoutState.FAILED in states)
 
     def _desired(self, label: str, profile: Profile, inventory: Inventory) -> DesiredLayouts:
         """The desired layouts. On a GPU that a layout may govern no partitions are created for

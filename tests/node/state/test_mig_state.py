@@ -50,6 +50,19 @@ def test_a_new_process_reads_what_the_last_one_wrote(path):
     assert [file.name for file in path.parent.iterdir()] == ["mig.json"]
 
 
+def test_a_state_is_read_again_only_when_the_file_changed(path):
+    ours, theirs = MigStateFile(path, "boot"), MigStateFile(path, "boot")
+    ours.write(FULL)
+    before = ours.read()
+    assert ours.read() is before
+
+    theirs.write(replace(FULL, label="many"))
+    assert ours.read().label == "many"
+    ours.change(lambda state: replace(state, label="fine"))
+
+    assert (ours.read().label, theirs.read().label) == ("fine", "fine")
+
+
 def test_without_a_file_nothing_was_made(path):
     assert MigStateFile(path, "boot").read() == MigState()
 

@@ -103,6 +103,9 @@ class Scene:
             raise answer
         return answer
 
+    def contents(self) -> object:
+        return dict(self.layouts)
+
     def named(self, name, gpus):
         known = {**built_in_layouts(gpus), **self.layouts}
         if name not in known:

@@ -14,11 +14,12 @@ from dra_driver.model.mig_layouts import (
     MigLayoutEntry,
     MigState,
 )
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
 from dra_driver.model.records import Holding
 from dra_driver.plan.mig.manager.state import layout_instance
 from dra_driver.plan.profiles.rules import rules_by_gpu
-from tests.builders import gpu, ref
+from tests.builders import gpu, holding, ref
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.plugin.mig.reconciler import Scene, profile
 
@@ -51,11 +52,38 @@ def test_the_layout_that_the_label_names_is_applied_once(scene, board, caplog):
         process.look()
     assert (scene.boards.done, scene.changes) == (done, 1)
     assert scene.claims.asked == [board.uuid], "claims were kept away from it once"
-    assert scene.states == [LayoutState.PENDING, *[LayoutState.SUCCESS] * 3]
+    assert scene.states == [LayoutState.PENDING, *[LayoutState.SUCCESS] * 2]
     assert caplog.text.count("layout of a GPU") == 1
     assert scene.new_events() == [
         ("MIGLayoutApplied", "partitioned as layout 'all-1g.5gb' says: gpu-0")
     ]
+
+
+CHANGES = {
+    "the label": lambda scene: setattr(scene, "label", "all-3g.20gb"),
+    "the profile": lambda scene: scene.change_profile(layout="all-3g.20gb"),
+    "a file of layouts": lambda scene: scene.layout("mine", g1_5gb=1),
+    "what the API server keeps": lambda scene: setattr(scene, "features", ApiFeatures(False)),
+    "a claim": lambda scene: setattr(scene, "holdings", {UUID: (holding(gpu=UUID),)}),
+    "a mode that a claim set": lambda scene: setattr(scene, "enabled_by_claims", {UUID}),
+    "the state file": lambda scene: (scene.directory / "mig.json").unlink(),
+    "the GPUs": lambda scene: scene.boards.gone.add(UUID) or scene.boards.refresh(),
+    "our label on the Node": lambda scene: setattr(scene, "labelled", True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_look_ends_at_once_until_something_changed(scene, change):
+    for _ in range(2):
+        scene.apply("all-1g.5gb")
+    looks = len(scene.states)
+    scene.look()
+    assert len(scene.states) == looks
+
+    change(scene)
+    scene.look()
+
+    assert len(scene.states) > looks
 
 
 def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene):
