@@ -8,7 +8,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,6 +49,10 @@ class NvmlSession:
     def begin_read(self) -> None:
         """Another scan begins. A GPU that was in time at the last one is no longer late."""
         self._late_before, self._late_now = self._late_now, set()
+
+    def was_late(self, index: int) -> bool:
+        """Whether the GPU was late at the last scan."""
+        return index in self._late_before
 
     def excuse(self, index: int, error: NodeError, known: Container[int]) -> NodeError:
         """*error*, unless this is the first scan at which a GPU of *known* is late: then what is
@@ -117,6 +121,7 @@ def nvml_errors(action: str) -> Iterator[None]:
 
 
 _STOP_SECONDS: Final = 1.0
+_READING_STATE: Final = "reading its state"
 
 
 class Nvml:
@@ -188,10 +193,11 @@ class Nvml:
         session = self._session
         if known:
             session.begin_read()
-        states = dict(
-            self._read_gpus(
-                dict.fromkeys(indices, readers.read_dynamic_state), "reading its state", known
-            )
+        indices = tuple(indices)
+        states: dict[int, DynamicState | NodeError] = dict(self._read_together(indices, known))
+        alone = [index for index in indices if index not in states]
+        states |= self._read_gpus(
+            dict.fromkeys(alone, readers.read_dynamic_state), _READING_STATE, known
         )
         # The driver lists partitions of one board after the other, so they are late together.
         partitioned = {
@@ -266,6 +272,29 @@ class Nvml:
             threads = self._threads
             submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
             return self._submit(index, f"{_described(gpu)}, {action}", by_uuid, submit)
+
+    def _read_together(
+        self, indices: Iterable[int], known: Container[int]
+    ) -> Mapping[int, DynamicState]:
+        """The states of those of *indices* that answer at once, read on one thread; the others are
+        to be read each on its own."""
+        states: dict[int, DynamicState] = {}
+        threads = self._threads
+        with suppress(TimedOut):
+            with self._gate:
+                session, functions = self._session, self._functions
+                quick = [
+                    index
+                    for index in indices
+                    if index in known and threads.is_free(index) and not session.was_late(index)
+                ]
+                if functions is None or len(quick) < 2 or threads.changes.under_way():
+                    return states
+                read = partial(_read_states, functions, quick, states)
+                pending = threads.read_together(_READING_STATE, read)
+            if pending.wait(threads.give_up()):
+                pending.result()
+        return dict(states)
 
     def _read_gpus(
         self,
@@ -345,6 +374,16 @@ class Nvml:
                 functions.nvmlShutdown()
         except pynvml.NVMLError as error:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
+
+
+def _read_states(
+    functions: NvmlFunctions, indices: Iterable[int], states: dict[int, DynamicState]
+) -> None:
+    """Into *states*, one after the other; without those that cannot be read."""
+    for index in indices:
+        with suppress(pynvml.NVMLError):  # who asks for it alone is told why
+            handle = functions.nvmlDeviceGetHandleByIndex(index)
+            states[index] = readers.read_dynamic_state(functions, handle)
 
 
 def _described(gpu: GpuUuid) -> str:

@@ -1,7 +1,8 @@
-"""The threads on which NVML is called: one for the system, and one for each GPU.
+"""The threads on which NVML is called: for the system, for each GPU, and for all GPUs together.
 
-A call may never return, so callers wait with a deadline. While a GPU is being changed, the driver
-may serve nobody else on any GPU: deadlines stand still meanwhile.
+Together they are read as long as none of them hangs. A call may never return, so callers wait with
+a deadline. While a GPU is being changed, the driver may serve nobody else on any GPU: deadlines
+stand still meanwhile.
 """
 
 import concurrent.futures
@@ -180,6 +181,7 @@ SubmitToGpu = Callable[[int, str, Callable[[], Any]], PendingCall[Any]]
 """Has something run on the thread of the GPU at an index."""
 
 _DEADLINE_SHARE_PER_GPU: Final = 0.2  # of the deadline
+_DEADLINE_SHARE_TOGETHER: Final = 0.2
 _READ_GRACE_SECONDS: Final = 1.0  # a scan waits so long for GPUs that are kept by changes of others
 
 
@@ -190,13 +192,14 @@ class NvmlThreads:
     def __init__(self, deadline_seconds: float) -> None:
         self._deadline_seconds = deadline_seconds
         self._system = CallThread("nvml-system")
+        self._all_gpus = CallThread("nvml-gpus")
         self._gpus: list[CallThread] = []
         self.changes: Final = GpuChanges()
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits to run."""
-        return all(worker.idle for worker in (self._system, *self._gpus))
+        return all(worker.idle for worker in (self._system, self._all_gpus, *self._gpus))
 
     def read_system(self, action: str, call: Callable[[], T]) -> PendingCall[T]:
         """Have *call* run on the system's thread."""
@@ -214,6 +217,17 @@ class NvmlThreads:
         seconds = self._deadline_seconds * (1 + _DEADLINE_SHARE_PER_GPU * boards)
         return self._gpu(index).submit(action, call, seconds, self.changes.clock)
 
+    def read_together(self, action: str, call: Callable[[], T]) -> PendingCall[T]:
+        """Have *call* run that reads several GPUs, one after the other: a thread for each costs
+        most of the time of a read. TimedOut: one of them hangs."""
+        return self._all_gpus.submit(
+            action, call, self._deadline_seconds * _DEADLINE_SHARE_TOGETHER, self.changes.clock
+        )
+
+    def is_free(self, index: int) -> bool:
+        """Whether no call on the GPU at *index* is under way."""
+        return index >= len(self._gpus) or self._gpus[index].idle
+
     def change(
         self, index: int, action: str, call: Callable[[], T], seconds: float
     ) -> PendingCall[T]:
@@ -229,9 +243,10 @@ class NvmlThreads:
 
     def stop(self) -> None:
         """End the threads once what was submitted is done, and begin with new ones."""
-        for worker in (self._system, *self._gpus):
+        for worker in (self._system, self._all_gpus, *self._gpus):
             worker.stop()
         self._system, self._gpus = CallThread("nvml-system"), []
+        self._all_gpus = CallThread("nvml-gpus")
 
     def _gpu(self, index: int) -> CallThread:
         while len(self._gpus) <= index:

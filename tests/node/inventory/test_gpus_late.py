@@ -22,6 +22,12 @@ class Slow(SimulatedNvml):
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
         self.may = threading.Event()
+        self.threads: set[str] = set()  # that asked for a mode
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        self.threads.add(threading.current_thread().name)
+        self._wait("mode", handle)
+        return super().nvmlDeviceGetMigMode(handle)
 
     def _wait(self, question, handle):
         if question == self.question and handle.bus_id.startswith("0000:1b"):
@@ -81,6 +87,19 @@ def looked(node, gpus, question):
     with late(node, question):
         inventory = gpus.scan()
     return [gpu.minor for gpu in inventory.gpus], len(inventory.unavailable)
+
+
+def test_gpus_are_read_by_one_thread_unless_one_of_them_hangs(node, gpus):
+    before = gpus.scan().gpus
+    node.functions.threads.clear()
+    assert gpus.scan().gpus == before
+    assert node.functions.threads == {"nvml-gpus"}
+
+    assert looked(node, gpus, "mode") == ([0, 1], 0)
+    assert looked(node, gpus, "mode") == ([1], 1)
+
+    assert node.functions.threads == {"nvml-gpus", "nvml-gpu-0", "nvml-gpu-1"}
+    eventually(lambda: gpus.scan().gpus == before)
 
 
 def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node, gpus):
