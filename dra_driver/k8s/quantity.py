@@ -4,6 +4,7 @@ The API server rewrites quantities when it stores them (``1024Mi`` comes back as
 was sent and what came back are compared by value. Rules: k8s.io/apimachinery/pkg/api/resource.
 """
 
+import functools
 import math
 import re
 from fractions import Fraction
@@ -65,6 +66,7 @@ def _scaled(number: int, base: int, suffixes: tuple[str, ...]) -> str:
     return f"{number}{suffixes[steps]}"
 
 
+@functools.lru_cache(maxsize=64)  # claims for the same share are asked about many times
 def _parse(text: str) -> tuple[Fraction, str]:
     match = _FORM.fullmatch(text)
     if match is None:

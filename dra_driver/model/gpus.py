@@ -254,6 +254,9 @@ class Gpu:
     mig: MigInfo | None = None  # None: it has no MIG
     mig_problem: str = ""  # why not, where the board may well be made for it
 
+    def __hash__(self) -> int:
+        return hash(self.uuid)  # of all that it says of MIG a hash takes longer than what it is for
+
     @property
     def name(self) -> DeviceName:
         """As the device is called that is all of it."""

@@ -69,14 +69,15 @@ class ClaimPlan:
 
     claim: Claim
     grants: tuple[DeviceGrant, ...]
-    steps: tuple[Step, ...]
+    holdings: tuple[Holding, ...]  # what the claim has by *grants*
+    steps: tuple[Step, ...] = ()
 
     @property
     def record(self) -> ClaimRecord:
         """What the ledger records before the first step."""
         return ClaimRecord(
             self.claim.ref,
-            tuple(_holding(self.claim, grant) for grant in self.grants),
+            self.holdings,
             self.steps,
             pods=self.claim.pods,
             pod_claim_name=self.claim.pod_claim_name,
@@ -85,7 +86,7 @@ class ClaimPlan:
     def settled(self, instances: CreatedInstances) -> "ClaimPlan":
         """The plan with its instances, once its partitions were created."""
         steps, grants = with_instances(self.steps, self.grants, instances)
-        return replace(self, grants=grants, steps=steps)
+        return replace(self, grants=grants, holdings=_holdings(self.claim, grants), steps=steps)
 
 
 def plan_claim(
@@ -110,7 +111,7 @@ def plan_claim(
     grants = with_namespaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
     _refuse_conflicts(claim, grants, others)
-    without_steps = ClaimPlan(claim, grants, ())
+    without_steps = ClaimPlan(claim, grants, _holdings(claim, grants))
     _refuse_strict_for_nobody(without_steps.record)
     minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
@@ -232,13 +233,16 @@ def _grants(
             chosen[allocation] = applied_config(allocation, configs, devices[allocation])
         except ClaimError as e:
             problems.append(str(e))
+    alike: dict[str, dict[GpuUuid, Device]] = defaultdict(dict)  # by configuration
+    for allocation, config in chosen.items():
+        if not allocation.admin:
+            alike[config.path][devices[allocation].uuid] = devices[allocation]
+    in_order = {path: [each for _, each in sorted(alike[path].items())] for path in alike}
     for allocation, config in chosen.items():
         device = devices[allocation]
         amount = NO_AMOUNT if allocation.admin else amounts[allocation]
-        same = (a for a, other in chosen.items() if other.path == config.path and not a.admin)
-        alike = {devices[item].uuid: devices[item] for item in same}
-        in_order = [item for _, item in sorted(alike.items())]
-        sharing, sharing_problems = sharing_of(allocation, device, amount, config, in_order)
+        same = in_order.get(config.path, ())
+        sharing, sharing_problems = sharing_of(allocation, device, amount, config, same)
         grants.append(DeviceGrant(allocation, device, amount, sharing))
         problems += sharing_problems
     if problems:
@@ -276,6 +280,10 @@ def _intervals(claim: Claim, grants: Iterable[DeviceGrant]) -> dict[GpuUuid, Set
                 "GPU has one interval; write the same in both"
             )
     return intervals
+
+
+def _holdings(claim: Claim, grants: Iterable[DeviceGrant]) -> tuple[Holding, ...]:
+    return tuple(_holding(claim, grant) for grant in grants)
 
 
 def _holding(claim: Claim, grant: DeviceGrant) -> Holding:

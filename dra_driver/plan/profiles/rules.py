@@ -19,6 +19,7 @@ from dra_driver.k8s import quantity
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import (
     DEFAULT_PROFILE,
+    DEFAULT_RULES,
     GpuSelector,
     GuardPolicy,
     GuardRules,
@@ -178,7 +179,7 @@ def rules_by_gpu(
         if gpus and entry.path not in used:
             why = "earlier entries hold for all that it selects" if selected else "selects no GPU"
             idle.append(f"profile {profile.name!r}, {entry.path}: {why} of this node")
-    return {gpu.uuid: rules.get(gpu.uuid, Rules()) for gpu in gpus}, tuple(idle)
+    return {gpu.uuid: rules.get(gpu.uuid, DEFAULT_RULES) for gpu in gpus}, tuple(idle)
 
 
 def _problems(entry: GpuRules, path: str) -> Iterator[str]:
