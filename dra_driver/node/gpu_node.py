@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -119,6 +119,10 @@ class GpuNode:
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """What this partition of *gpu* is now. MigInstanceNotFound: it is not there."""
         return self.mig.find(gpu, key)
+
+    def in_mig_mode(self, gpus: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
+        """Those of *gpus* whose MIG mode is on, as far as they answer."""
+        return self.mig.in_mig_mode(gpus)
 
     def current_setting(self, setting: GpuSetting) -> SettingValue | None:
         """What the GPU has now of what *setting* sets; None: it does not say."""

@@ -75,6 +75,9 @@ class FakeNode:
             case SetMigMode(gpu=gpu):
                 return self.mig.modes.get(gpu)
 
+    def in_mig_mode(self, gpus: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
+        return frozenset(gpu for gpu in gpus if self.mig.modes.get(gpu))
+
     def carry_out(self, step: Step) -> None:
         self.before_step(step)
         self._do(step)

@@ -1,7 +1,7 @@
 """Switches the MIG mode of GPUs, and reads what decides whether that can be done."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from dra_driver.base.errors import NodeError, TimedOut
@@ -35,6 +35,12 @@ class GpuMigReader:
     def mode(self, gpu: GpuUuid) -> tuple[bool, bool] | None:
         """MIG mode now, and after the next reset. None: it has no such mode."""
         return self.nvml.on_gpu(gpu, "reading its MIG mode", read_mig_mode)
+
+    def modes(
+        self, gpus: Iterable[GpuUuid]
+    ) -> Mapping[GpuUuid, tuple[bool, bool] | NodeError | None]:
+        """Like :meth:`mode` for each of *gpus*, or why it cannot be told."""
+        return self.nvml.on_gpus(gpus, "reading its MIG mode", read_mig_mode)
 
     def fixed(self, gpu: GpuUuid) -> GuestRestriction:
         """What of its MIG mode and partitions nobody can change on this machine."""

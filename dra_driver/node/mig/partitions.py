@@ -7,7 +7,7 @@ which can be repeated whatever was done before it, and wherever that ended.
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -176,6 +176,11 @@ class MigPartitions:
         """Whether MIG mode is on; None: it has no such mode. NodeError: it does not answer."""
         mode = self._gpus.mode(gpu)
         return None if mode is None else mode[0]
+
+    def in_mig_mode(self, gpus: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
+        """Those of *gpus* whose MIG mode is on, as far as they answer."""
+        modes = self._gpus.modes(gpus)
+        return frozenset(gpu for gpu, mode in modes.items() if isinstance(mode, tuple) and mode[0])
 
     def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
         """Switch MIG mode now. NodeError: somebody uses the GPU, it has instances, or it takes a

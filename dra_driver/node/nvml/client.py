@@ -242,12 +242,42 @@ class Nvml:
         NodeError: also where NVML does not list the GPU. MigInstanceNotFound: it does not list the
         instance.
         """
+        return self._answer(self._ask(gpu, action, call, seconds))
+
+    def on_gpus(
+        self, gpus: Iterable[GpuUuid], action: str, call: Callable[[NvmlFunctions, Any], T]
+    ) -> Mapping[GpuUuid, T | NodeError]:
+        """Like :meth:`on_gpu` for each of *gpus*, all at the same time."""
+        answers: dict[GpuUuid, T | NodeError] = {}
+        pending: dict[GpuUuid, PendingCall[T]] = {}
+        for gpu in gpus:
+            try:
+                pending[gpu] = self._ask(gpu, action, call)
+            except NodeError as error:
+                answers[gpu] = error
+        for gpu, asked in pending.items():
+            try:
+                answers[gpu] = self._answer(asked)
+            except NodeError as error:
+                answers[gpu] = error
+        return answers
+
+    def _ask(
+        self,
+        gpu: GpuUuid,
+        action: str,
+        call: Callable[[NvmlFunctions, Any], T],
+        seconds: float | None = None,
+    ) -> PendingCall[T]:
         if (pending := self._submit_by_uuid(gpu, action, call, seconds)) is None:
             self.dynamic_states(range(self.system().gpus))
             pending = self._submit_by_uuid(gpu, action, call, seconds)
         if pending is None:
             error_type = MigInstanceNotFound if is_mig_uuid(gpu) else NodeError
             raise error_type(f"{_described(gpu)}, {action}: NVML does not list it")
+        return pending
+
+    def _answer(self, pending: PendingCall[T]) -> T:
         try:
             return pending.result()
         except NodeError as error:

@@ -59,13 +59,15 @@ class ClaimPartitions:
             if isinstance(step, CreatePartition | SetMigMode):
                 keys = self._unmanaged(step, others)
                 yield from (_in_the_way(gpus[step.gpu], key) for key in keys)
-        for board in whole_gpus(plan.grants, plan.steps):
-            if self._mode(board.uuid):
-                yield (
-                    f"MIG mode of {board.name} is on now, so that nothing can compute on it as a "
-                    "whole; whoever turned it on has to turn it off: "
-                    f"nvidia-smi -i {board.pci_bus_id} -mig 0"
-                )
+        boards = whole_gpus(plan.grants, plan.steps)
+        # One that does not answer is a matter of who computes on it.
+        partitioned = self._node.in_mig_mode([board.uuid for board in boards])
+        for board in (board for board in boards if board.uuid in partitioned):
+            yield (
+                f"MIG mode of {board.name} is on now, so that nothing can compute on it as a "
+                "whole; whoever turned it on has to turn it off: "
+                f"nvidia-smi -i {board.pci_bus_id} -mig 0"
+            )
 
     def _unmanaged(
         self, step: CreatePartition | SetMigMode, others: Sequence[ClaimRecord]
@@ -90,13 +92,6 @@ class ClaimPartitions:
             return True
         instance = instance_at(self._node, step.gpu, step.key)
         return instance is None or instance.uuid in known  # where none is, one is created
-
-    def _mode(self, gpu: GpuUuid) -> bool:
-        """A GPU that does not answer is a matter of who computes on it."""
-        try:
-            return bool(self._node.current_setting(SetMigMode(gpu, on=False)))
-        except NodeError:
-            return False
 
     def carry_out(self, step: Step, begun: set[CreatePartition]) -> None:
         """Do *step*; a partition that it may have created is among *begun* then. PlacementTaken:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid
 from tests.fakes.mig_node import MigNode, board
 
 BUSY = {"processes": [{"pid": 4242, "memory_bytes": 1}]}
@@ -41,6 +42,20 @@ def test_it_is_turned_on_and_off(made):
     node.partitions.set_mode(node.gpu, True)
     node.partitions.restore_mode(node.gpu, False)
     assert mode(node) == (False, False)
+
+
+def test_of_several_those_in_mig_mode_are_told_as_far_as_they_answer(tmp_path):
+    node = MigNode(
+        tmp_path,
+        board(HOPPER, mig=True),
+        board(HOPPER, bus="0000:43:00.0"),
+        board(HOPPER, bus="0000:52:00.0", mig=True, fails={"nvmlDeviceGetMigMode": "UNKNOWN"}),
+        board("T4", bus="0000:61:00.0"),
+    )
+    gpus = [GpuUuid(str(gpu.uuid)) for gpu in node.live.current().gpus]
+
+    assert node.partitions.in_mig_mode(gpus) == {gpus[0]}
+    assert node.partitions.in_mig_mode([]) == frozenset()
 
 
 @pytest.mark.parametrize(

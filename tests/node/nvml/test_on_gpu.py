@@ -37,6 +37,33 @@ def test_each_gpu_answers_for_itself(node):
     assert node.nvml.on_gpu(uuid(node, 1), "asking", bus) == "0000:43:00.0"
 
 
+def test_several_are_asked_at_the_same_time(node):
+    gpus = [uuid(node, 0), uuid(node, 1)]
+    both_are_asked = threading.Barrier(2, timeout=5)
+
+    def bus_once_both_are_asked(functions, handle):
+        both_are_asked.wait()
+        return bus(functions, handle)
+
+    answers = node.nvml.on_gpus(gpus, "asking", bus_once_both_are_asked)
+
+    assert answers == dict(zip(gpus, ("0000:1B:00.0", "0000:43:00.0"), strict=True))
+
+
+def test_of_several_each_answers_or_it_is_said_why_not(node):
+    first, second = uuid(node, 0), uuid(node, 1)
+    node.nvml.on_gpu(first, "asking", bus)
+    node.change(gpu=0, hangs=True)
+
+    for _ in range(2):  # it still hangs when it is asked again
+        answers = node.nvml.on_gpus([first, GpuUuid("GPU-x"), second], "asking", bus)
+
+        assert isinstance(answers[first], TimedOut)
+        assert "GPU GPU-x, asking: NVML does not list it" in str(answers[GpuUuid("GPU-x")])
+        assert answers[second] == "0000:43:00.0"
+    node.change(gpu=0, hangs=False)
+
+
 def test_one_that_is_not_listed_is_named(node):
     with pytest.raises(NodeError, match="GPU GPU-x, asking: NVML does not list it"):
         node.nvml.on_gpu(GpuUuid("GPU-x"), "asking", bus)

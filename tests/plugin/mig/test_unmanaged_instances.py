@@ -494,17 +494,6 @@ def test_a_gpu_without_partitions_for_claims_is_refused_while_somebody_has_its_m
     assert world.preparer.prepare(ref())
 
 
-def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
-    world.use(mig_gpu(), offers=FixedOffers(Device(mig_gpu(), SLICEABLE)))
-
-    def silent(setting):
-        raise NodeError("the GPU does not answer")
-
-    world.node.current_setting = silent
-
-    assert world.prepare("gpu-0")
-
-
 @pytest.mark.point(84)
 @pytest.mark.parametrize("kind", [None, CreatePartition, RemovePartition, SetMigMode])
 def test_a_claim_allocated_anew_leaves_the_partition_of_its_unreadable_record(world, kind):
