@@ -1,9 +1,12 @@
 """The kernel's word on what happens in directories: inotify(7)."""
 
 import ctypes
+import logging
 import os
+import select
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +16,11 @@ MOVED_AWAY, MOVED_THERE, CREATED, DELETED = 0x40, 0x80, 0x100, 0x200
 SELF_DELETED, SELF_MOVED = 0x400, 0x800
 UNMOUNTED, OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
 ONLY_DIRECTORIES, DIRECTORY = 0x01000000, 0x40000000
+
+NAMES = CREATED | DELETED | MOVED_AWAY | MOVED_THERE | SELF_DELETED | SELF_MOVED
+CONTENTS = MODIFIED | ATTRIBUTES
+
+log = logging.getLogger(__name__)
 
 _EVENT: Final = struct.Struct("iIII")  # watch, what happened, cookie, length of the name
 _BUFFER: Final = 65536
@@ -59,3 +67,69 @@ class Inotify:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return result
+
+
+class DirectoryChanges:
+    """Like a ``threading.Event`` that is also set by what happens in directories.
+
+    One thread waits, any may ``set``.
+    """
+
+    def __init__(self, mask: int) -> None:
+        """*mask*: what counts. OSError: the process has no file descriptors left."""
+        self._mask = mask
+        self._lock = threading.Lock()
+        self._set: int | None = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._inotify: Inotify | None = None
+        self._watches: frozenset[int] = frozenset()
+        self._error = ""
+        self._poll = select.poll()
+        self._poll.register(self._set, select.POLLIN)
+
+    def watch(self, directories: Iterable[str | Path]) -> bool:
+        """From now on watch these, and no others. False: not all of them are watched, since one is
+        missing, or the kernel has no watches left; somebody has to look from time to time."""
+        try:
+            if self._inotify is None:
+                self._inotify = Inotify()
+                self._poll.register(self._inotify.file, select.POLLIN)
+            mask = self._mask | ONLY_DIRECTORIES
+            watches = frozenset(self._inotify.watch(each, mask) for each in directories)
+        except OSError as e:
+            if str(e) != self._error and not isinstance(e, FileNotFoundError):
+                log.warning("directories cannot be watched: looking", extra={"error": str(e)})
+            self._error = str(e)
+            return False
+        for watch in self._watches - watches:
+            self._inotify.unwatch(watch)
+        self._watches, self._error = watches, ""
+        return bool(watches)
+
+    def set(self) -> None:
+        """Wake who waits, also the one who waits next."""
+        with self._lock:
+            if self._set is not None:
+                os.eventfd_write(self._set, 1)
+
+    def clear(self) -> None:
+        """Forget what happened until now."""
+        for file, _ in self._poll.poll(0):
+            if self._inotify is not None and file == self._inotify.file:
+                for _ in self._inotify.events():
+                    pass
+            else:
+                os.eventfd_read(file)
+
+    def wait(self, seconds: float | None, /) -> bool:
+        """Whether it is set, or was within so many *seconds*; None: however long it takes."""
+        return bool(self._poll.poll(None if seconds is None else seconds * 1000))
+
+    def close(self) -> None:
+        """Free what the kernel gave. To be called by the thread that waits, or after its end."""
+        with self._lock:
+            if self._set is not None:
+                os.close(self._set)
+            self._set = None
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None

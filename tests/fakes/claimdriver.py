@@ -86,7 +86,7 @@ class Running:
         service: DraService,
         pod_uid: str | None = None,
         times: PluginTimeouts = DEFAULT_TIMES,
-        on_round: Callable[[], None] = lambda: None,
+        on_round: Callable[[], bool] = lambda: False,
     ) -> None:
         self.paths = socket_paths(
             DRIVER, directory / "plugins" / DRIVER, directory / "plugins_registry", pod_uid
@@ -111,7 +111,7 @@ def running(
     directory: Path,
     desk: Desk | None = None,
     pod_uid: str | None = None,
-    on_round: Callable[[], None] = lambda: None,
+    on_round: Callable[[], bool] = lambda: False,
     **times: float,
 ) -> Running:
     service = DraService(desk or Desk(), Counted())

@@ -19,8 +19,10 @@ from typing import cast
 
 import grpc
 
+from dra_driver.base import inotify
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, NodeError, SettingsError
+from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import StandingThreads
 from dra_driver.kubeletplugin.serve import probes
 from dra_driver.kubeletplugin.serve.services import (
@@ -120,7 +122,8 @@ class PluginTimeouts:
     """How long a plugin waits for what."""
 
     grace_seconds: float = 4.0  # for calls in flight: we have to be gone 5 s after SIGTERM
-    watch_seconds: float = 5.0  # between two looks at the sockets
+    watch_seconds: float = 5.0  # between two looks at the sockets, at least
+    idle_seconds: float = 30.0  # at most, where the kernel tells of changes and there were none
     patience_seconds: float = 6.0  # for a process before us that is in its grace
 
 
@@ -128,7 +131,8 @@ class KubeletPlugin:
     """Serves *service* at *paths* to the kubelet.
 
     *on_fatal* is called once when serving is over for a reason that a new process may mend;
-    *on_round* after every look at the sockets, for what else needs one (it must not block).
+    *on_round* after every look at the sockets, for what else needs one (it must not block). It
+    answers whether another look is needed although nothing changes.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class KubeletPlugin:
         paths: SocketPaths,
         service: DraService,
         on_fatal: Callable[[DriverError], None],
-        on_round: Callable[[], None] = lambda: None,
+        on_round: Callable[[], bool] = lambda: False,
         times: PluginTimeouts = PluginTimeouts(),
     ) -> None:
         self._times = times
@@ -150,6 +154,7 @@ class KubeletPlugin:
         self._sockets = {paths.service: 0o750, paths.registration: 0o755}
         self._servers: list[PluginServer] = []
         self._stop = threading.Event()
+        self._changes = DirectoryChanges(inotify.NAMES)
         self._watch = threading.Thread(target=self._run, name="kubelet", daemon=True)
 
     @property
@@ -166,6 +171,7 @@ class KubeletPlugin:
         """Be gone for the kubelet: registration socket, calls in flight (bounded), DRA socket."""
         if self._watch.is_alive():
             self._stop.set()
+            self._changes.set()
             self._watch.join(self._times.grace_seconds + 1.0)
 
     def check(self, timeout_seconds: float = 5.0) -> None:
@@ -186,6 +192,7 @@ class KubeletPlugin:
             try:
                 self._look_after_sockets()
             finally:
+                self._changes.close()
                 self._close()
         except Exception as error:  # a thread's exception would be lost; who wired us must hear it
             log.exception("serving the kubelet ended")
@@ -193,26 +200,38 @@ class KubeletPlugin:
             self._on_fatal(fatal)
 
     def _look_after_sockets(self) -> None:
-        while True:
-            self._heal()
-            try:
-                self._on_round()
-            except Exception:  # the next round may go better, and the sockets must go on
-                log.exception("a regular check failed")
-            if self._stop.wait(self._times.watch_seconds):
-                return
+        """Look after something happened in their directories, else seldom."""
+        directories = {path.parent for path in self._sockets}
+        while not self._stop.is_set():
+            is_watched = self._changes.watch(directories)  # before looking: no change is missed
+            self._changes.clear()
+            again = self._heal() or self._finish_round() or not is_watched
+            if not self._stop.wait(self._times.watch_seconds) and not again:
+                self._changes.wait(self._times.idle_seconds)
 
-    def _heal(self) -> None:
-        """Serve anew what somebody deleted; calls over a lost socket get our grace to end."""
+    def _finish_round(self) -> bool:
+        """Whether another look is needed although nothing changes."""
+        try:
+            return self._on_round()
+        except Exception:  # the next round may go better, and the sockets must go on
+            log.exception("a regular check failed")
+            return True
+
+    def _heal(self) -> bool:
+        """Serve anew what somebody deleted; calls over a lost socket get our grace to end. Whether
+        anything was: a directory may be another one now."""
+        healed = False
         for server in tuple(self._servers):
             lost = server.lost()
             for path in lost:
                 log.warning("somebody deleted our socket: serving anew", extra={"path": str(path)})
             if lost:
                 self._serve({path: self._sockets[path] for path in lost})
+                healed = True
             if not server.is_reachable:
                 self._servers.remove(server)
                 server.close(self._times.grace_seconds)
+        return healed
 
     def _close(self) -> None:
         for server in self._servers:

@@ -146,8 +146,9 @@ def rename_into_place(hidden: Path, path: Path) -> SocketFile | None:
     return SocketFile(path, device, inode)
 
 
-def remove_dead_sockets(paths: SocketPaths) -> None:
+def remove_dead_sockets(paths: SocketPaths) -> bool:
     """Remove the sockets of this driver's dead processes; those of live ones answer and stay.
+    Whether any of other processes stay: these may die, of which no directory tells.
 
     A pod that was killed leaves sockets under its own UID, or under a hidden name, which nobody
     else will ever clear; the former the kubelet goes on dialling. Names that are a hash of driver
@@ -155,15 +156,18 @@ def remove_dead_sockets(paths: SocketPaths) -> None:
     """
     data, registry = paths.service.parent, paths.registration.parent
     names = glob.escape(paths.driver)
-    for path in sorted((*data.glob("dra*.sock"), *registry.glob(f"{names}-*reg.sock"))):
+    others = {*data.glob("dra*.sock"), *registry.glob(f"{names}-*reg.sock")}
+    others -= {paths.service, paths.registration}
+    hidden = tuple(_hidden(paths))
+    for path in sorted(others):
         identity = _identity(path)
-        ours = path in (paths.service, paths.registration)
-        if identity and not ours and not _answers(path) and _identity(path) == identity:
+        if identity and not _answers(path) and _identity(path) == identity:
             _remove_dead(path)
-    for path in sorted(_hidden(paths)):
+    for path in sorted(hidden):
         is_old_socket = _identity(path) and _age_seconds(path) > _APPEARS_SECONDS
         if is_old_socket and isinstance(_failure(path), ConnectionRefusedError):
             _remove_dead(path)
+    return bool(others or hidden)
 
 
 def _hidden(paths: SocketPaths) -> Iterator[Path]:

@@ -273,9 +273,10 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
     hidden = list(short.rglob(".*"))
     rounds = threading.Semaphore(0)
 
-    def look() -> None:
-        remove_dead_sockets(following.paths)
+    def look() -> bool:
+        others = remove_dead_sockets(following.paths)
         rounds.release()
+        return others
 
     following = running(short, pod_uid=NEW, on_round=look, watch_seconds=0.02)
     with following:
@@ -364,7 +365,7 @@ def test_the_regular_look_is_taken_and_may_fail(
     looked = threading.Event()
     rounds: list[int] = []
 
-    def look() -> None:
+    def look() -> bool:
         rounds.append(1)
         if len(rounds) > 2:
             looked.set()
@@ -375,6 +376,29 @@ def test_the_regular_look_is_taken_and_may_fail(
         assert looked.wait(5)
         run.plugin.check()
     assert "a regular check failed" in caplog.text
+
+
+def test_looks_come_when_something_changed_beside_the_sockets_or_somebody_asks_for_them(
+    short: Path,
+) -> None:
+    rounds: list[bool] = []
+    again = False
+
+    def look() -> bool:
+        rounds.append(again)
+        return again
+
+    with running(short, watch_seconds=0.01, on_round=look) as run:
+        eventually(lambda: rounds)
+        time.sleep(0.3)
+        assert len(rounds) <= 3  # the sockets themselves have just come
+        for path in (run.paths.service, run.paths.registration):
+            looks = len(rounds)
+            (path.parent / "another.sock").touch()
+            eventually(lambda looks=looks: len(rounds) > looks)  # type: ignore[misc]
+        again = True
+        (run.paths.registration.parent / "another.sock").unlink()
+        eventually(lambda: rounds.count(True) > 5)
 
 
 def test_a_registry_that_cannot_be_made_is_said_at_start(short: Path) -> None:
