@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, TimedOut
@@ -223,6 +223,14 @@ class BackgroundTasks:
             log.warning("will try again", extra=facts)
 
 
+class Wake(Protocol):
+    """What a loop waits for: a ``threading.Event``, or what is set by more than the loop."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def wait(self, timeout: float | None, /) -> bool: ...
+
+
 UNTIL_WOKEN: Final = math.inf
 """What a loop's step returns where only somebody who calls ``soon`` can give it work."""
 
@@ -234,11 +242,17 @@ class Loop:
     that returns UNTIL_WOKEN once ``soon`` is called.
     """
 
-    def __init__(self, name: str, step: Callable[[], float | None], seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], float | None],
+        seconds: float,
+        wake: Wake | None = None,
+    ) -> None:
         self._step = step
         self._seconds = seconds
         self._stopping = False
-        self._wake = threading.Event()
+        self._wake = wake or threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

@@ -110,6 +110,17 @@ class ProfileFiles:
         except OSError as e:
             raise SettingsError(f"--profiles {self._path} cannot be read: {e}") from e
 
+    def directories(self) -> frozenset[str]:
+        """Where something happens when any of the files changes, comes or goes; empty: there is
+        nothing at the path."""
+        try:
+            files = [path for _, path in _files(self._path)]
+        except OSError:
+            return frozenset()
+        lists = {os.path.abspath(self._path)} if self._path.is_dir() else set()
+        named = {os.path.dirname(os.path.abspath(file)) for file in files}
+        return frozenset({*lists, *named, *(os.path.dirname(os.path.realpath(f)) for f in files)})
+
     def _read(self) -> ProfileFileContents:
         files = _files(self._path)
         now = tuple(_stat(file) for _, file in files)

@@ -20,8 +20,10 @@ import yaml
 
 from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
+from dra_driver.base import inotify
 from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
-from dra_driver.base.threads import Loop
+from dra_driver.base.inotify import DirectoryChanges
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import Profile
@@ -45,6 +47,8 @@ from dra_driver.plan.profiles.rules import (
 )
 
 log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 30.0  # between looks at files that the kernel watches, in case it misses something
 
 
 _Profiles = tuple[tuple[str, Profile | str], ...]
@@ -90,6 +94,15 @@ class ProfileCatalog:
         place = f"in {self._path}" if self._path else "and no --profiles to look for it"
         names = ", ".join(sorted({*by_name, *bundled_profiles()}))
         raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
+
+    @property
+    def any_files(self) -> bool:
+        """Whether profiles are looked for in files."""
+        return self._files is not None
+
+    def watch(self, changes: DirectoryChanges) -> bool:
+        """Have *changes* set when a file changes. False: somebody has to look."""
+        return self._files is not None and changes.watch(self._files.directories())
 
     def names(self) -> tuple[str, ...]:
         """Of the profiles in the files, also of those with an error. SettingsError: as above."""
@@ -159,7 +172,8 @@ class ActiveProfile:
         profile in force for the next process, which begins with it.
 
         *on_change* is called when the profile in force or ``error`` is another one, in a thread of
-        ours, maybe in two at once. Files are looked at every *look_seconds*.
+        ours, maybe in two at once. Where the kernel cannot tell that files change, they are looked
+        at every *look_seconds*. OSError: the process has no file descriptors left.
         """
         self._profiles = profiles
         self._chooser = chooser
@@ -168,7 +182,9 @@ class ActiveProfile:
         self._last = last
         before = last.read() if last else None
         self._state = _ActiveProfileState(before, SettingsError("no profile was looked for yet"))
-        self._loop = Loop("profiles", self._update, look_seconds)
+        self._look_seconds = look_seconds
+        self._changes = DirectoryChanges(inotify.NAMES | inotify.CONTENTS)
+        self._loop = Loop("profiles", self._look, _IDLE_SECONDS, self._changes)
 
     def start(self, wait_seconds: float = 5.0) -> None:
         """Begin; what chooses is known on return, unless that takes longer than *wait_seconds*."""
@@ -184,6 +200,8 @@ class ActiveProfile:
             self._chooser.stop()
         if self._loop.alive:
             self._loop.join(1.0)
+        if not self._loop.alive:
+            self._changes.close()
 
     def current(self) -> Profile:
         """The profile in force, the same object until it changes.
@@ -203,6 +221,14 @@ class ActiveProfile:
         if state.problem is None or state.profile is None:
             return str(state.problem) if state.problem else None
         return f"{state.problem}; profile {state.profile.name!r} stays in force"
+
+    def _look(self) -> float | None:
+        """Labels wake nobody here: they call ``_update``."""
+        is_watched = self._profiles.watch(self._changes)  # before looking: no change is missed
+        self._update()
+        if not self._profiles.any_files:
+            return UNTIL_WOKEN
+        return None if is_watched else self._look_seconds
 
     def _update(self) -> None:
         with self._lock:

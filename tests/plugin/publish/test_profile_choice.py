@@ -39,9 +39,7 @@ class Running:
         return self
 
     def write(self, name, text):
-        fresh = self.directory / f".{name}"
-        fresh.write_text(text)
-        fresh.rename(self.directory / name)
+        replace(self.directory / name, text)
 
     def wait(self, predicate, seconds=60):
         """Wait until *predicate* holds of the choice, asked after every change."""
@@ -55,6 +53,12 @@ class Running:
         with self.changed:
             self.changes += 1
             self.changed.notify_all()
+
+
+def replace(path, text):
+    fresh = path.with_name(f".{path.name}")
+    fresh.write_text(text)
+    fresh.rename(path)
 
 
 def name_of(choice):
@@ -151,6 +155,62 @@ def test_a_file_that_changes_counts_within_moments(label, run):
     running.write("a", PROFILE.format(9))
 
     assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 9)
+
+
+def mounted(directory, version, replicas):
+    """Has profile m in *directory*, as the kubelet mounts a ConfigMap, or changes it there."""
+    data = directory / f"..{version}"
+    data.mkdir()
+    (data / "m").write_text(PROFILE.format(replicas))
+    (directory / "..data_tmp").symlink_to(data.name)
+    (directory / "..data_tmp").rename(directory / "..data")
+    if not (directory / "m").is_symlink():
+        (directory / "m").symlink_to("..data/m")
+
+
+def test_files_are_not_looked_at_where_the_kernel_tells_of_changes(tmp_path):
+    profiles, elsewhere = tmp_path / "profiles", tmp_path / "elsewhere"
+    for directory in (profiles, elsewhere):
+        directory.mkdir()
+    (elsewhere / "file").write_text(PROFILE.format(2))
+    (profiles / "linked").symlink_to(elsewhere / "file")
+    changes = threading.Event()
+    catalog = ProfileCatalog(profiles)
+    choice = ActiveProfile(catalog, "linked", changes.set, look_seconds=3600)
+    choice.start()
+    changes.clear()
+
+    replace(elsewhere / "file", PROFILE.format(3))
+    assert changes.wait(20)
+    choice.stop()
+    assert choice.current().entries[0].rules.replicas == 3
+
+
+def test_a_configmap_that_changes_counts_at_once(tmp_path):
+    mounted(tmp_path, "first", 2)
+    changes = threading.Event()
+    choice = ActiveProfile(ProfileCatalog(tmp_path), "m", changes.set, look_seconds=3600)
+    choice.start()
+    for version, replicas in (("second", 3), ("third", 4)):
+        changes.clear()
+        mounted(tmp_path, version, replicas)
+        assert changes.wait(20)
+        assert choice.current().entries[0].rules.replicas == replicas
+    choice.stop()
+
+
+def test_files_that_cannot_be_watched_are_looked_at(tmp_path):
+    changes = threading.Event()
+    choice = ActiveProfile(ProfileCatalog(tmp_path / "p"), "p", changes.set, look_seconds=0.01)
+    choice.start()
+    assert choice.error
+    changes.clear()
+
+    replace(tmp_path / "p", PROFILE.format(3))  # of what is missing nothing is told
+
+    assert changes.wait(20)
+    choice.stop()
+    assert choice.current().entries[0].rules.replicas == 3
 
 
 def test_the_profile_stays_the_same_object_when_another_file_changes(label, run):
