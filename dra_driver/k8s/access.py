@@ -2,9 +2,10 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.yaml_documents import load_document
@@ -18,8 +19,8 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key")
 class ApiServerAccess:
     """One context of a kubeconfig. It runs no programs.
 
-    The token's file is kept apart because it is read again for every request: the kubelet replaces
-    a pod's token every hour. Certificates stay paths too; every new connection reads them.
+    The token's file is kept apart because it is read again and again (``TokenFile``). Certificates
+    stay paths too; every new connection reads them.
     """
 
     cluster: Mapping[str, Any]
@@ -36,6 +37,30 @@ class ApiServerAccess:
             "contexts": [{"name": "only", "context": {"cluster": "only", "user": "only"}}],
             "current-context": "only",
         }
+
+
+_TOKEN_SECONDS: Final = 60.0  # as client-go has it
+
+
+class TokenFile:
+    """A token whose file is replaced from time to time. Safe to use from several threads.
+
+    The kubelet replaces a pod's token once four fifths of its life are over, which lasts ten
+    minutes at least: so the old one is good for a minute more.
+    """
+
+    def __init__(self, path: pathlib.Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._read: tuple[str, float] | None = None  # and until when nobody has to look again
+
+    def token(self, refused: str = "") -> str:
+        """The token that was there at most a minute ago; now, where that is the one that was
+        *refused*. OSError: it cannot be read."""
+        now, read = self._clock(), self._read
+        if read is None or now >= read[1] or read[0] == refused:
+            self._read = read = self._path.read_text().strip(), now + _TOKEN_SECONDS
+        return read[0]
 
 
 def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:

@@ -24,7 +24,7 @@ import urllib3
 from dra_driver.base.backoff import Retrying
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
-from dra_driver.k8s.access import ApiServerAccess
+from dra_driver.k8s.access import ApiServerAccess, TokenFile
 from dra_driver.k8s.api import Document, Query
 from dra_driver.k8s.responses import (
     MAX_RESPONSE_BYTES,
@@ -68,6 +68,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _NO_QUERY: Query = {}
+_UNAUTHORIZED = 401
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
 _CONNECTIONS = 16  # kept open between requests; more are opened where needed
 _PROXY_VARIABLES = (
@@ -139,6 +140,7 @@ class ApiClient:
         """Connects at the first request. SettingsError: what *access* says cannot be used."""
         self._timeouts = timeouts or ApiTimeouts()
         self._access = access
+        self._token_file = TokenFile(access.token_file) if access.token_file else None
         self._url, self._pool = _connections(access)
         self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
         self._lock = threading.Lock()
@@ -287,7 +289,8 @@ class ApiClient:
             raise Unreachable(
                 f"{request}: not sent, because the connection to {self.url} was closed"
             )
-        headers = self._headers | self._authorization(request)
+        token = self._token(request)
+        headers = self._headers | ({"Authorization": f"Bearer {token}"} if token else {})
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         query = f"?{urllib.parse.urlencode(call.query)}" if call.query else ""
@@ -307,19 +310,20 @@ class ApiClient:
             if 200 <= response.status < 300:
                 return response, b"" if call.watch else _body(response, request)
             body = _body(response, request)
+        if response.status == _UNAUTHORIZED and self._token(request, refused=token) != token:
+            return self._exchange(call)
         error = response_error(request, response.status, body)
         wait = _retry_after(response)
         if isinstance(error, Unreachable) and wait is not None:
             raise RetryAfter(str(error), response.status, wait)
         raise error
 
-    def _authorization(self, request: RequestInfo) -> dict[str, str]:
-        """The token as it stands now: the kubelet replaces a pod's token long before it expires."""
-        if self._access.token_file is None:
-            token = self._access.token
-            return {"Authorization": f"Bearer {token}"} if token else {}
+    def _token(self, request: RequestInfo, refused: str = "") -> str:
+        """The one to send, empty where there is none. *refused*: one that was not accepted."""
+        if self._token_file is None:
+            return self._access.token or ""
         try:
-            return {"Authorization": f"Bearer {self._access.token_file.read_text().strip()}"}
+            return self._token_file.token(refused)
         except OSError as e:
             raise Forbidden(
                 f"{request}: the token file {self._access.token_file} cannot be read: {e}"

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from dra_driver.base.errors import SettingsError
-from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
+from dra_driver.k8s.access import TokenFile, load_in_cluster, load_kubeconfig
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -107,3 +107,27 @@ def test_outside_a_pod_a_kubeconfig_is_asked_for(tmp_path):
 def test_a_pod_without_a_token_is_told_what_to_set(tmp_path):
     with pytest.raises(SettingsError, match="automountServiceAccountToken"):
         load_in_cluster(tmp_path, IN_POD)
+
+
+def test_a_token_is_read_from_its_file_once_a_minute(tmp_path):
+    file, now = tmp_path / "token", 100.0
+    file.write_text("first\n")
+    token = TokenFile(file, lambda: now)
+    assert token.token() == "first"
+    file.write_text("second\n")
+
+    now = 159.0
+    assert token.token() == "first"
+    now = 160.0
+    assert token.token() == "second"
+
+
+def test_a_token_that_was_refused_is_read_again_at_once(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    token = TokenFile(file)
+    assert token.token() == token.token(refused="first") == "first"
+    file.write_text("second\n")
+
+    assert token.token(refused="older") == "first"  # of a request that was sent before
+    assert token.token(refused="first") == token.token() == "second"

@@ -262,11 +262,13 @@ def test_a_server_that_is_not_there_is_unreachable(server, api):
 
 
 @pytest.mark.point(104)
-def test_a_token_file_is_read_again_when_it_was_rotated(server, connect, tmp_path):
+def test_a_token_that_is_refused_is_looked_for_in_its_file(server, connect, tmp_path):
     token = tmp_path / "token"
-    token.write_text("first\n")
     api = connect(tokenFile="token")
+    with pytest.raises(Forbidden, match=str(token)):
+        api.get(NODE)
 
+    token.write_text("first\n")
     server.tokens = {"first"}
     assert api.get(NODE)
     server.tokens = {"second"}
@@ -275,6 +277,7 @@ def test_a_token_file_is_read_again_when_it_was_rotated(server, connect, tmp_pat
     token.write_text("second\n")
     assert api.get(NODE)
     token.unlink()
+    server.tokens = {"third"}
     with pytest.raises(Forbidden, match=str(token)):
         api.get(NODE)
 
