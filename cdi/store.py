@@ -18,7 +18,7 @@ vendor.example-gpu_5b0f.json
 
 import errno
 import os
-import tempfile
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,6 +65,7 @@ class SpecStore:
         self._device_class = device_class
         self._prefix = spec_file_prefix(vendor, device_class)
         self._fsync = fsync
+        self._random = random.Random()
         self._whole: set[Path] = set()  # written by this store, and nothing is half written of it
 
     @property
@@ -84,10 +85,8 @@ class SpecStore:
             raise CdiSpecError([f"kind: must be {self.kind!r} in this store, not {spec.kind!r}"])
         path, text = self.path(transient_id), to_json(spec)
         with self._errors(f"write {path.name}"):
-            self._make_directory()
-            before = self._own_text(path)
             # Every write makes every runtime on the node read the whole directory again.
-            if before != text:
+            if self._own_text(path) != text:
                 self._replace(path, text)
         return text
 
@@ -175,20 +174,20 @@ class SpecStore:
             )
         return text
 
-    def _make_directory(self) -> None:
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self.directory.chmod(0o755)  # whatever the umask: runtimes may run as another user
-
     def _replace(self, path: Path, text: str) -> None:
         self._whole.discard(path)
-        fd, temporary = tempfile.mkstemp(".tmp", f".{path.name}.", self.directory)
+        try:
+            fd, temporary = self._open_temporary(path)
+        except FileNotFoundError:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o755)  # whatever the umask: runtimes may run as another user
+            fd, temporary = self._open_temporary(path)
         try:
             try:
                 content = memoryview(text.encode())
                 while content:
                     content = content[os.write(fd, content) :]
-                os.fchmod(fd, 0o644)  # mkstemp gives 0600, and a runtime may not be root
+                os.fchmod(fd, 0o644)  # a runtime may not be root
                 if self._fsync:
                     os.fsync(fd)
             finally:
@@ -200,6 +199,15 @@ class SpecStore:
             raise
         self._whole.add(path)
         self._sync_directory()
+
+    def _open_temporary(self, path: Path) -> tuple[int, Path]:
+        """A new file beside *path*: open, and where it is. Other processes may write there, too."""
+        while True:
+            middle = f"{self._random.getrandbits(32):08x}"
+            temporary = self.directory / f".{path.name}.{middle}.tmp"
+            with suppress(FileExistsError):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                return os.open(temporary, flags, 0o600), temporary
 
     def _sync_directory(self) -> None:
         if not self._fsync:
