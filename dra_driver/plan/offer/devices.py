@@ -122,10 +122,10 @@ def _by_gpu(holdings: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
     """What is held by claims without admin access, each once."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
     for holding in itertools.chain.from_iterable(holdings.values()):
-        shape = HeldShape(
-            holding.shape, holding.partition, holding.created_for_claims, holding.offered
-        )
         if not holding.admin:
+            shape = HeldShape(
+                holding.shape, holding.partition, holding.created_for_claims, holding.offered
+            )
             shapes.setdefault(holding.gpu, {})[shape] = None
     return shapes
 
