@@ -5,12 +5,12 @@ a deadline. While a GPU is being changed, the driver may serve nobody else on an
 stand still meanwhile.
 """
 
-import concurrent.futures
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -40,7 +40,8 @@ class PendingCall(Generic[T]):
             if stop():
                 self.future.cancel()
                 return False
-            concurrent.futures.wait([self.future], min(seconds, _POLL_SECONDS))
+            with suppress(TimeoutError, CancelledError):
+                self.future.exception(min(seconds, _POLL_SECONDS))  # it costs less than ``wait``
         return True
 
     def result(self) -> T:
@@ -63,7 +64,7 @@ class CallThread:
         self._name = name
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], PendingCall[Any]] | None]
         self._calls = queue.SimpleQueue()
-        self._running: tuple[PendingCall[Any], str] | None = None  # and since when it does
+        self._running: tuple[PendingCall[Any], float] | None = None  # and since when it does
         self._unfinished = 0  # guarded by _lock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -83,7 +84,8 @@ class CallThread:
         """Have *call* run, within *deadline_seconds* of *clock*. TimedOut: an earlier call is
         overdue."""
         if (running := self._running) is not None and running[0].deadline.expired:
-            earlier, since = running
+            earlier, began = running
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began))
             raise TimedOut(
                 f"{action}: an earlier call ({earlier.action}) has not returned since {since}"
             )
@@ -111,7 +113,7 @@ class CallThread:
                 self._finished()
 
     def _carry_out(self, call: Callable[[], T], pending: PendingCall[T]) -> None:
-        self._running = pending, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._running = pending, time.time()
         try:
             answer = call()
         except Exception as error:  # noqa: BLE001 - raised again where the answer is waited for
