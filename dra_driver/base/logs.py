@@ -1,13 +1,14 @@
 """Log lines as text or JSON: a constant message, then the extra fields."""
 
+import datetime
 import json
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_QUOTED_FOR = frozenset(' "=')
 
 
 def extra_fields(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -19,8 +20,7 @@ class TextFormatter(logging.Formatter):
     """``12:00:00.123 INFO  message claim=ns/name seconds=0.004``"""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        words = [f"{clock}.{int(record.msecs):03d}Z", f"{record.levelname:7}", _line(record)]
+        words = [_clock(record), f"{record.levelname:7}", _line(record)]
         words += [f"{name}={_quoted(value)}" for name, value in extra_fields(record).items()]
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         return " ".join(words) + (f"\n{trace}" if trace else "")
@@ -31,8 +31,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         document = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
+            "time": _clock(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -50,16 +49,25 @@ def set_up_logging(level: str, form: str, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # our own door says what went wrong
     logging.captureWarnings(True)
-    logging.logProcesses = False  # a system call for each line, and none says it
+    # What no line says is not looked up for each: process, thread, and where the call stands.
+    logging.logProcesses = logging.logThreads = logging.logMultiprocessing = False
+    logging._srcfile = None
+
+
+def _clock(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _line(record: logging.LogRecord) -> str:
     """The message, in one line: parts of it may be what a tenant wrote."""
     text = record.getMessage()
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _quoted(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    is_plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    is_plain = text.isprintable() and text and not _QUOTED_FOR.intersection(text)
     return text if is_plain else json.dumps(text)

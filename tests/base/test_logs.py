@@ -38,6 +38,13 @@ def test_the_message_comes_before_the_facts():
     assert line.endswith("Z WARNING claim served to ü claim=ns/name seconds=0.0042")
 
 
+def test_each_line_says_when_it_was_in_utc_and_to_the_millisecond():
+    record = event("claim served", created=1763912345.6785)
+
+    assert TextFormatter().format(record).startswith("2025-11-23T15:39:05.678Z WARNING")
+    assert json.loads(JsonFormatter().format(record))["time"] == "2025-11-23T15:39:05.678Z"
+
+
 def test_json_has_the_facts_as_fields():
     line = JsonFormatter().format(event("claim served", claim="ns/name"))
 
