@@ -4,11 +4,17 @@ import os
 import random
 import signal
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from hack.benchmark.calls import Calls
+from hack.benchmark.errors import BenchError
 from tests.e2e.driver import LIMITING
 from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
@@ -459,3 +465,29 @@ def test_a_pod_waits_while_the_api_server_keeps_silence_and_starts_once_it_speak
     proxy.new_are_silent = False
 
     kube.wait_pods(["in-silence"], "Running", seconds=120)
+
+
+def test_a_pod_ends_while_the_prepares_of_110_others_wait_for_a_silent_api_server(
+    kube, driver, proxy
+):
+    kube.apply(pod("ends", template="one"))
+    kube.wait_pod("ends", "Running")
+    refs = [ClaimRef("default", f"waits-{n}", ClaimUid(str(uuid.uuid4()))) for n in range(110)]
+    socket = driver.plugin_dir / "dra.sock"
+    proxy.new_are_silent = True
+    proxy.silence()
+
+    with Calls(socket) as pods, Calls(socket) as others, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pods.prepare, *refs)
+        tasks = Path(f"/proc/{driver.processes[''].pid}/task")
+        wait("all prepares to wait", lambda: len(list(tasks.iterdir())) > len(refs), 20)
+
+        assert others.empty() < 1
+        kube.delete("Pod", "ends")
+        kube.wait_gone("Pod", "ends", seconds=10)
+        assert driver.claims() == []
+        assert not waiting.done()
+
+        proxy.new_are_silent = False
+        with pytest.raises(BenchError):  # there are no such claims
+            waiting.result(60)
