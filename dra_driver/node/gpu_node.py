@@ -62,7 +62,6 @@ class GpuNode:
     mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
     _scan_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _inventory: Inventory | None = field(default=None, init=False)
-    _found: dict[tuple[int, ...], DeviceFiles] = field(default_factory=dict, init=False)
     _unrestored: Mapping[GpuUuid, TimeSliceInterval] = field(default_factory=dict, init=False)
 
     def inventory(self) -> Inventory:
@@ -100,12 +99,7 @@ class GpuNode:
         driver: DriverFiles | None = None,
     ) -> DeviceFiles:
         """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
-        missing ones are made. *driver*: its files, where they were just looked for.
-
-        What the step of a claim has found is its answer, once."""
-        found = self._found.pop(minors, None)
-        if found is not None and not capabilities:
-            return found
+        missing ones are made. *driver*: its files, where they were just looked for."""
         return self.nodes.files(minors, capabilities, driver)
 
     def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
@@ -148,7 +142,7 @@ class GpuNode:
         """Do it; doing it twice is doing it once."""
         match step:
             case CreateDeviceNodes(minors=minors):
-                self._found[minors] = self.nodes.files(minors)
+                self.nodes.make(minors)
             case SetTimeSlice() | SetComputeMode() | SetMigMode():
                 self._set(step)
             case SetMemoryLimits():

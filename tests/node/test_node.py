@@ -125,20 +125,6 @@ def test_device_files_are_made_and_never_taken_away(opened, tmp_path):
         assert (tmp_path / "sim/dev/nvidia0").exists()
 
 
-def test_what_a_claims_step_found_of_device_files_is_its_answer_once(opened, tmp_path):
-    with opened() as node:
-        node.inventory()
-        node.carry_out(CreateDeviceNodes((0,)))
-        file = tmp_path / "sim/dev/nvidia0"
-        file.unlink()
-
-        found = node.device_files((0,))
-        assert not file.exists(), "nobody looked again"
-
-        assert node.device_files((0,)) == found
-        assert file.exists()
-
-
 def test_it_tells_what_computes_on_a_gpu(tmp_path):
     file = tmp_path / "busy.yaml"
     file.write_text(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pydantic
 
-from dra_driver.base.files import write_atomically
+from dra_driver.base.files import read_file, write_atomically
 from dra_driver.model.gpus import Partition, Placement
 from dra_driver.sim.host.tools import MIG_MODE_FILE, MIG_STATE_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.mig.geometry import (
@@ -169,7 +169,7 @@ class MigStateStore:
         if self.host is None:
             return self._states.get(str(gpu.uuid))
         try:
-            return _CODEC.validate_json(self._file(node, gpu).read_bytes())
+            return _CODEC.validate_json(read_file(self._file(node, gpu)))
         except FileNotFoundError:
             return None
 
