@@ -38,7 +38,9 @@ class KubernetesApi(Protocol):
 
     def delete(self, path: str, uid: str = "", resource_version: str = "") -> None: ...
 
-    def watch(self, path: str, query: Query, seconds: int) -> Watch: ...
+    def watch(
+        self, path: str, query: Query, seconds: int, *, metadata_only: bool = False
+    ) -> Watch: ...
 
     def now(self) -> float | None:
         """What the API server's clock shows, in seconds of the epoch; None: not known."""

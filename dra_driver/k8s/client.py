@@ -92,6 +92,11 @@ _SOCKET_OPTIONS = (
 )
 
 
+_JSON = "application/json"
+# Objects as PartialObjectMetadata, where that is known (Kubernetes API concepts); else as they are.
+_METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
+
+
 @dataclass(frozen=True, slots=True)
 class ApiTimeouts:
     """How long one try of a request may take, and the wait before the next, in seconds."""
@@ -111,8 +116,9 @@ class _ApiCall:
     connect_seconds: float
     answer_seconds: float
     body: Document | None = None
-    content_type: str = "application/json"
+    content_type: str = _JSON
     watch: bool = False
+    accept: str = _JSON
 
     @property
     def request(self) -> RequestInfo:
@@ -142,7 +148,7 @@ class ApiClient:
         self._access = access
         self._token_file = TokenFile(access.token_file) if access.token_file else None
         self._url, self._pool = _connections(access)
-        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        self._headers = {"User-Agent": user_agent}
         self._lock = threading.Lock()
         self._watches: weakref.WeakSet[WatchStream] = weakref.WeakSet()
         self._closed = threading.Event()
@@ -225,14 +231,20 @@ class ApiClient:
         }
         self._write("DELETE", path, _NO_QUERY, options)
 
-    def watch(self, path: str, query: Query, seconds: int) -> WatchStream:
+    def watch(
+        self, path: str, query: Query, seconds: int, *, metadata_only: bool = False
+    ) -> WatchStream:
         """What happens to the collection at *path*, since *query*'s ``resourceVersion``.
 
-        It ends after *seconds*. Opening it raises like a write.
+        It ends after *seconds*. Opening it raises like a write. *metadata_only*: of each object
+        no more than that is sent.
         """
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
         timeouts = self._timeouts
-        call = _ApiCall("GET", path, query, timeouts.connect, timeouts.watch, watch=True)
+        accept = _METADATA if metadata_only else _JSON
+        call = _ApiCall(
+            "GET", path, query, timeouts.connect, timeouts.watch, watch=True, accept=accept
+        )
         response, _ = self._retrying.call(
             lambda: self._exchange(call), is_throttled, timeouts.connect + timeouts.watch
         )
@@ -260,7 +272,7 @@ class ApiClient:
         path: str,
         query: Query,
         body: Document,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
     ) -> Document:
         timeouts = self._timeouts
         call = _ApiCall(method, path, query, timeouts.connect, timeouts.write, body, content_type)
@@ -290,7 +302,9 @@ class ApiClient:
                 f"{request}: not sent, because the connection to {self.url} was closed"
             )
         token = self._token(request)
-        headers = self._headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        headers = self._headers | {"Accept": call.accept}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         query = f"?{urllib.parse.urlencode(call.query)}" if call.query else ""

@@ -72,7 +72,8 @@ class NodeLabels:
     def _look(self, seconds: int) -> Watch:
         self._since = self._since or self._read()
         query = {"resourceVersion": self._since, "allowWatchBookmarks": "true"}
-        return self._api.watch(_NODES, self._selector | query, seconds)
+        # The kubelet writes the status every few seconds, with all images of the node.
+        return self._api.watch(_NODES, self._selector | query, seconds, metadata_only=True)
 
     def _read(self) -> str:
         """Read the Node as it is now: the version of it from which to watch."""

@@ -16,6 +16,7 @@ from tests.fakes.api_requests import (
     Target,
     event_of,
     merged,
+    metadata_of,
     selector_of,
     status_of,
 )
@@ -246,8 +247,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.wfile.flush()
+        metadata_only = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1" in self.headers["Accept"]
         try:
-            for kind, each in self._events(target, query, selector):
+            for kind, document in self._events(target, query, selector):
+                each = metadata_of(document) if metadata_only else document
                 self._chunk(json.dumps({"type": kind, "object": each}).encode() + b"\n")
         except Refusal as e:
             status = status_of(e.code, e.reason, e.message)

@@ -54,6 +54,12 @@ class Target:
         return f"{self.resource.group}/{self.version}" if self.resource.group else self.version
 
 
+def metadata_of(document: Object) -> Object:
+    """All that is sent of *document* to who asks for metadata."""
+    head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    return {**head, "metadata": document["metadata"]}
+
+
 def event_of(
     change: Change, namespace: str, selector: Mapping[str, str]
 ) -> tuple[str, Object] | None:

@@ -68,6 +68,18 @@ def test_only_the_own_node_is_read_and_watched(server, label, follow):
         ("GET", "/api/v1/nodes"),
         ("WATCH", "/api/v1/nodes"),
     ]
+
+
+def test_no_more_than_the_metadata_is_asked_for_with_each_change(server, label, follow):
+    label("a")
+    labels, _ = follow()
+    assert is_watching(server)
+    assert "as=PartialObjectMetadata" in server.requests[1].headers["Accept"]
+
+    label("b")
+
+    assert comes(labels, "b")
+    assert labels.uid == "uid-a"
     assert {request.query["fieldSelector"] for request in server.requests} == {"metadata.name=n1"}
 
 
