@@ -71,6 +71,7 @@ class GpuDiscovery:
         self._links: Mapping[str, NvLinks] = {}  # by bus id
         self._reached: Mapping[str, frozenset[str]] = {}
         self._links_until = 0.0
+        self._built: tuple[tuple[object, ...], Inventory] | None = None  # and what it was built of
         self._last: Inventory | None = None  # of the last scan, if NVML as a whole was in time
 
     def scan(self) -> Inventory:
@@ -112,16 +113,19 @@ class GpuDiscovery:
         refused |= self._nodes.missing(
             {index: reading.static.minor for index, reading in offered.items()}
         )
-        devices = [
-            self._gpu(reading, system, pci)
-            for index, reading in offered.items()
-            if index not in refused
-        ]
-        unread = (
+        unread = frozenset(
             reading.dynamic.uuid for index, reading in offered.items() if reading is last.get(index)
         )
-        inventory = _inventory(devices, self._unavailable(refused, pci))
-        return replace(inventory, stale=frozenset(unread))
+        basis = (system, dict(pci), dict(self._known), offered, refused, self._reached)
+        if self._built is None or self._built[0] != basis:
+            devices = [
+                self._gpu(reading, system, pci)
+                for index, reading in offered.items()
+                if index not in refused
+            ]
+            self._built = basis, _inventory(devices, self._unavailable(refused, pci))
+        inventory = self._built[1]
+        return replace(inventory, stale=unread) if unread else inventory
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
