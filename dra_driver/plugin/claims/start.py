@@ -108,13 +108,15 @@ def _start_repairs(
         parts.metrics.reconciled_claims.inc(reconciler.look())
 
     def retry_setting_restores() -> None:
+        if not parts.node.time_slices.unrestored() or not parts.is_newest():
+            return
         if parts.node.retry_setting_restores():
             parts.scan_soon()  # their GPUs can be offered again
 
     parts.readiness["ledger"] = lambda: problem
     for loop in (
         Loop("reconciler", parts.while_newest(repair), settings.reconcile_interval),
-        Loop("settings", parts.while_newest(retry_setting_restores), settings.look_interval),
+        Loop("settings", retry_setting_restores, settings.look_interval),
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)

@@ -16,7 +16,13 @@ from functools import partial
 from typing import Final
 
 from dra_driver.base.errors import NodeError
-from dra_driver.base.threads import BackgroundTask, BackgroundTasks, StartThread, start_thread
+from dra_driver.base.threads import (
+    UNTIL_WOKEN,
+    BackgroundTask,
+    BackgroundTasks,
+    StartThread,
+    start_thread,
+)
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.events import Event, PodRef
 from dra_driver.model.mps import MpsNamespaceName, MpsStatus
@@ -138,9 +144,12 @@ class MpsWatch:
     def look(self) -> float | None:
         """One look and what follows from it; the seconds until the next, if that is sooner.
 
-        Without claims under MPS, and with an agent that serves nothing, it does nothing.
+        Without claims under MPS, and with an agent that serves nothing, there is nothing to do
+        until a claim changed.
         """
-        if not self._has_work() or not self._parts.is_newest():
+        if not self._has_work():
+            return UNTIL_WOKEN
+        if not self._parts.is_newest():
             return None
         try:
             status = self._agent.status()
