@@ -1,6 +1,8 @@
 """A socket that is ours is taken away once, and nobody else's ever."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,21 @@ def test_a_socket_that_cannot_be_made_takes_the_others_with_it(
         )
 
     assert os.listdir(short) == ["file"]
+
+
+def test_grpc_knows_the_listener_that_is_asked_for() -> None:
+    """It says so where it does not, and goes on with its own choice."""
+    serve = """
+from concurrent.futures import ThreadPoolExecutor
+from dra_driver.kubeletplugin.serve import plugin
+plugin.grpc.server(ThreadPoolExecutor(1))
+"""
+    other = {"GRPC_EXPERIMENTS": "-no_such_listener"}
+    ours, unknown = (
+        subprocess.run(
+            [sys.executable, "-c", serve], env=env, capture_output=True, text=True, timeout=60
+        ).stderr
+        for env in ({}, other)
+    )
+    assert "no_such_listener" in unknown, "this test sees what gRPC does not know"
+    assert "listener" not in ours
