@@ -110,6 +110,7 @@ class MigStateStore:
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     followed: Followed = lambda node, gpu, state: None  # told of each change; None: it is gone
     _states: dict[str, BoardState] = field(default_factory=dict)
+    _read: dict[str, tuple[tuple[int, ...], BoardState]] = field(default_factory=dict)  # by file
     _lock: Any = field(default_factory=threading.RLock)
 
     def may_enter(self, gpu: SimulatedGpu, instance: GpuInstanceState) -> bool:
@@ -168,10 +169,18 @@ class MigStateStore:
         """The board when it was last changed; None: the driver has not looked at it yet."""
         if self.host is None:
             return self._states.get(str(gpu.uuid))
+        file = (
+            f"{self.host}/{SETTINGS_DIRECTORY}/{node.driver_version}/{gpu.uuid}{MIG_STATE_SUFFIX}"
+        )
         try:
-            return _CODEC.validate_json(read_file(self._file(node, gpu)))
+            status = os.stat(file)
+            version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if (last := self._read.get(file)) is None or last[0] != version:
+                last = version, _CODEC.validate_json(read_file(file))
+                self._read[file] = last
         except FileNotFoundError:
             return None
+        return last[1]
 
     def _save(self, node: SimulatedNode, gpu: SimulatedGpu, state: BoardState) -> None:
         if self.host is None:
@@ -180,6 +189,7 @@ class MigStateStore:
         # The host tidies up in the directories below, and would take a file that is half written.
         aside = self._settings()
         put_file(self._file(node, gpu), _CODEC.dump_json(state).decode(), aside=aside)
+        self._read.clear()
         if keeps_mode(gpu):
             words = ("on" if mode else "off" for mode in (state.specified, state.pending))
             put_file(aside / MIG_MODE_FILE.format(gpu.uuid), " ".join(words), aside=aside)
