@@ -34,7 +34,7 @@ def memory_limit_steps(
     record: ClaimRecord, other_records: Iterable[ClaimRecord]
 ) -> tuple[SetMemoryLimits, ...]:
     """What limits the pods of *record*, with what they hold by other records already."""
-    others = [other for other in other_records if other.claim.uid != record.claim.uid]
+    others = _others_of_its_pods(record, other_records)
     strict = {gpu for gpu, holdings in _by_gpu(record).items() if _strict(holdings)}
     return _steps(record, pod_memory_shares((record, *others)), pod_memory_shares(others), strict)
 
@@ -46,10 +46,22 @@ def restored_memory_limit_steps(
 
     Never strict: a claim is given back also where its limit cannot be removed.
     """
-    others = [other for other in other_records if other.claim.uid != record.claim.uid]
+    others = _others_of_its_pods(record, other_records)
     return _steps(
         record, pod_memory_shares(others), pod_memory_shares((record, *others)), frozenset()
     )
+
+
+def _others_of_its_pods(
+    record: ClaimRecord, other_records: Iterable[ClaimRecord]
+) -> list[ClaimRecord]:
+    """Many claims can share a GPU, and few of them a pod."""
+    pods = {pod.uid for pod in record.pods}
+    return [
+        other
+        for other in other_records
+        if other.claim.uid != record.claim.uid and any(pod.uid in pods for pod in other.pods)
+    ]
 
 
 def _steps(

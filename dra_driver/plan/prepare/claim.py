@@ -403,10 +403,14 @@ def _clashes(
 ) -> Iterator[_Conflict]:
     """Intervals that this claim asks for where another one has set a different one."""
     set_by_others: dict[GpuUuid, dict[TimeSliceInterval, ClaimRef]] = defaultdict(dict)
-    for record in sorted(others, key=lambda record: record.claim):
-        for step in record.steps:
-            if isinstance(step, SetTimeSlice):
-                set_by_others[step.gpu][step.interval] = record.claim
+    slices = (
+        (record.claim, step)
+        for record in others
+        for step in record.steps
+        if isinstance(step, SetTimeSlice)
+    )
+    for holder, step in sorted(slices, key=lambda slice_of: slice_of[0]):
+        set_by_others[step.gpu][step.interval] = holder
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
         if not isinstance(sharing, TimeSliced) or (desired := sharing.interval) is None:
