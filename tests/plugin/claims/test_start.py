@@ -1,0 +1,54 @@
+"""What starts the preparing of claims: whoever looks after claims hears of every change."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.model.driver_files import DriverFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.start import start
+from tests.builders import POOL
+from tests.plugin.memory.parts import plugin_parts
+
+
+class Nobody:
+    """All that recovering a node without claims has no question for."""
+
+    def is_newest(self) -> bool:
+        return True
+
+    def driver_files(self) -> DriverFiles:
+        raise NodeError("no driver is installed")
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+
+def test_claims_may_be_others_after_another_process_had_the_lease(tmp_path: Path) -> None:
+    settings = SimpleNamespace(
+        driver_name="gpu.nvidia.com",
+        node_name=POOL,
+        plugin_dir=tmp_path,
+        pod_uid="new",
+        cdi_dir=tmp_path / "cdi",
+        nvidia_cdi_hook="",
+        reconcile_interval=60.0,
+        look_interval=60.0,
+    )
+    parts = plugin_parts(Nobody(), ledger=Ledger(tmp_path / "claims", "boot"))
+    parts.settings, parts.offers, parts.labels = settings, Nobody(), Nobody()  # type: ignore[assignment]
+    heard: list[object] = []
+    parts.claim_listeners.append(heard.append)
+    with ExitStack() as stack:
+        start(parts, stack)
+        for _ in range(2):
+            with parts.lease.held():
+                assert heard == [None]  # at the first lease, whoever had it before
+
+        with PluginLease(tmp_path, "old", lambda: None).held():
+            pass
+        with parts.lease.held():
+            assert heard == [None, None]
