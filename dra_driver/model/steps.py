@@ -38,14 +38,6 @@ class PodMemoryShare:
         return None if None in parts else sum(held for held in parts if held is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class CreateDeviceNodes:
-    """The device files of these GPUs exist. Undone by nothing: the files do no harm, and others may
-    use them."""
-
-    minors: tuple[int, ...]
-
-
 class TimeSliceInterval(IntEnum):
     """How long a process runs before the next has its turn: ``nvidia-smi compute-policy``."""
 
@@ -166,8 +158,7 @@ class RemovePartition:
 
 
 Step = Annotated[
-    CreateDeviceNodes
-    | SetTimeSlice
+    SetTimeSlice
     | SetMemoryLimits
     | SetComputeMode
     | SetMigMode

@@ -14,7 +14,6 @@ from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
     ComputeMode,
-    CreateDeviceNodes,
     CreatePartition,
     GpuSetting,
     RemoveMpsNamespace,
@@ -141,8 +140,6 @@ class GpuNode:
     def carry_out(self, step: Step) -> None:
         """Do it; doing it twice is doing it once."""
         match step:
-            case CreateDeviceNodes(minors=minors):
-                self.nodes.make(minors)
             case SetTimeSlice() | SetComputeMode() | SetMigMode():
                 self._set(step)
             case SetMemoryLimits():

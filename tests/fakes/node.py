@@ -9,7 +9,6 @@ from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.steps import (
     ComputeMode,
-    CreateDeviceNodes,
     CreatePartition,
     GpuSetting,
     PodMemoryLimit,
@@ -46,6 +45,7 @@ class FakeNode:
         self.undone: list[Step] = []
         self.undo_fails = False
         self.before_step: Callable[[Step], None] = lambda step: None
+        self.before_nodes: Callable[[tuple[int, ...]], None] = lambda minors: None
         self.before_files: Callable[[], None] = lambda: None
         self.files = FILES  # of the driver that is installed
         self.intervals: dict[GpuUuid, TimeSliceInterval] = {
@@ -107,8 +107,6 @@ class FakeNode:
 
     def _do(self, step: Step) -> None:
         match step:
-            case CreateDeviceNodes(minors=minors):
-                self._make(minors)
             case SetTimeSlice() | SetComputeMode():
                 self._set(step)
             case SetMemoryLimits(gpu=gpu, pods=pods, strict=strict):
@@ -184,6 +182,8 @@ class FakeNode:
         capabilities: tuple[str, ...] = (),
         driver: DriverFiles | None = None,
     ) -> DeviceFiles:
+        self.before_nodes(minors)
+        self._make(minors)
         return DeviceFiles(
             common=(DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255),),
             gpus={m: DeviceFile(f"/dev/nvidia{m}", f"/dev/nvidia{m}", 195, m) for m in minors},

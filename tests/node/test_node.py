@@ -9,7 +9,6 @@ from dra_driver.k8s.claims import PodUid
 from dra_driver.model.gpus import GpuUuid, Partition
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
-    CreateDeviceNodes,
     CreatePartition,
     PodMemoryLimit,
     RemovePartition,
@@ -119,8 +118,7 @@ def test_device_files_are_made_and_never_taken_away(opened, tmp_path):
         node.inventory()
         (tmp_path / "sim/dev/nvidia0").unlink()
 
-        node.carry_out(CreateDeviceNodes((0,)))
-        node.restore(CreateDeviceNodes((0,)))
+        node.device_files((0,))
 
         assert (tmp_path / "sim/dev/nvidia0").exists()
 

@@ -11,9 +11,9 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import (
     ComputeMode,
-    CreateDeviceNodes,
     GpuSetting,
     SetComputeMode,
+    SetMemoryLimits,
     SetMigMode,
     Step,
     TimeSliceInterval,
@@ -30,7 +30,7 @@ from tests.builders import ref
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 SHORT, MEDIUM, LONG = TimeSliceInterval.SHORT, TimeSliceInterval.MEDIUM, TimeSliceInterval.LONG
 ALONE, NOBODY, ANYONE = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT
-NODES = CreateDeviceNodes((0,))
+LIMIT = SetMemoryLimits(A, ())
 
 
 def mode(gpu, value=ALONE, before=None):
@@ -38,18 +38,18 @@ def mode(gpu, value=ALONE, before=None):
 
 
 def record(name: str, *steps: GpuSetting) -> ClaimRecord:
-    return ClaimRecord(ref(name), (), (NODES, *steps))
+    return ClaimRecord(ref(name), (), (LIMIT, *steps))
 
 
 def test_a_setting_that_nobody_has_changed_yet_is_looked_up_first():
     others = [record("silent")]
-    steps = with_inherited_values((NODES, Slice(A, SHORT), mode(A), Slice(B, LONG)), others)
+    steps = with_inherited_values((LIMIT, Slice(A, SHORT), mode(A), Slice(B, LONG)), others)
 
-    assert steps == (NODES, Slice(A, SHORT), mode(A), Slice(B, LONG))
+    assert steps == (LIMIT, Slice(A, SHORT), mode(A), Slice(B, LONG))
     assert settings_to_read(steps, others) == (Slice(A, SHORT), mode(A), Slice(B, LONG))
     previous = {Slice(A, SHORT): MEDIUM, mode(A): NOBODY, Slice(B, LONG): None}
     assert with_previous_values(steps, previous) == (
-        NODES,
+        LIMIT,
         Slice(A, SHORT, MEDIUM),
         mode(A, ALONE, NOBODY),
         Slice(B, LONG, None),
@@ -82,7 +82,7 @@ def test_a_gpu_that_did_not_say_is_not_asked_while_it_is_set():
 def test_a_claim_that_changes_nothing_takes_nothing_over_and_brings_nothing_back(settings):
     others = [record("first", *settings)]
 
-    assert with_inherited_values((NODES,), others) == (NODES,)
+    assert with_inherited_values((LIMIT,), others) == (LIMIT,)
     assert restore_steps(record("silent"), others) == ()
 
 

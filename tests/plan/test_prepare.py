@@ -12,7 +12,6 @@ from dra_driver.model.profiles import GuardPolicy, GuardRules, SharingStrategy
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord
 from dra_driver.model.steps import (
     ComputeMode,
-    CreateDeviceNodes,
     PodMemoryLimit,
     ServeMpsNamespace,
     SetComputeMode,
@@ -56,11 +55,11 @@ def prepared(*allocations, name="other", at=None, **fields):
     return plan_claim(served, at or offer(), (), POOL).record
 
 
-def test_a_whole_gpu_is_granted_with_its_device_files():
+def test_a_whole_gpu_is_granted_as_it_is():
     plan = plan_claim(claim("gpu-1"), offer(), (), POOL)
 
     assert [grant.device.gpu for grant in plan.grants] == [gpu(1)]
-    assert plan.steps == (CreateDeviceNodes((1,)),)
+    assert plan.steps == ()
     (holding,) = plan.record.holdings
     assert (holding.device, holding.gpu, holding.limit) == ("gpu-1", gpu(1).uuid, None)
 
@@ -70,7 +69,7 @@ def test_every_result_becomes_one_grant_in_the_order_of_the_allocation():
     plan = plan_claim(claim("gpu-1", "gpu-0"), offer(), (), POOL)
 
     assert [grant.device.name for grant in plan.grants] == ["gpu-1", "gpu-0"]
-    assert plan.steps == (CreateDeviceNodes((0, 1)),)
+    assert plan.steps == ()
 
 
 @pytest.mark.point(32)
@@ -136,7 +135,7 @@ def test_a_fraction_is_granted_beside_others_with_a_limit_on_its_memory():
     (holding,) = plan.record.holdings
     assert holding.limit == ClaimMemoryLimit(20 * GIB, GuardRules(GuardPolicy.KILL, 10.0))
     limit = SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 20 * GIB),))
-    assert plan.steps == (CreateDeviceNodes((0,)), limit)
+    assert plan.steps == (limit,)
 
 
 def test_a_strict_limit_for_pods_that_nobody_knows_is_refused():
@@ -165,7 +164,7 @@ def test_two_fractions_of_one_gpu_in_one_claim_are_both_held():
     plan = plan_claim(two, offer(), (), POOL)
 
     assert [h.limit.memory_bytes // GIB for h in plan.record.holdings if h.limit] == [20, 10]
-    assert plan.steps[1] == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 30 * GIB),))
+    assert plan.steps == (SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 30 * GIB),)),)
 
 
 @pytest.mark.parametrize("shape", [Exclusive(), SLICEABLE], ids=["exclusive", "sliceable"])
@@ -209,8 +208,7 @@ def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
 
     plan = plan_claim(asked, offer(), (), POOL)
 
-    nodes, limit, serve = plan.steps
-    assert nodes == CreateDeviceNodes((0,))
+    limit, serve = plan.steps
     assert limit == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 20 * GIB),))
     assert isinstance(serve, ServeMpsNamespace)
     assert (serve.namespace.percent, serve.namespace.memory_bytes) == (30, (20 * GIB,))
@@ -222,7 +220,7 @@ def test_parts_by_mps_and_parts_that_take_turns_go_on_one_gpu_at_once():
     clients = prepared(fraction("20Gi", cores="60"), name="clients")
 
     plan = plan_claim(Claim(ref(), (fraction(cores="40"),)), offer(), (turns, clients), POOL)
-    assert [type(step) for step in plan.steps] == [CreateDeviceNodes, ServeMpsNamespace]
+    assert [type(step) for step in plan.steps] == [ServeMpsNamespace]
     with pytest.raises(DeviceHeldByClaim, match="41 % of the cores, of which 40 are free"):
         plan_claim(Claim(ref(), (fraction(cores="41"),)), offer(), (turns, clients), POOL)
 
@@ -237,12 +235,11 @@ def test_a_compute_mode_is_set_beside_an_interval_of_another_gpu():
         plan_claim(asked, offer(), (), POOL)
     steps = plan_claim(asked, offer(), (), POOL, ()).steps
 
-    assert steps[:3] == (
-        CreateDeviceNodes((0, 1)),
+    assert steps[:2] == (
         SetTimeSlice(gpu(1).uuid, TimeSliceInterval.SHORT),
         SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS),
     )
-    assert isinstance(steps[3], ServeMpsNamespace)
+    assert isinstance(steps[2], ServeMpsNamespace)
 
 
 def test_a_later_claim_takes_over_the_compute_mode_that_the_first_one_found():
@@ -282,14 +279,14 @@ def test_who_looks_on_is_not_concerned_by_how_others_share():
         ref(), (allocation(admin=True),), (config(sharing={"strategy": "MPS"}, source="FromClass"),)
     )
 
-    assert plan_claim(looking_on, offer(), (), POOL).steps == (CreateDeviceNodes((0,)),)
+    assert plan_claim(looking_on, offer(), (), POOL).steps == ()
 
 
 def test_a_share_that_is_only_booked_has_no_limit():
     plan = plan_claim(Claim(ref(), (fraction(),), pods=(pod(),)), offer(limited=False), (), POOL)
 
     assert plan.record.holdings[0].limit is None
-    assert plan.steps == (CreateDeviceNodes((0,)),)
+    assert plan.steps == ()
 
 
 TURNS_ONLY = offer(strategies=(SharingStrategy.TIME_SLICING,))

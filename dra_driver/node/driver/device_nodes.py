@@ -3,7 +3,7 @@
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dra_driver.base.errors import NodeError, TimedOut
@@ -72,26 +72,11 @@ class DeviceNodes:
         self._run = run
         self._number = device_number
         self._capabilities = MigCapabilities(driver, self._look, self._modprobe)
-        self._made: dict[tuple[int, ...], tuple[DriverFiles, DeviceFiles]] = {}  # by ``make``
-
-    def make(self, minors: tuple[int, ...]) -> None:
-        """Have the device files of these GPUs there. They are the next answer of ``files`` for the
-        same GPUs and driver, once: a claim needs both within a moment. Errors as ``files`` says.
-
-        The driver is taken to be where it was seen last; ``files`` is told where it is now.
-        """
-        driver = self._driver.last or self._driver.files()
-        try:
-            self._made[minors] = driver, self._find(minors, (), driver)
-        except NodeError:
-            if (moved := self._driver.files()) is driver:
-                raise
-            self._made[minors] = moved, self._find(minors, (), moved)
 
     def files(
         self,
-        minors: Sequence[int],
-        capabilities: Sequence[str] = (),
+        minors: Iterable[int],
+        capabilities: Iterable[str] = (),
         driver: DriverFiles | None = None,
     ) -> DeviceFiles:
         """What the GPUs with these minor numbers need, and these capabilities of MIG; missing files
@@ -99,14 +84,6 @@ class DeviceNodes:
 
         NodeError: one is missing and could not be made. TimedOut: making it took too long.
         """
-        made = self._made.pop(tuple(minors), None) if driver else None
-        if made is not None and made[0] is driver and not capabilities:
-            return made[1]
-        return self._find(minors, capabilities, driver)
-
-    def _find(
-        self, minors: Iterable[int], capabilities: Iterable[str], driver: DriverFiles | None
-    ) -> DeviceFiles:
         sorted_minors, capability_names = sorted(set(minors)), sorted(set(capabilities))
         gpus = [f"nvidia{minor}" for minor in sorted_minors]
         root, control = self._root(driver)

@@ -49,11 +49,6 @@ class DriverRoot:
         # Replaced as a whole: another thread reads the old value or the new one.
         self._last: tuple[DriverFiles, FileSignatures, str | None] | None = None
 
-    @property
-    def last(self) -> DriverFiles | None:
-        """The driver as it was seen last, which is not looked at; None: it was not seen yet."""
-        return self._last[0] if self._last else None
-
     def files(self) -> DriverFiles:
         """The driver as it is installed now."""
         last = self._last

@@ -18,7 +18,6 @@ from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Repli
 from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import (
-    CreateDeviceNodes,
     RemoveMpsNamespace,
     SetTimeSlice,
     Step,
@@ -113,9 +112,7 @@ def plan_claim(
     _refuse_conflicts(claim, grants, others)
     without_steps = ClaimPlan(claim, grants, _holdings(claim, grants))
     _refuse_strict_for_nobody(without_steps.record)
-    minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
-        CreateDeviceNodes(tuple(minors)),
         *partition_steps(grants, others),
         *(step for _, step in sorted(intervals.items())),
         *memory_limit_steps(without_steps.record, others),

@@ -31,7 +31,12 @@ from dra_driver.plan.mig.claims import with_created
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
 from dra_driver.plan.prepare.cdi_spec import claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
-from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
+from dra_driver.plan.prepare.results import (
+    container_devices,
+    driver_capabilities,
+    metadata_documents,
+    prepared_devices,
+)
 from dra_driver.plan.prepare.sharing import with_decoded_configs
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.driver_spec import DriverSpec
@@ -233,7 +238,7 @@ class Preparer:
                 plan = plan.settled(instances)
                 self._ledger.write(plan.record)  # after a crash they are known from others
                 documents = self._documents(plan)
-            spec = self._render(plan, documents, self._serve(plan.record))
+            spec = self._render(plan, documents)
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = prepared_devices(plan, self._names.driver)
             self._ledger.write(
@@ -269,17 +274,13 @@ class Preparer:
             for served in in_parallel(self._node.serve, record.namespaces)
         }
 
-    def _render(
-        self,
-        plan: ClaimPlan,
-        documents: Sequence[MetadataDocument],
-        served: Mapping[MpsNamespaceName, ServedNamespace],
-    ) -> Spec:
+    def _render(self, plan: ClaimPlan, documents: Sequence[MetadataDocument]) -> Spec:
+        """Missing device files are made. They stay: they do no harm, and others may use them."""
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
-        gets = container_devices(plan, documents, served)
-        capabilities = tuple(sorted({name for device in gets for name in device.capabilities}))
+        capabilities = {name for grant in plan.grants for name in driver_capabilities(grant)}
         files = self.driver_spec.keep()
-        nodes = self._node.device_files(minors, capabilities, files)
+        nodes = self._node.device_files(minors, tuple(sorted(capabilities)), files)
+        gets = container_devices(plan, documents, self._serve(plan.record))
         return claim_spec(plan.claim.ref, gets, nodes, self._names.driver)
 
     def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:

@@ -107,54 +107,6 @@ def test_the_order_and_number_of_the_asked_minors_do_not_matter(host: Path, kern
     assert files.files([1, 0, 1]) == files.files([0, 1])
 
 
-def test_what_was_made_for_a_claim_is_its_answer_once(host: Path, kernel: Kernel) -> None:
-    driver = DriverRoot(None, host)
-    files = DeviceNodes(driver, kernel.run, kernel.number)
-    files.make((0,))
-    kernel.files.clear()
-    files.make((0,))  # for another claim, or a second try
-    kernel.files.clear()
-
-    found = files.files((0,), driver=driver.files())
-    assert not kernel.files, "nobody looked again"
-
-    assert files.files((0,), driver=driver.files()) == found
-    assert kernel.files, "they are made again"
-
-
-def test_of_a_driver_that_was_replaced_meanwhile_they_are_looked_for_again(
-    host: Path, kernel: Kernel
-) -> None:
-    driver = DriverRoot(None, host)
-    files = DeviceNodes(driver, kernel.run, kernel.number)
-    files.make((0,))
-    install(host / CONTAINER)
-    kernel.have_all(str(host / CONTAINER))
-
-    found = files.files((0,), driver=driver.files())
-    assert found.gpus[0].host_path == f"/{CONTAINER}/dev/nvidia0"
-
-
-def test_they_are_made_where_the_driver_is_now_if_not_where_it_was_seen_last(
-    host: Path, kernel: Kernel
-) -> None:
-    driver = DriverRoot(None, host)
-    driver.files()
-    install(host / CONTAINER)
-    kernel.have_all(str(host / CONTAINER))
-
-    def fails(command: Command, timeout_seconds: float) -> str:
-        raise NodeError("nvidia-modprobe failed")
-
-    files = DeviceNodes(driver, fails, kernel.number)
-    files.make((0,))
-
-    found = files.files((0,), driver=driver.files())
-    assert found.gpus[0].host_path == f"/{CONTAINER}/dev/nvidia0"
-    with pytest.raises(NodeError, match="missing"):
-        files.make((7,))
-
-
 def test_missing_files_are_made_on_the_host(host: Path, kernel: Kernel) -> None:
     files = nodes(host, kernel).files([0, 1])
     assert sorted(files.gpus) == [0, 1]

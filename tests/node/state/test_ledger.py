@@ -18,7 +18,7 @@ from dra_driver.base.errors import ClaimError, ClaimRecordLost, NodeError
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
-from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
+from dra_driver.model.steps import ServeMpsNamespace, SetTimeSlice, TimeSliceInterval
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
 from tests.builders import gpu_uuid, record, ref
@@ -28,15 +28,15 @@ BOOT = "boot-1"
 GPU = GpuUuid("GPU-0")
 
 
-NODES = (CreateDeviceNodes((0,)),)
+STEPS = (SetTimeSlice(gpu_uuid(), TimeSliceInterval.LONG),)
 
 
 def started(name="claim", *devices):
-    return record(name, *devices, completed=False, steps=NODES)
+    return record(name, *devices, completed=False, steps=STEPS)
 
 
 def completed(name="claim", *devices):
-    return record(name, *devices, steps=NODES)
+    return record(name, *devices, steps=STEPS)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.records import ClaimRecord
-from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, SetMigMode
+from dra_driver.model.steps import CreatePartition, SetMemoryLimits, SetMigMode
 from dra_driver.node.state.ledger import Ledger
 from tests.builders import gpu_uuid, holding, prepared_device, record, ref
 
@@ -19,7 +19,7 @@ def of(key=KEY, name="claim", uuid="", completed=False):
     instance = MigInstance(key, 1, 0, GpuUuid(uuid)) if uuid else None
     device = f"gpu-0-mig-1g10gb-19-{key.start}"
     part = holding(name, device, gpu=GPU, partition=key, created_for_claims=True, instance=instance)
-    steps = (CreateDeviceNodes((0,)), SetMigMode(GPU, True, False), CreatePartition(GPU, key))
+    steps = (SetMemoryLimits(GPU, ()), SetMigMode(GPU, True, False), CreatePartition(GPU, key))
     prepared = (prepared_device(device),) if completed else None
     return ClaimRecord(ref(name), (part,), steps, prepared, "spec" if completed else None)
 

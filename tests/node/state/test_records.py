@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from dra_driver.base.codec import Undecodable
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.model.records import ClaimRecord
-from dra_driver.model.steps import CreateDeviceNodes, CreatePartition
+from dra_driver.model.steps import CreatePartition, SetTimeSlice, TimeSliceInterval
 from dra_driver.node.state.ledger_files import decode_record, encode_record
-from tests.builders import record
+from tests.builders import gpu_uuid, record
 
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
-PREPARED = record(steps=(CreateDeviceNodes((0,)),))
+PREPARED = record(steps=(SetTimeSlice(gpu_uuid(), TimeSliceInterval.LONG),))
 
 
 @given(st.from_type(ClaimRecord), st.text())
@@ -53,9 +53,9 @@ def change(path, value):
         (("holdings", 0, "shape"), {"Sphere": {}}, "ClaimRecord.holdings[0].shape is Sphere, none"),
         (("steps", 0), {"Dance": {}}, "ClaimRecord.steps[0] is Dance, none of"),
         (
-            ("steps", 0, "CreateDeviceNodes", "minors"),
-            [float("inf")],
-            "ClaimRecord.steps[0].CreateDeviceNodes.minors[0] is Infinity",
+            ("steps", 0, "SetTimeSlice", "gpu"),
+            float("inf"),
+            "ClaimRecord.steps[0].SetTimeSlice.gpu is Infinity",
         ),
         (
             ("steps",),

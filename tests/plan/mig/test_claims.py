@@ -11,7 +11,6 @@ from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.profiles import Rules
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import (
-    CreateDeviceNodes,
     CreatePartition,
     RemoveMpsNamespace,
     RemovePartition,
@@ -49,7 +48,7 @@ WHOLE_SIDE, OTHER_SIDE = "gpu-0-mig-3g40gb-9-0", "gpu-0-mig-3g40gb-9-4"
 FOUR_AT_0, ALL_OF_IT = "gpu-0-mig-4g40gb-5-0", "gpu-0-mig-7g80gb-0-0"
 MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
 SLICING = config("MigDeviceConfig", sharing={"strategy": "TimeSlicing"})
-NODES, MODE_ON = CreateDeviceNodes((0,)), SetMigMode(GPU, on=True)
+MODE_ON = SetMigMode(GPU, on=True)
 CREATE_FIRST = CreatePartition(GPU, partition(ONE, 0).key)
 REMOVE_FIRST = RemovePartition(GPU, CREATE_FIRST.key, instance(ONE, 0).uuid)
 
@@ -102,28 +101,26 @@ def removals(record, *others):
 @pytest.mark.parametrize(
     ("devices", "fields", "steps"),
     [
-        pytest.param([FIRST], {}, [NODES, MODE_ON, CREATE_FIRST], id="MIG mode, then a partition"),
+        pytest.param([FIRST], {}, [MODE_ON, CREATE_FIRST], id="MIG mode, then a partition"),
         pytest.param(
             [FIRST, OTHER_SIDE],
             {},
-            [NODES, MODE_ON, CreatePartition(GPU, partition(THREE, 4).key), CREATE_FIRST],
+            [MODE_ON, CreatePartition(GPU, partition(THREE, 4).key), CREATE_FIRST],
             id="two partitions of one GPU, and one mode",
         ),
-        pytest.param(
-            [FIRST], {"at": AMPERE}, [NODES, CREATE_FIRST], id="no mode that needs a reset"
-        ),
+        pytest.param([FIRST], {"at": AMPERE}, [CREATE_FIRST], id="no mode that needs a reset"),
         pytest.param(
             ["gpu-0"],
             {"at": AMPERE},
-            [NODES],
+            [],
             id="nor for the GPU as a whole, whose mode needs one",
         ),
-        pytest.param(["gpu-0"], {"at": PLAIN}, [NODES], id="a GPU that offers no partitions"),
-        pytest.param([FIRST], {"at": Offer((existing(),))}, [NODES], id="an instance that exists"),
+        pytest.param(["gpu-0"], {"at": PLAIN}, [], id="a GPU that offers no partitions"),
+        pytest.param([FIRST], {"at": Offer((existing(),))}, [], id="an instance that exists"),
         pytest.param(
             [FIRST],
             {"configs": (SLICING,)},
-            [NODES, MODE_ON, CREATE_FIRST],
+            [MODE_ON, CREATE_FIRST],
             id="time slicing in a partition changes nothing",
         ),
         pytest.param(
@@ -141,7 +138,7 @@ def removals(record, *others):
                     ),
                 ),
             },
-            [NODES],
+            [],
             id="nor does the interval of a GPU",
         ),
     ],
@@ -161,7 +158,7 @@ def test_admin_access_does_nothing_beside_partitions():
     admin = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
     node = Offer((Device(mig_gpu(), AdminAccess()),))
 
-    assert plan_claim(admin, node, (prepared(FIRST),), POOL).steps == (NODES,)
+    assert plan_claim(admin, node, (prepared(FIRST),), POOL).steps == ()
 
 
 def test_the_record_says_which_partition_and_then_which_instance():

@@ -36,6 +36,7 @@ from tests.fakes.node import FakeNode
 from tests.fakes.preparers import ClaimWorld
 from tests.fakes.users import FakeUsers
 
+LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
 DRIVER_ID = "k8s.gpu.nvidia.com/driver=files"
 
 
@@ -78,7 +79,7 @@ def test_every_id_in_the_answer_can_be_resolved_and_the_first_is_of_no_other_dev
 @pytest.mark.point(22, 23)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_asking_again_gives_the_same_answer_and_does_nothing(world, restarted):
-    first = world.prepare("gpu-0")
+    first = world.prepare("gpu-0", configs=(LONG,))
     world.api.down = True
     if restarted:
         world.restart()
@@ -246,7 +247,7 @@ def _ignoring(error, call):
 @pytest.mark.point(26)
 def test_claims_on_different_gpus_are_prepared_side_by_side(world):
     both_inside = threading.Barrier(2, timeout=5)
-    world.node.before_step = lambda step: both_inside.wait()
+    world.node.before_nodes = lambda minors: both_inside.wait()
     threads = [
         threading.Thread(target=world.prepare, args=(f"gpu-{n}",), kwargs={"name": f"claim-{n}"})
         for n in range(2)
@@ -263,7 +264,7 @@ def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world)
     released = threading.Event()
     world.timeouts = CallTimeouts(all=0.3, hand_over=0)
     world.restart()
-    world.node.before_step = lambda step: released.wait(5) if step.minors == (0,) else None
+    world.node.before_nodes = lambda minors: released.wait(5) if minors == (0,) else None
     stuck = threading.Thread(target=world.prepare, args=("gpu-0",), kwargs={"name": "stuck"})
     stuck.start()
 
@@ -279,15 +280,15 @@ def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world)
 
 @pytest.mark.point(51)
 def test_a_step_that_fails_leaves_nothing_and_the_next_try_works(world):
-    def fail(step):
+    def fail(minors):
         raise NodeError("nvidia-modprobe failed")
 
-    world.node.before_step = fail
+    world.node.before_nodes = fail
     with pytest.raises(NodeError, match="nvidia-modprobe failed"):
         world.prepare("gpu-0")
     assert world.nothing_left
 
-    world.node.before_step = lambda step: None
+    world.node.before_nodes = lambda minors: None
     assert world.prepare("gpu-0")
 
 
@@ -480,7 +481,7 @@ def die_after(world, effect):
 def test_killed_after_any_effect_the_next_start_finds_prepared_or_not_prepared(world, effect, then):
     dying = die_after(world, effect)
     with pytest.raises(Killed):
-        dying.prepare(world.api.put(claim("gpu-0")))
+        dying.prepare(world.api.put(claim("gpu-0", configs=(LONG,))))
     world.node.before_step = lambda step: None
     world.node.before_files = lambda: None
 
@@ -607,7 +608,7 @@ def test_a_claim_is_taken_back_only_if_it_is_still_gone_when_nobody_else_can_act
 
 @pytest.mark.point(25)
 def test_two_calls_for_one_claim_at_once_set_it_up_once(world):
-    world.api.put(claim("gpu-0"))
+    world.api.put(claim("gpu-0", configs=(LONG,)))
     world.node.before_step = lambda step: time.sleep(0.05)
     answers = []
     threads = [

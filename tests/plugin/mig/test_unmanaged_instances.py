@@ -19,7 +19,7 @@ from dra_driver.base.errors import (
 from dra_driver.k8s.claims import Claim
 from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.offer import ApiFeatures, Device, Offer
-from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, RemovePartition, SetMigMode
+from dra_driver.model.steps import CreatePartition, RemovePartition, SetMigMode
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
@@ -131,12 +131,10 @@ def test_killed_after_creating_the_next_start_knows_which_instances_are_ours(wor
 def test_a_partition_that_was_not_created_yet_is_not_removed(world, gpus):
     """Something else fails before, on this GPU or on another, and somebody is quicker meanwhile."""
     world.use(*gpus)
-    world.node.mig.modes[GPU] = len(gpus) == 1
     devices = [FIRST, "gpu-1-mig-1g10gb-19-0"][: len(gpus)]
 
     def fail(step):
-        of_second = isinstance(step, SetMigMode) and step.on and step.gpu != GPU
-        if of_second or (len(gpus) == 1 and isinstance(step, CreateDeviceNodes)):
+        if isinstance(step, SetMigMode) and step.on and step.gpu == gpus[-1].uuid:
             world.node.mig.modes[GPU] = True
             world.node.mig.add(GPU, KEY)
             raise NodeError("in use by nv-hostengine")

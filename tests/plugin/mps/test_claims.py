@@ -17,7 +17,6 @@ from dra_driver.model.profiles import (
 )
 from dra_driver.model.steps import (
     ComputeMode,
-    CreateDeviceNodes,
     RemoveMpsNamespace,
     ServeMpsNamespace,
     SetComputeMode,
@@ -108,7 +107,7 @@ def kinds(steps):
 def test_the_compute_mode_is_set_before_the_server_is_there_and_restored_when_it_is_gone(world):
     world.prepare(whole())
 
-    assert kinds(world.node.done) == [CreateDeviceNodes, SetComputeMode, ServeMpsNamespace]
+    assert kinds(world.node.done) == [SetComputeMode, ServeMpsNamespace]
     assert world.node.modes[gpu(0).uuid] is ALONE
 
     world.preparer.unprepare(ref())
