@@ -39,8 +39,7 @@ class _Times:
 def measure(stage: Stage, sizes: Sizes) -> Results:
     """One claim after another and eight at once, in turns; memory on the way."""
     times = _Times()
-    api = ApiClient(load_kubeconfig(stage.driver.kubeconfig))  # with the plugin's rights
-    with closing(api), stage.plugin() as calls:
+    with stage.plugin() as calls, closing(_as_plugin(stage)) as api:
         warm = _Times()
         _one_by_one(calls, stage.claims.on(_devices(_FOR_MEMORY)), warm)
         time.sleep(_SETTLE_SECONDS)
@@ -90,6 +89,11 @@ def measure_held(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
         "prepare_none_held_p50_ms": median_of(none.prepare),
         f"prepare_{sizes.held}_held_p50_ms": median_of(many.prepare),
     }
+
+
+def _as_plugin(stage: Stage) -> ApiClient:
+    """With the plugin's rights, which are written down when it starts."""
+    return ApiClient(load_kubeconfig(stage.driver.kubeconfig))
 
 
 def _mean_ms(before: tuple[float, float], after: tuple[float, float]) -> float:
