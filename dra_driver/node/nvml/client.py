@@ -73,6 +73,9 @@ class NvmlSession:
 
 T = TypeVar("T")
 
+_GpuCall = Callable[[NvmlFunctions, Any], T]
+"""Asks the GPU whose handle it is given."""
+
 _REMEDIES: Final[Mapping[int, str]] = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel driver; nvidia-smi has to work",
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or point to its driver root",
@@ -193,12 +196,13 @@ class Nvml:
         session = self._session
         if known:
             session.begin_read()
-        indices = tuple(indices)
-        states: dict[int, DynamicState | NodeError] = dict(self._read_together(indices, known))
-        alone = [index for index in indices if index not in states]
-        states |= self._read_gpus(
-            dict.fromkeys(alone, readers.read_dynamic_state), _READING_STATE, known
+        reads = dict.fromkeys(indices, readers.read_dynamic_state)
+        quick = {index: read for index, read in reads.items() if index in known}
+        states: dict[int, DynamicState | NodeError] = dict(
+            self._read_together(quick, _READING_STATE)
         )
+        alone = {index: read for index, read in reads.items() if index not in states}
+        states |= self._read_gpus(alone, _READING_STATE, known)
         # The driver lists partitions of one board after the other, so they are late together.
         partitioned = {
             index: partial(readers.with_mig_instances, session.mig, state)
@@ -232,7 +236,7 @@ class Nvml:
         self,
         gpu: GpuUuid,
         action: str,
-        call: Callable[[NvmlFunctions, Any], T],
+        call: _GpuCall[T],
         seconds: float | None = None,
     ) -> T:
         """What *call* answers for *gpu*, or a MIG instance of one, on its GPU's thread.
@@ -245,12 +249,20 @@ class Nvml:
         return self._answer(self._ask(gpu, action, call, seconds))
 
     def on_gpus(
-        self, gpus: Iterable[GpuUuid], action: str, call: Callable[[NvmlFunctions, Any], T]
+        self, gpus: Iterable[GpuUuid], action: str, call: _GpuCall[T]
     ) -> Mapping[GpuUuid, T | NodeError]:
-        """Like :meth:`on_gpu` for each of *gpus*, all at the same time."""
-        answers: dict[GpuUuid, T | NodeError] = {}
+        """Like :meth:`on_gpu` for each of *gpus*, together. *call* only reads: where a GPU is late,
+        it and those after it are asked twice."""
+        gpus = tuple(gpus)
+        with self._gate:
+            listed = {index: gpu for gpu in gpus if (index := self._session.index(gpu)) is not None}
+        reads = {index: _by_uuid(gpu, call) for index, gpu in listed.items()}
+        together = self._read_together(reads, action)
+        answers: dict[GpuUuid, T | NodeError] = {listed[i]: read for i, read in together.items()}
         pending: dict[GpuUuid, PendingCall[T]] = {}
         for gpu in gpus:
+            if gpu in answers:
+                continue
             try:
                 pending[gpu] = self._ask(gpu, action, call)
             except NodeError as error:
@@ -266,7 +278,7 @@ class Nvml:
         self,
         gpu: GpuUuid,
         action: str,
-        call: Callable[[NvmlFunctions, Any], T],
+        call: _GpuCall[T],
         seconds: float | None = None,
     ) -> PendingCall[T]:
         if (pending := self._submit_by_uuid(gpu, action, call, seconds)) is None:
@@ -288,47 +300,41 @@ class Nvml:
         self,
         gpu: GpuUuid,
         action: str,
-        call: Callable[[NvmlFunctions, Any], T],
+        call: _GpuCall[T],
         seconds: float | None,
     ) -> PendingCall[T] | None:
         """None: it is not known where NVML lists *gpu* since it was started."""
-
-        def by_uuid(functions: NvmlFunctions, handle: Any) -> T:
-            return call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
-
         with self._gate:
             if (index := self._session.index(gpu)) is None:
                 return None
             threads = self._threads
             submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
-            return self._submit(index, f"{_described(gpu)}, {action}", by_uuid, submit)
+            return self._submit(index, f"{_described(gpu)}, {action}", _by_uuid(gpu, call), submit)
 
-    def _read_together(
-        self, indices: Iterable[int], known: Container[int]
-    ) -> Mapping[int, DynamicState]:
-        """The states of those of *indices* that answer at once, read on one thread; the others are
-        to be read each on its own."""
-        states: dict[int, DynamicState] = {}
+    def _read_together(self, reads: Mapping[int, _GpuCall[T]], action: str) -> Mapping[int, T]:
+        """What the GPUs at these indices answer at once, read on one thread; the others are to be
+        read each on its own."""
+        answers: dict[int, T] = {}
         threads = self._threads
         with suppress(TimedOut):
             with self._gate:
                 session, functions = self._session, self._functions
-                quick = [
-                    index
-                    for index in indices
-                    if index in known and threads.is_free(index) and not session.was_late(index)
-                ]
+                quick = {
+                    index: read
+                    for index, read in reads.items()
+                    if threads.is_free(index) and not session.was_late(index)
+                }
                 if functions is None or len(quick) < 2 or threads.changes.under_way():
-                    return states
-                read = partial(_read_states, functions, quick, states)
-                pending = threads.read_together(_READING_STATE, read)
+                    return answers
+                read_all = partial(_read_in_turn, functions, quick, action, answers)
+                pending = threads.read_together(action, read_all)
             if pending.wait(threads.give_up()):
                 pending.result()
-        return dict(states)
+        return dict(answers)
 
     def _read_gpus(
         self,
-        reads: Mapping[int, Callable[[NvmlFunctions, Any], T]],
+        reads: Mapping[int, _GpuCall[T]],
         action: str,
         known: Container[int],
         boards: int = 0,
@@ -356,7 +362,7 @@ class Nvml:
         return dict(sorted(answers.items()))
 
     def _submit(
-        self, index: int, action: str, read: Callable[[NvmlFunctions, Any], T], submit: SubmitToGpu
+        self, index: int, action: str, read: _GpuCall[T], submit: SubmitToGpu
     ) -> PendingCall[T]:
         if (functions := self._functions) is None:
             raise NodeError(f"GPU {index}, {action}: NVML is not running")
@@ -406,14 +412,18 @@ class Nvml:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
 
 
-def _read_states(
-    functions: NvmlFunctions, indices: Iterable[int], states: dict[int, DynamicState]
+def _by_uuid(gpu: GpuUuid, call: _GpuCall[T]) -> _GpuCall[T]:
+    """*call* with the handle of *gpu*, which may be a MIG instance."""
+    return lambda functions, _: call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
+
+
+def _read_in_turn(
+    functions: NvmlFunctions, reads: Mapping[int, _GpuCall[T]], action: str, answers: dict[int, T]
 ) -> None:
-    """Into *states*, one after the other; without those that cannot be read."""
-    for index in indices:
-        with suppress(pynvml.NVMLError):  # who asks for it alone is told why
-            handle = functions.nvmlDeviceGetHandleByIndex(index)
-            states[index] = readers.read_dynamic_state(functions, handle)
+    """Into *answers*, one after the other; without those that cannot be read."""
+    for index, read in reads.items():
+        with suppress(NodeError), nvml_errors(action):  # who asks for it alone is told why
+            answers[index] = read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
 
 def _described(gpu: GpuUuid) -> str:

@@ -37,17 +37,17 @@ def test_each_gpu_answers_for_itself(node):
     assert node.nvml.on_gpu(uuid(node, 1), "asking", bus) == "0000:43:00.0"
 
 
-def test_several_are_asked_at_the_same_time(node):
+def test_several_are_asked_by_one_thread(node):
     gpus = [uuid(node, 0), uuid(node, 1)]
-    both_are_asked = threading.Barrier(2, timeout=5)
+    node.nvml.on_gpu(gpus[0], "asking", bus)
 
-    def bus_once_both_are_asked(functions, handle):
-        both_are_asked.wait()
-        return bus(functions, handle)
+    def bus_and_thread(functions, handle):
+        return bus(functions, handle), threading.current_thread().name
 
-    answers = node.nvml.on_gpus(gpus, "asking", bus_once_both_are_asked)
+    answers = node.nvml.on_gpus(gpus, "asking", bus_and_thread)
 
-    assert answers == dict(zip(gpus, ("0000:1B:00.0", "0000:43:00.0"), strict=True))
+    buses = ("0000:1B:00.0", "0000:43:00.0")
+    assert answers == {gpu: (bus_id, "nvml-gpus") for gpu, bus_id in zip(gpus, buses, strict=True)}
 
 
 def test_of_several_each_answers_or_it_is_said_why_not(node):
@@ -62,6 +62,49 @@ def test_of_several_each_answers_or_it_is_said_why_not(node):
         assert "GPU GPU-x, asking: NVML does not list it" in str(answers[GpuUuid("GPU-x")])
         assert answers[second] == "0000:43:00.0"
     node.change(gpu=0, hangs=False)
+
+
+def test_one_of_several_that_cannot_be_asked_says_why(node):
+    first, second = uuid(node, 0), uuid(node, 1)
+    node.nvml.on_gpu(first, "asking", bus)
+
+    def bus_of_one_with_power(functions, handle):
+        if bus(functions, handle) == "0000:1B:00.0":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_POWER)
+        return bus(functions, handle)
+
+    answers = node.nvml.on_gpus([first, second], "asking", bus_of_one_with_power)
+
+    assert "asking: NVML says" in str(answers[first])
+    assert "check its power cables" in str(answers[first])
+    assert answers[second] == "0000:43:00.0"
+
+
+def test_one_of_several_that_hangs_keeps_the_others_once_and_a_fifth_of_the_time(tmp_path):
+    node = Node(tmp_path, two_gpus(), deadline_seconds=1.5)
+    first, second = uuid(node, 0), uuid(node, 1)
+    node.nvml.on_gpu(first, "asking", bus)
+    goes_on = threading.Event()
+    asked: list[tuple[str, float]] = []  # by which thread, and when
+
+    def hangs_at_the_first(functions, handle):
+        asked.append((threading.current_thread().name, time.monotonic() - begun))
+        if bus(functions, handle) == "0000:1B:00.0":
+            goes_on.wait(60)
+        return bus(functions, handle)
+
+    begun = time.monotonic()
+    for _ in range(2):
+        answers = node.nvml.on_gpus([first, second], "asking", hangs_at_the_first)
+
+        assert isinstance(answers[first], TimedOut)
+        assert answers[second] == "0000:43:00.0"
+
+    threads = sorted(thread for thread, _ in asked)
+    assert threads == ["nvml-gpu-0", "nvml-gpu-1", "nvml-gpu-1", "nvml-gpus"]
+    assert 0.3 <= dict(reversed(asked))["nvml-gpu-1"] < 1.5
+    goes_on.set()
+    node.nvml.stop()
 
 
 def test_one_that_is_not_listed_is_named(node):
