@@ -19,23 +19,24 @@ Document = dict[str, Any]
 
 
 @contextmanager
-def namespace(kube: Kube) -> Iterator[None]:
-    """The namespace of the claims, and none of it afterwards."""
-    metadata = {"name": NAMESPACE, "labels": _ADMIN}
+def namespace(kube: Kube, name: str = NAMESPACE) -> Iterator[None]:
+    """A namespace for claims, and none of it afterwards."""
+    metadata = {"name": name, "labels": _ADMIN}
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     try:
         yield
     finally:
-        kube.delete("Namespace", NAMESPACE)
-        kube.wait_gone("Namespace", NAMESPACE, seconds=120)
+        kube.delete("Namespace", name)
+        kube.wait_gone("Namespace", name, seconds=120)
 
 
 class Claims:
-    """Makes claims on the GPUs of *node*, each already allocated."""
+    """Makes claims on the GPUs of *node*, each already allocated, in a namespace that is there."""
 
-    def __init__(self, kube: Kube, node: str) -> None:
+    def __init__(self, kube: Kube, node: str, namespace: str = NAMESPACE) -> None:
         self._api = kube.api
-        self._path = kube.path("ResourceClaim", NAMESPACE)
+        self._namespace = namespace
+        self._path = kube.path("ResourceClaim", namespace)
         self._node = node
 
     def on(
@@ -72,7 +73,7 @@ class Claims:
         }
         name = made["metadata"]["name"]
         self._api.update(f"{self._path}/{name}/status", made)
-        return ClaimRef(NAMESPACE, name, ClaimUid(made["metadata"]["uid"]))
+        return ClaimRef(self._namespace, name, ClaimUid(made["metadata"]["uid"]))
 
     def _result(self, device: str, share: Document) -> Document:
         """*share*: empty for admin access."""

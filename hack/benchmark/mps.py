@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from dra_driver.sim.node_spec import node_file
+from hack.benchmark.claims import NAMESPACE, Claims, namespace
 from hack.benchmark.figures import Measured, Results, median_of, percentile
 from hack.benchmark.sizes import Sizes
 from hack.benchmark.stage import Stage
@@ -12,13 +13,16 @@ from tests.e2e.agent import Agent
 
 _NODE = "h100x2-615"  # a driver with protocol 3: the server holds the limits
 _SHARES = 20
+_OTHER_NAMESPACE = f"{NAMESPACE}-whole"
 _SETTLE_SECONDS = 2.0
+_SPARE_SECONDS = 0.05  # in which the agent makes what the next claim gets: beside nobody's claim
 
 
 def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
     """In each round a first claim on a GPU without a server, and then next ones beside it, in turns
-    with claims for the other GPU as a whole. In a CDI directory of its own, as
-    ``prepares.measure_held`` says why."""
+    with claims for the other GPU as a whole: these are in another namespace, where no pod can have
+    MPS too and none has to be read. In a CDI directory of its own, as ``prepares.measure_held``
+    says why."""
     agent = Agent(node_file(_NODE), directory / "agent.log")
     first: list[float] = []
     following: list[float] = []
@@ -27,14 +31,17 @@ def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
         agent.start(health_interval="5")
         cdi_dir = directory / "cdi"
         flags = {"sim": _NODE, "mps_socket": str(agent.socket), "cdi_dir": str(cdi_dir)}
-        with stage.plugin(**flags) as calls:
+        with namespace(stage.kube, _OTHER_NAMESPACE), stage.plugin(**flags) as calls:
+            whole_gpus = Claims(stage.kube, stage.cluster.node_name, _OTHER_NAMESPACE)
             for _ in range(sizes.rounds):
                 parts = stage.claims.on(["gpu-0"] * _SHARES, memory="2Gi", cores="4")
-                others = stage.claims.on(["gpu-1"] * _SHARES)
+                others = whole_gpus.on(["gpu-1"] * (_SHARES - 1))
                 first.append(calls.prepare(parts[0]))
-                for part, whole_gpu in zip(parts[1:], others[1:], strict=True):
+                for part, whole_gpu in zip(parts[1:], others, strict=True):
+                    time.sleep(_SPARE_SECONDS)
                     whole.append(calls.prepare(whole_gpu))
                     calls.unprepare(whole_gpu)
+                    time.sleep(_SPARE_SECONDS)
                     following.append(calls.prepare(part))
                 for part in parts:
                     calls.unprepare(part)
