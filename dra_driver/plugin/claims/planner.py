@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from dra_driver.base.errors import (
     ApiServerError,
@@ -19,7 +20,7 @@ from dra_driver.base.errors import (
     UnknownDevice,
 )
 from dra_driver.base.threads import in_parallel
-from dra_driver.k8s.claims import Claim, Pod
+from dra_driver.k8s.claims import Claim, ClaimRef, Pod
 from dra_driver.k8s.pods import PodReader, PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import Offer, gpu_name_of
@@ -53,12 +54,25 @@ def refuse_unreadable(claim: Claim, offer: Offer, set_aside: Iterable[DamagedRec
             )
 
 
+_MPS_IN_NAMESPACE: Final = "it or a claim of its namespace is shared by MPS"
+
+
 class ClaimPods:
     """Reads pods, and looks at claims of one pod together."""
 
     def __init__(self, pods: PodReader, ledger: Ledger) -> None:
         self._pods = pods
         self._ledger = ledger
+
+    def read_early(self, claim: Claim) -> ClaimPodSpecs | None:
+        """Before *claim* is planned: :meth:`refuse_two_servers` will ask for them, and then it
+        would be planned twice. None: it may not. Errors as :meth:`read` says."""
+        computes = any(not allocation.admin for allocation in claim.allocations)
+        if not computes or self._ledger.known(claim.ref.uid) is not None:
+            return None
+        if not _computing_beside(claim.ref, self._ledger.served()):
+            return None
+        return self.read(claim, _MPS_IN_NAMESPACE)
 
     def read(self, claim: Claim, why: str) -> ClaimPodSpecs:
         """The pods that *claim* is reserved for; those that are gone need nothing. NodeError: they
@@ -82,7 +96,7 @@ class ClaimPods:
         if not (others := self._beside(mine)):
             return
         if pods is None:
-            raise PodsNeeded("it or a claim of its namespace is shared by MPS")
+            raise PodsNeeded(_MPS_IN_NAMESPACE)
         if problems := separate_server_problems(mine, others, pods):
             raise ClaimError(f"claim {mine.claim}: " + "; ".join(problems))
 
@@ -92,13 +106,7 @@ class ClaimPods:
             return ()
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
         candidates = self._ledger.records() if mine.namespaces else self._ledger.served()
-        return [
-            record
-            for record in candidates
-            if record.claim.namespace == mine.claim.namespace
-            and record.claim.uid != mine.claim.uid
-            and record.computes
-        ]
+        return _computing_beside(mine.claim, candidates)
 
     def _read(self, claim: Claim, why: str, failed: threading.Event, pod: Pod) -> PodSpec | None:
         if failed.is_set():
@@ -114,6 +122,17 @@ class ClaimPods:
                 f"and has to be known ({why}): {e}"
             ) from e
         return spec if spec.uid == pod.uid else None
+
+
+def _computing_beside(claim: ClaimRef, records: Iterable[ClaimRecord]) -> Sequence[ClaimRecord]:
+    """Those of other claims of its namespace that hold more than admin access."""
+    return [
+        record
+        for record in records
+        if record.claim.namespace == claim.namespace
+        and record.claim.uid != claim.uid
+        and record.computes
+    ]
 
 
 class GpusChanged(Exception):

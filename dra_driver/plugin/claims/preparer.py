@@ -193,7 +193,7 @@ class Preparer:
     ) -> Sequence[PreparedDevice]:
         """Until *hand_over* the holder of a device is waited for."""
         gpus = self._planner.gpus(claim)
-        pods: ClaimPodSpecs | None = None
+        pods = self._pods.read_early(claim)
         while True:
             try:
                 with self._lease(deadline.remaining):

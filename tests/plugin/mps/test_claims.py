@@ -1,6 +1,7 @@
 """Claims by MPS, from request to CDI file and back, with an agent that is down at times."""
 
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -393,6 +394,32 @@ def test_pods_are_read_for_claims_without_mps_only_beside_claims_with_it(world):
     world.prepare(part("e", "gpu-1", pods="p"))
     world.prepare(turns("f", pods="q", memory="1Gi"))
     assert world.pods.read_names == ["p", "q"]
+
+
+def test_beside_a_claim_under_mps_another_is_planned_once_and_with_its_pods(world):
+    world.run(pod_spec("p", container("x", ("b", ""))))
+    world.prepare(part("a"))
+    leases = []
+
+    @contextmanager
+    def lease(seconds):
+        leases.append(list(world.pods.read_names))
+        yield
+
+    world.preparer = world.preparer_with(lease=lease)
+    world.prepare(part("b", pods="p"))
+
+    assert leases == [["p"]]
+
+
+def test_beside_claims_under_mps_no_pods_are_read_for_what_does_not_depend_on_them(world):
+    prepared = part("a", pods="p")
+    world.prepare(prepared)
+    world.prepare(part("b", "gpu-1"))
+    world.pods.allowed = False
+
+    assert world.prepare(prepared)
+    assert world.prepare(claim_of(allocation("gpu-0", admin=True), name="d", pods="p", configs=()))
 
 
 def test_a_claim_without_mps_whose_pod_may_not_be_read_is_told_why_it_has_to_be(world):
