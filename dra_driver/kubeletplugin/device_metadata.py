@@ -115,18 +115,16 @@ def _base(device: MetadataDevice) -> str:
 
 
 def _text(claim: Claim, devices: Sequence[MetadataDevice], driver: str) -> str:
+    content = json.dumps(_content(claim, devices, driver), ensure_ascii=False)
     return "".join(
-        json.dumps(_object(claim, devices, driver, version), ensure_ascii=False) + "\n"
+        f'{{"kind": "DeviceMetadata", "apiVersion": "{METADATA_GROUP}/{version}", {content[1:]}\n'
         for version in METADATA_VERSIONS
     )
 
 
-def _object(
-    claim: Claim, devices: Sequence[MetadataDevice], driver: str, version: str
-) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "kind": "DeviceMetadata",
-        "apiVersion": f"{METADATA_GROUP}/{version}",
+def _content(claim: Claim, devices: Sequence[MetadataDevice], driver: str) -> dict[str, Any]:
+    """What is the same in each version."""
+    content: dict[str, Any] = {
         "metadata": {
             "name": claim.ref.name,
             "namespace": claim.ref.namespace,
@@ -135,22 +133,22 @@ def _object(
         },
     }
     if claim.pod_claim_name:
-        document["podClaimName"] = claim.pod_claim_name
+        content["podClaimName"] = claim.pod_claim_name
     names = dict.fromkeys(device.request for device in devices)
-    document["requests"] = [
+    content["requests"] = [
         {
             "name": name,
             "devices": [_device(device, driver) for device in devices if device.request == name],
         }
         for name in names
     ]
-    return document
+    return content
 
 
 def _device(device: MetadataDevice, driver: str) -> dict[str, Any]:
     document: dict[str, Any] = {"driver": driver, "pool": device.pool, "name": device.device}
     if device.attributes:
         document["attributes"] = {
-            name: dict(device.attributes[name]) for name in sorted(device.attributes)
+            name: device.attributes[name] for name in sorted(device.attributes)
         }
     return document
