@@ -195,13 +195,15 @@ class PluginLease:
                 undo.callback(os.close, file)
                 line = _read_line(file)
             if _owner_in(line).get("token") != self._token:
+                if line:  # from now on it is nobody's, also if this process ends or fails here
+                    with disk_errors(f"write {self._lock}"):
+                        os.pwrite(file, b"?", 0)
                 self._on_change()
-                with disk_errors(f"write {self._lock}"):
-                    os.ftruncate(file, 0)
-            # The lock is the lease. A full disk leaves the file empty, which every process takes
-            # for another holder.
+            # The lock is the lease. A line that is not whole, since the disk is full, is taken for
+            # another holder's by every process. In place of another one it needs no room.
             with contextlib.suppress(OSError):
                 os.pwrite(file, self._line, 0)
+                os.ftruncate(file, len(self._line))
             undo.pop_all()
         os.close(wanted)
         return file

@@ -208,6 +208,43 @@ def test_a_full_disk_lets_one_in_after_the_other(short: Path) -> None:
         assert changes == ["first", "second", "first"]
 
 
+def test_on_a_disk_that_filled_up_threads_are_still_inside_together(short: Path) -> None:
+    with small_disk(short / "disk") as disk:
+        for owner in ("another", "pod-here"):
+            with turn(disk.path, owner).held():
+                pass
+        ours = PluginLease(disk.path, "ours", lambda: None)
+        disk.fill()
+        both = threading.Barrier(2, timeout=10)
+
+        def enter() -> None:
+            with ours.held():
+                both.wait()
+
+        threads = [threading.Thread(target=enter) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not both.broken
+
+
+def test_who_had_the_turn_is_told_of_a_process_that_died_while_it_was_told(short: Path) -> None:
+    events: list[str] = []
+    first = PluginLease(short, "first", lambda: events.append("first"))
+    with first.held():
+        pass
+
+    def dies() -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit), PluginLease(short, "second", dies).held():
+        pass
+
+    with first.held():
+        assert events == ["first", "first"]
+
+
 def test_who_gets_the_turn_from_another_is_told_before_anybody_enters(short: Path) -> None:
     events: list[str] = []
     first = PluginLease(short, "first", lambda: events.append("first"))
