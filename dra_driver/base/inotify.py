@@ -89,20 +89,23 @@ class DirectoryChanges:
     def watch(self, directories: Iterable[str | Path]) -> bool:
         """From now on watch these, and no others. False: not all of them are watched, since one is
         missing, or the kernel has no watches left; somebody has to look from time to time."""
+        watches: set[int] = set()
         try:
             if self._inotify is None:
                 self._inotify = Inotify()
                 self._poll.register(self._inotify.file, select.POLLIN)
             mask = self._mask | ONLY_DIRECTORIES
-            watches = frozenset(self._inotify.watch(each, mask) for each in directories)
+            for directory in directories:
+                watches.add(self._inotify.watch(directory, mask))
         except OSError as e:
+            self._watches |= watches
             if str(e) != self._error and not isinstance(e, FileNotFoundError):
                 log.warning("directories cannot be watched: looking", extra={"error": str(e)})
             self._error = str(e)
             return False
         for watch in self._watches - watches:
             self._inotify.unwatch(watch)
-        self._watches, self._error = watches, ""
+        self._watches, self._error = frozenset(watches), ""
         return bool(watches)
 
     def set(self) -> None:

@@ -69,6 +69,21 @@ def test_directories_that_are_named_no_more_are_not_watched(tmp_path, changes):
     assert changes.wait(LONG)
 
 
+def test_directories_that_were_watched_beside_a_missing_one_are_not_watched_for_ever(
+    tmp_path, changes
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    assert not changes.watch([first, tmp_path / "missing"])
+    assert changes.watch([second])
+    changes.clear()
+
+    (first / "new").touch()
+
+    assert not changes.wait(AT_ONCE)
+
+
 def test_any_thread_can_wake_who_waits_or_waits_next(changes):
     threading.Timer(0.05, changes.set).start()
     assert changes.wait(None)
