@@ -132,11 +132,12 @@ def _keep_driver_spec(parts: PluginParts, spec: DriverSpec, stack: ExitStack) ->
                 spec.keep()
 
     def remove_unused() -> None:
-        if not parts.is_newest():
-            return
-        with contextlib.suppress(DriverError), parts.lease.held(_STOP_SECONDS):
-            if not parts.ledger.records() and not parts.ledger.set_aside():
-                spec.remove()
+        with contextlib.suppress(DriverError):
+            if not parts.is_newest():
+                return
+            with parts.lease.held(_STOP_SECONDS):
+                if not parts.ledger.records() and not parts.ledger.set_aside():
+                    spec.remove()
 
     loop = Loop("driver-files", keep, parts.settings.look_interval)
     parts.after_publishing.append(loop.start)

@@ -27,7 +27,8 @@ class Nobody:
         return self
 
 
-def test_claims_may_be_others_after_another_process_had_the_lease(tmp_path: Path) -> None:
+def started(tmp_path: Path, stack: ExitStack) -> Any:
+    """The parts of a plugin, with what prepares claims."""
     settings = SimpleNamespace(
         driver_name="gpu.nvidia.com",
         node_name=POOL,
@@ -40,10 +41,23 @@ def test_claims_may_be_others_after_another_process_had_the_lease(tmp_path: Path
     )
     parts = plugin_parts(Nobody(), ledger=Ledger(tmp_path / "claims", "boot"))
     parts.settings, parts.offers, parts.labels = settings, Nobody(), Nobody()  # type: ignore[assignment]
-    heard: list[object] = []
-    parts.claim_listeners.append(heard.append)
+    start(parts, stack)
+    return parts
+
+
+def test_it_ends_also_where_nobody_can_tell_which_process_is_newest(tmp_path: Path) -> None:
+    def unreadable() -> bool:
+        raise NodeError("cannot read the directory of instances")
+
     with ExitStack() as stack:
-        start(parts, stack)
+        started(tmp_path, stack).is_newest = unreadable
+
+
+def test_claims_may_be_others_after_another_process_had_the_lease(tmp_path: Path) -> None:
+    heard: list[object] = []
+    with ExitStack() as stack:
+        parts = started(tmp_path, stack)
+        parts.claim_listeners.append(heard.append)
         for _ in range(2):
             with parts.lease.held():
                 assert heard == [None]  # at the first lease, whoever had it before
