@@ -72,3 +72,4 @@ MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"
 # CDI: the kind under which a claim's devices are named, as NVIDIA's driver does.
 CDI_CLASS: Final = "claim"
 CDI_DRIVER_CLASS: Final = "driver"  # what containers get of the installed driver
+CDI_DRIVER_DEVICE: Final = "files"

@@ -12,9 +12,9 @@ from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig, ShareId
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.steps import ServeMpsNamespace
-from dra_driver.plan.prepare.cdi_spec import claim_spec, driver_spec_id
+from dra_driver.plan.prepare.cdi_spec import claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
-from dra_driver.plan.prepare.driver_spec import driver_spec
+from dra_driver.plan.prepare.driver_spec import driver_spec, driver_spec_id
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from hack.cdi_apply import apply_edits
 from tests.builders import POOL, allocation, config, fraction, inventory, offer, ref

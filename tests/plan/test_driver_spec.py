@@ -25,9 +25,8 @@ from dra_driver.plan.prepare.cdi_spec import (
     ContainerDevice,
     cdi_device_id,
     claim_spec,
-    driver_spec_id,
 )
-from dra_driver.plan.prepare.driver_spec import driver_spec
+from dra_driver.plan.prepare.driver_spec import driver_spec, driver_spec_id
 from hack.cdi_apply import inject
 from tests.builders import gpu
 from tests.conftest import Golden

@@ -11,8 +11,9 @@ from cdi.validate import check
 from dra_driver.base.errors import ClaimError
 from dra_driver.k8s.claims import AllocationResult, Claim, ShareId
 from dra_driver.kubeletplugin.device_metadata import claim_uid_of_file
-from dra_driver.plan.prepare.cdi_spec import claim_spec, driver_spec_id
+from dra_driver.plan.prepare.cdi_spec import claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
+from dra_driver.plan.prepare.driver_spec import driver_spec_id
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from tests.builders import POOL, allocation, fraction, inventory, offer, ref
 from tests.fakes.node import FakeNode

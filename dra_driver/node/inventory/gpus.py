@@ -77,10 +77,10 @@ class GpuDiscovery:
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
 
-        Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
-        being changed, or has to wait for that, is ``stale``, and so are all of them at the
-        first scan at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
-        says. NodeError: the PCI bus cannot be read.
+        Never raises for one GPU's fault. A GPU that hangs costs its deadline once, and a fifth of
+        it for the read together with others. One that is being changed, or has to wait for that, is
+        ``stale``, and so are all of them at the first scan at which NVML itself is late. A node
+        without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
         """
         last, self._last = self._last, None
         if self._bound is None:  # before NVML is started: what comes after is seen as a change

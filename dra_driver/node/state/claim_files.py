@@ -1,10 +1,10 @@
 """Files that others read: the CDI specs of claims and of the driver, and claims' metadata.
 
 The container runtime finds the CDI specs (``CdiSpecFiles``, ``DriverSpecFile``), containers the
-metadata
-(``<plugin data>/metadata/<claim UID>_<request>.json``). A metadata file is there before a spec
-names it and goes after it, so nobody sees it half written, and what a killed writer left is found
-by its claim's UID. Without fsync: a power cut ends the boot, and with it the claim (see `ledger`).
+metadata (``<plugin data>/metadata/<claim UID>_<request>.json``). A metadata file is there before a
+spec names it and goes after it, so nobody sees it half written, and what a killed writer left is
+found by its claim's UID. Without fsync: a power cut ends the boot, and with it the claim (see
+`ledger`).
 """
 
 import os
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from api.names import CDI_CLASS, CDI_DRIVER_CLASS
+from api.names import CDI_CLASS, CDI_DRIVER_CLASS, CDI_DRIVER_DEVICE
 from cdi.encoding import from_text, to_json
 from cdi.errors import CdiError
 from cdi.spec import Spec
@@ -29,7 +29,8 @@ from dra_driver.kubeletplugin.device_metadata import (
 )
 from dra_driver.model.records import ClaimRecord
 
-_DRIVER_FILES: Final = "files"
+FileState = tuple[int, int, int, int]
+"""Inode, bytes, and when content and status changed (ns)."""
 
 
 @contextmanager
@@ -49,22 +50,26 @@ class DriverSpecFile:
 
     def __init__(self, directory: Path, vendor: str) -> None:
         self._store = SpecStore(directory, vendor, CDI_DRIVER_CLASS, fsync=False)
-        self._path = self._store.path(_DRIVER_FILES)
+        self._path = self._store.path(CDI_DRIVER_DEVICE)
 
     def write(self, spec: Spec) -> None:
         """Write it; where the same is there, nothing happens."""
         with _cdi_errors(self._store.directory):
-            self._store.write(spec, _DRIVER_FILES)
+            self._store.write(spec, CDI_DRIVER_DEVICE)
 
-    def exists(self) -> bool:
-        """Whether there is one, readable or not."""
+    def state(self) -> FileState | None:
+        """It is another one once anybody has written to it. None: there is no file."""
         with disk_errors(f"look for CDI file {self._path}"):
-            return self._path.exists()
+            try:
+                status = os.stat(self._path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def remove(self) -> None:
         """That there is none is success."""
         with _cdi_errors(self._store.directory):
-            self._store.remove(_DRIVER_FILES)
+            self._store.remove(CDI_DRIVER_DEVICE)
 
     def sweep(self) -> None:
         """Remove what a killed writer left half written."""
@@ -89,17 +94,17 @@ class CdiSpecFiles:
 
     def write(self, uid: ClaimUid, spec: Spec) -> str:
         """Write the spec of a claim; the text that was written."""
-        with self._errors():
+        with _cdi_errors(self.directory):
             return self._store.write(spec, uid)
 
     def restore(self, uid: ClaimUid, text: str) -> None:
         """Write what was written before; where it is still there, nothing happens."""
-        with self._errors():
+        with _cdi_errors(self.directory):
             self._store.write(from_text(text), uid)
 
     def read(self, uid: ClaimUid) -> Spec | None:
         """The spec of a claim; None: there is none."""
-        with self._errors():
+        with _cdi_errors(self.directory):
             return self._store.read(uid)
 
     def exists(self, uid: ClaimUid) -> bool:
@@ -109,21 +114,18 @@ class CdiSpecFiles:
             return path.exists()
 
     def remove(self, uid: ClaimUid) -> None:
-        with self._errors():
+        with _cdi_errors(self.directory):
             self._store.remove(uid)
 
     def claims(self) -> tuple[ClaimUid, ...]:
         """The claims that have a file."""
-        with self._errors():
+        with _cdi_errors(self.directory):
             return tuple(ClaimUid(uid) for uid in self._store.ids())
 
     def sweep(self) -> None:
         """Remove what a killed writer left half written."""
-        with self._errors():
+        with _cdi_errors(self.directory):
             self._store.sweep()
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return _cdi_errors(self.directory)
 
 
 _SUBDIRECTORY: Final = "metadata"

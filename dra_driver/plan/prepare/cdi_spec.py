@@ -141,18 +141,6 @@ def cdi_device_id(
     return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
 
 
-DRIVER_DEVICE: Final = "files"
-
-
-def driver_spec_id(driver: str = names.DRIVER) -> str:
-    """The same of what every container gets of the driver's files (``driver_spec``).
-
-    >>> driver_spec_id()
-    'k8s.gpu.nvidia.com/driver=files'
-    """
-    return str(qualify(cdi_vendor(driver), names.CDI_DRIVER_CLASS, DRIVER_DEVICE))
-
-
 def _of_device(claim: ClaimRef, device: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
     prefix = f"GPU_DEVICE_{_called(device)}"
     shares = (

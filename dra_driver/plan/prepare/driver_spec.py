@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from api import names
-from cdi.spec import CdiDevice, ContainerEdits, Hook, Mount, Spec
+from cdi.spec import CdiDevice, ContainerEdits, Hook, Mount, Spec, qualify
 from dra_driver.model.driver_files import DriverFiles, DriverLibrary, HostFile
-from dra_driver.plan.prepare.cdi_spec import DRIVER_DEVICE, cdi_vendor
+from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET: Final = (*_READ_ONLY, "noexec")
@@ -48,6 +48,15 @@ _HOOK_LINKS: Final = (
 )
 
 
+def driver_spec_id(driver: str = names.DRIVER) -> str:
+    """The CDI name of its one device, which the kubelet hands on to the container runtime.
+
+    >>> driver_spec_id()
+    'k8s.gpu.nvidia.com/driver=files'
+    """
+    return str(qualify(cdi_vendor(driver), names.CDI_DRIVER_CLASS, names.CDI_DRIVER_DEVICE))
+
+
 def driver_spec(files: DriverFiles, hook: str | None = None, driver: str = names.DRIVER) -> Spec:
     """The CDI spec of the installed driver, with one device, ``driver_spec_id``.
 
@@ -61,7 +70,7 @@ def driver_spec(files: DriverFiles, hook: str | None = None, driver: str = names
     version = ContainerEdits(env=(f"GPU_DRIVER_VERSION={files.version}",))
     return Spec(
         kind=f"{cdi_vendor(driver)}/{names.CDI_DRIVER_CLASS}",
-        devices=(CdiDevice(DRIVER_DEVICE, container_edits=version),),
+        devices=(CdiDevice(names.CDI_DRIVER_DEVICE, container_edits=version),),
         container_edits=edits + common,
     )
 

@@ -18,8 +18,9 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.plan.offer.slice_documents import attributes_of
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount
-from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id, driver_spec_id
+from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id
 from dra_driver.plan.prepare.claim import ClaimPlan
+from dra_driver.plan.prepare.driver_spec import driver_spec_id
 from dra_driver.plan.prepare.sharing import DeviceGrant, share_facts
 
 

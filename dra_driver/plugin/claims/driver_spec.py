@@ -13,7 +13,7 @@ from typing import Final
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_call
 from dra_driver.model.driver_files import DriverFiles
-from dra_driver.node.state.claim_files import DriverSpecFile
+from dra_driver.node.state.claim_files import DriverSpecFile, FileState
 from dra_driver.plan.prepare.driver_spec import driver_spec
 from dra_driver.plugin.claims.dependencies import DriverIdentity
 
@@ -34,16 +34,18 @@ class DriverSpec:
         self._files = files
         self._file = file
         self._lock = threading.Lock()
-        self._written: DriverFiles | None = None  # as far as this process knows
+        # What this process knows to be in the file, and what that was like then.
+        self._written: tuple[DriverFiles, FileState | None] | None = None
 
     def is_behind(self) -> bool:
-        """Whether the driver is another one than the spec says, or the spec is gone. False while no
-        whole driver is there."""
+        """Whether the driver is another one than the spec says, or somebody has changed or removed
+        the file. False while no whole driver is there."""
         try:
-            return not self._is_current(self._look())
+            files = self._look()
         except NodeError as e:
             log.debug("no whole driver", extra={"error": str(e)})
             return False
+        return not self._is_current(files)
 
     def keep(self) -> DriverFiles:
         """Write it where it is behind; the driver's files. NodeError: no whole driver is there,
@@ -52,7 +54,7 @@ class DriverSpec:
         with self._lock:
             if not self._is_current(files):
                 self._file.write(driver_spec(files, self._names.hook, self._names.driver))
-                self._written = files
+                self._written = files, self._file.state()
         return files
 
     def keep_after_others(self) -> None:
@@ -61,9 +63,9 @@ class DriverSpec:
         self.keep()
 
     def restore(self) -> None:
-        """There is one, of this driver or of an earlier one. NodeError: there is neither one nor a
-        whole driver."""
-        if not self._file.exists():
+        """There is one, of an earlier driver where none is whole. NodeError: there is neither one
+        nor a whole driver, or it cannot be written."""
+        if self.is_behind() or self._file.state() is None:
             self.keep()
 
     def remove(self) -> None:
@@ -77,4 +79,4 @@ class DriverSpec:
             return self._files()
 
     def _is_current(self, files: DriverFiles) -> bool:
-        return files == self._written and self._file.exists()
+        return self._written == (files, self._file.state())

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from cdi.spec import Spec
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import (
     ApiServerError,
@@ -22,6 +21,7 @@ from dra_driver.base.errors import (
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import Offer
@@ -89,9 +89,11 @@ class Preparer:
                         return done
                 raise
             # Whoever can create a claim says how long it takes to read: nobody waits for that.
-            prepared = self._prepare_when_free(with_decoded_configs(claim), deadline, hand_over)
-        self._changed(self._ledger.known(ref.uid))
-        return prepared
+            decoded = with_decoded_configs(claim)
+            try:
+                return self._prepare_when_free(decoded, deadline, hand_over)
+            finally:  # a claim that could not be taken back after an error is begun
+                self._changed(self._ledger.known(ref.uid))
 
     def unprepare(self, ref: ClaimRef) -> None:
         """Take back what *ref* was given. That there is nothing to take back is success."""
@@ -228,27 +230,24 @@ class Preparer:
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
         plan = self._planned(claim, offer, gpus, pods)
-        documents = self._documents(plan)  # they may be refused: before anything is done
+        # What may be refused: before anything is done.
+        documents = self._documents(plan)
+        driver = self.driver_spec.keep()
+        nodes = self._device_files(plan, driver)
         self._ledger.write(plan.record)
         begun: set[CreatePartition] = set()
         try:
             self._pods.refuse_two_servers(plan.record, pods)  # others may have come meanwhile
-            self._carry_out(plan.record, begun)
-            if instances := self._partitions.of(plan):
-                plan = plan.settled(instances)
-                self._ledger.write(plan.record)  # after a crash they are known from others
-                documents = self._documents(plan)
-            spec = self._render(plan, documents)
-            text = self._files.write(claim.ref.uid, spec, documents)
-            prepared = prepared_devices(plan, self._names.driver)
-            self._ledger.write(
-                replace(plan.record, prepared=prepared, spec=text, documents=tuple(documents))
-            )
+            settled = self._carry_out(plan, begun)
+            if settled is not plan:
+                plan, documents = settled, self._documents(settled)
+            if capabilities := _capabilities(plan):  # they are there with their partitions
+                nodes = self._device_files(plan, driver, capabilities)
+            return self._complete(plan, nodes, documents, self._serve(plan.record))
         except (DriverError, PodsNeeded):
             # The first error is reported.
             self._quietly(plan.record, partial(self._give_up, plan.record, begun))
             raise
-        return prepared
 
     def _planned(
         self, claim: Claim, offer: Offer, gpus: Collection[GpuUuid], pods: ClaimPodSpecs | None
@@ -260,12 +259,17 @@ class Preparer:
     def _documents(self, plan: ClaimPlan) -> Sequence[MetadataDocument]:
         return metadata_documents(plan, self._names.driver, self._files.metadata_directory)
 
-    def _carry_out(self, record: ClaimRecord, begun: set[CreatePartition]) -> None:
-        """Steps of one kind side by side; all but MPS, which needs the instances."""
-        steps = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
+    def _carry_out(self, plan: ClaimPlan, begun: set[CreatePartition]) -> ClaimPlan:
+        """The plan, with its instances. Steps of one kind go side by side; all but MPS, which needs
+        the instances."""
+        steps = (step for step in plan.steps if not isinstance(step, ServeMpsNamespace))
         carry_out = partial(self._partitions.carry_out, begun=begun)
         for _, alike in itertools.groupby(steps, key=type):
             in_parallel(carry_out, tuple(alike))
+        if instances := self._partitions.of(plan):
+            plan = plan.settled(instances)
+            self._ledger.write(plan.record)  # after a crash they are known from others
+        return plan
 
     def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
         """What the clients of MPS can use."""
@@ -274,14 +278,28 @@ class Preparer:
             for served in in_parallel(self._node.serve, record.namespaces)
         }
 
-    def _render(self, plan: ClaimPlan, documents: Sequence[MetadataDocument]) -> Spec:
-        """Missing device files are made. They stay: they do no harm, and others may use them."""
-        minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
-        capabilities = {name for grant in plan.grants for name in driver_capabilities(grant)}
-        files = self.driver_spec.keep()
-        nodes = self._node.device_files(minors, tuple(sorted(capabilities)), files)
-        gets = container_devices(plan, documents, self._serve(plan.record))
-        return claim_spec(plan.claim.ref, gets, nodes, self._names.driver)
+    def _device_files(
+        self, plan: ClaimPlan, driver: DriverFiles, capabilities: tuple[str, ...] = ()
+    ) -> DeviceFiles:
+        """Missing ones are made. They stay: they do no harm, and others may use them."""
+        minors = {grant.device.gpu.minor for grant in plan.grants}
+        return self._node.device_files(tuple(sorted(minors)), capabilities, driver)
+
+    def _complete(
+        self,
+        plan: ClaimPlan,
+        nodes: DeviceFiles,
+        documents: Sequence[MetadataDocument],
+        served: Mapping[MpsNamespaceName, ServedNamespace],
+    ) -> Sequence[PreparedDevice]:
+        """Write the files of a claim for which all is done, and its record."""
+        devices = container_devices(plan, documents, served)
+        spec = claim_spec(plan.claim.ref, devices, nodes, self._names.driver)
+        text = self._files.write(plan.claim.ref.uid, spec, documents)
+        prepared = prepared_devices(plan, self._names.driver)
+        record = replace(plan.record, prepared=prepared, spec=text, documents=tuple(documents))
+        self._ledger.write(record)
+        return prepared
 
     def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
         remaining = with_created(record, begun)
@@ -307,6 +325,10 @@ class Preparer:
             act()
         except DriverError as e:
             log.warning("cannot bring a claim into order yet", extra=_log_fields(record, e))
+
+
+def _capabilities(plan: ClaimPlan) -> tuple[str, ...]:
+    return tuple(sorted({name for grant in plan.grants for name in driver_capabilities(grant)}))
 
 
 def _gpus(record: ClaimRecord | None) -> frozenset[GpuUuid]:

@@ -9,10 +9,11 @@ import pytest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
-from tests.builders import claim, inventory, ref
+from tests.builders import claim, config, inventory, ref
 from tests.fakes.node import FILES, FakeNode
 from tests.fakes.preparers import DRIVER_SPEC, ClaimWorld
 
+LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
 UPGRADED = replace(FILES, version="590.1")
 
 
@@ -72,6 +73,15 @@ def test_it_follows_the_driver_while_no_claim_comes(world):
     assert not world.preparer.driver_spec.is_behind()
 
 
+def test_while_the_driver_is_incomplete_nothing_is_begun_for_a_claim(world):
+    world.whole(False)
+
+    with pytest.raises(NodeError, match="no complete"):
+        world.preparer.prepare(world.api.put(claim("gpu-0", configs=(LONG,))))
+
+    assert (world.node.done, world.files_of_claims) == ([], [])
+
+
 def test_a_claim_is_answered_with_the_driver_that_is_there_then(world):
     world.node.files = UPGRADED
 
@@ -98,6 +108,19 @@ def test_one_that_somebody_removed_is_missed_and_comes_back(world):
     assert world.preparer.driver_spec.is_behind()
 
     world.preparer.driver_spec.keep()
+
+    assert world.version == FILES.version
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"cdiVersion": "0.3.0"}'])
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_one_that_somebody_damaged_is_mended_before_a_claim_is_answered(world, text, asked_again):
+    if asked_again:
+        world.preparer.prepare(ref())
+    world.file.write_text(text)
+    assert world.preparer.driver_spec.is_behind()
+
+    world.preparer.prepare(ref())
 
     assert world.version == FILES.version
 
