@@ -200,6 +200,14 @@ def test_memory_below_that_of_a_cuda_context_is_refused_wherever_it_stands(size)
     assert sharing_of(allocation(), sharing=mps(defaultPinnedDeviceMemoryLimit="256Mi"))
 
 
+def test_memory_below_that_of_a_cuda_context_is_refused_in_a_configuration_that_does_not_apply():
+    overridden = config(sharing=mps(defaultPinnedDeviceMemoryLimit="1Mi"), source="FromClass")
+
+    message = refusal(allocation(), configs=(overridden, config()))
+
+    assert "fromclass.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 1Mi is less" in message
+
+
 @pytest.mark.parametrize("percent", [-1, 101, 50.5])
 def test_a_percentage_that_is_none_is_refused_with_its_field(percent):
     message = refusal(allocation(), sharing=mps(defaultActiveThreadPercentage=percent))
@@ -208,13 +216,13 @@ def test_a_percentage_that_is_none_is_refused_with_its_field(percent):
 
 
 def test_all_that_is_wrong_is_said_at_once_and_once():
-    limits = mps(**{PER_DEVICE: {"9": "1Gi"}}, defaultPinnedDeviceMemoryLimit="1Mi")
+    limits = mps(**{PER_DEVICE: {"8": "1Gi", "9": "1Gi"}})
     both = (allocation("gpu-0"), allocation("gpu-1"))
 
     message = refusal(*both, sharing=limits, at=offer(strategies=ONLY_TURNS))
 
+    assert message.count(f"{PATH}.{PER_DEVICE}[8]") == 1
     assert message.count(f"{PATH}.{PER_DEVICE}[9]") == 1
-    assert message.count("less than a CUDA context") == 1
     assert message.count("fromclaim.sharing.strategy: on this node gpu-") == 2
 
 

@@ -37,6 +37,8 @@ from dra_driver.plan.offer.slice_documents import bytes_quantity
 from dra_driver.plan.prepare.amounts import Amount
 from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
 
+_MIB = 1024 * 1024
+_PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 DEFAULT_CONFIG = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
 
 
@@ -88,12 +90,34 @@ def _decode_all(configs: Sequence[OpaqueConfig]) -> _ClaimConfigs:
     problems: list[str] = []
     for origin in configs:
         try:
-            decoded.append(DecodedConfig(origin, decode_config(origin.parameters, origin.path)))
+            config = decode_config(origin.parameters, origin.path)
         except ConfigError as e:
             problems.extend(e.problems)
+        else:
+            decoded.append(DecodedConfig(origin, config))
+            problems.extend(_memory_problems(config, origin.path))
         if len(problems) > MAX_PROBLEMS:  # nobody reads more
             break
     return _ClaimConfigs(tuple(decoded), tuple(problems))
+
+
+def _memory_problems(config: Config, path: str) -> Iterator[str]:
+    """Limits that no GPU could keep to, whether they come to apply to one or not."""
+    if isinstance(config, VfioDeviceConfig) or not isinstance(config.sharing, Mps):
+        return
+    mps_config, path = config.sharing.mps_config, f"{path}.sharing.mpsConfig"
+    limits = [
+        (f"{path}.{_PER_DEVICE}[{show_name(key)}]", value)
+        for key, value in mps_config.default_per_device_pinned_memory_limit.items()
+    ]
+    if most := mps_config.default_pinned_device_memory_limit:
+        limits.append((f"{path}.defaultPinnedDeviceMemoryLimit", most))
+    for where, value in limits:
+        if quantities.parse(value) < CUDA_CONTEXT_BYTES:
+            yield (
+                f"{where}: {value} is less than a CUDA context takes; write "
+                f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
+            )
 
 
 def applied_config(
@@ -131,7 +155,6 @@ def _wrong_type(
     return f"{mismatch}, but {allocation.device} is {kind}: write a {right}"
 
 
-_MIB = 1024 * 1024
 _INTERVALS = {
     "Default": TimeSliceInterval.DEFAULT,
     "Short": TimeSliceInterval.SHORT,
@@ -139,7 +162,6 @@ _INTERVALS = {
     "Long": TimeSliceInterval.LONG,
 }
 _PRIORITIES = {"Normal": MpsPriority.NORMAL, "BelowNormal": MpsPriority.BELOW_NORMAL}
-_PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,18 +346,6 @@ def _pinned(config: MpsConfig, device: Device, alike: Sequence[Device]) -> int |
 
 
 def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iterator[str]:
-    limits = [
-        (f"{path}.{_PER_DEVICE}[{show_name(key)}]", value)
-        for key, value in config.default_per_device_pinned_memory_limit.items()
-    ]
-    if most := config.default_pinned_device_memory_limit:
-        limits.append((f"{path}.defaultPinnedDeviceMemoryLimit", most))
-    for where, value in limits:
-        if quantities.rounded_up(value) < CUDA_CONTEXT_BYTES:
-            yield (
-                f"{where}: {value} is less than a CUDA context takes; write "
-                f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
-            )
     uuids = {gpu.uuid for gpu in alike if not gpu.created_for_claims}
     known = {*uuids, *(str(place) for place in range(len(alike)))}
     gpus = ", ".join(f"{place} ({_device_label(gpu)})" for place, gpu in enumerate(alike))
