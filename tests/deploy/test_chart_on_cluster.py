@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from api.names import CONFIG_VERSION
 from hack.testbed.cluster import Cluster
 from hack.testbed.waits import wait_for
 from tests.deploy.chart import CHART
@@ -413,6 +414,35 @@ def test_a_claim_with_admin_access_asks_for_monitors_instead(
         "all": [taint],
         "tolerant": [own_toleration, taint],
         "other": None,
+    }
+
+
+def test_a_wrong_configuration_is_refused_when_it_is_applied(installed: Installed) -> None:
+    refused = claim_with({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig", "colour": 1})
+    let_through = claim_with({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
+
+    def apply(document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        return installed.kubectl("apply", "--dry-run=server", "-f-", stdin=document)
+
+    wait_for(
+        "the policy to take effect", lambda: apply(refused).returncode != 0, timeout_seconds=30
+    )
+    assert (
+        "spec.devices.config[0].opaque.parameters.colour: unknown field; known are apiVersion, "
+        "kind and sharing"
+    ) in apply(refused).stderr
+    assert apply(let_through).returncode == 0
+
+
+def claim_with(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A claim with a configuration for this driver."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    config = {"opaque": {"driver": DRIVER, "parameters": parameters}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "chart-test-configured", "namespace": SPACE},
+        "spec": {"devices": {"requests": [request], "config": [config]}},
     }
 
 

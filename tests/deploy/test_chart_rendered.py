@@ -14,6 +14,7 @@ from api import names
 from tests.conftest import Golden
 from tests.deploy.chart import (
     CHART,
+    CONFIGS_POLICY,
     MPS_AGENT,
     NODE_POLICY,
     RENDER_GOLDEN,
@@ -415,8 +416,8 @@ def test_another_driver_name_is_followed_everywhere() -> None:
     rendered = render("--set", "driverName=gpu.example.com")
     classes = {name: rendered[name] for name in rendered if name.endswith("example.com")}
     assert len(classes) == len(CLASSES) + PROFILES
-    policies = rendered["ValidatingAdmissionPolicy"], rendered[NODE_POLICY]
-    for each in (*classes.values(), *policies, rendered["DaemonSet"]):
+    policies = ("ValidatingAdmissionPolicy", NODE_POLICY, CONFIGS_POLICY)
+    for each in (*classes.values(), *map(rendered.get, policies), rendered["DaemonSet"]):
         assert "gpu.nvidia.com" not in str(each)
     policy = str(rendered["MutatingAdmissionPolicy"]["spec"]).replace(names.MONITOR_TAINT, "")
     assert "gpu.nvidia.com" not in policy

@@ -208,10 +208,6 @@ def test_what_is_not_offered_is_said_in_the_pods_events(kube, driver):
             template("mps", part, config=[sharing("MPS", mpsConfig={each: {"7": "10Gi"}})]),
             f"{path}.mpsConfig.{each}[7]: is no GPU of the claim",
         ),
-        "word": (
-            template("word", part, config=[interval("Forever")]),
-            f"{path}.timeSlicingConfig.interval",
-        ),
         "turns": (
             template("turns", part, config=[interval("Long")]),
             f"{path}.timeSlicingConfig: gpu-",

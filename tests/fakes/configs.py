@@ -1,12 +1,14 @@
 """Opaque configurations that are as long as the API server takes them, in shapes that cost."""
 
 import json
+import string
 from collections.abc import Callable
 
 LONGEST = 10 * 1024  # bytes of one (resource.k8s.io: OpaqueParametersMaxLength)
 MOST = 32  # in a claim
 TOO_DEEP = frozenset({"lists in lists", "maps in maps", "lists at the edge"})  # for Python's JSON
 
+_CHARACTERS = string.ascii_letters + string.digits
 _HEAD = '{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"'
 _MPS = '"sharing":{"strategy":"MPS","mpsConfig":{'
 _LIMITS = f'{_MPS}"defaultPerDevicePinnedMemoryLimit":{{'
@@ -38,10 +40,17 @@ def _long(begin: str, character: str, end: str, length: int) -> str:
     return f"{_HEAD},{begin}{character * (length - len(_HEAD) - len(begin) - len(end) - 1)}{end}"
 
 
+def _short(number: int) -> str:
+    """Names of two letters or digits, as long as there are some."""
+    high, low = divmod(number, len(_CHARACTERS))
+    return _CHARACTERS[high] + _CHARACTERS[low]
+
+
 def shapes(length: int = LONGEST) -> dict[str, str]:
     """The JSON texts, by what there is much of."""
     return {
         "unknown fields": _filled("", lambda n: f'"f{n}":1', "}", length),
+        "short fields": _filled("", lambda n: f'"{_short(n)}":1', "}", length),
         "fields nearly right": _filled("", lambda n: f'"sharin{n}":1', "}", length),
         "nulls": _filled("", lambda n: f'"f{n}":null', "}", length),
         "a map": _filled('"x":{', lambda n: f'"f{n}":1', "}}", length),
