@@ -171,7 +171,7 @@ class Cluster:
         self.start(name)
 
     def import_images(self, archive: Path) -> None:
-        """Make the images of a `docker save` archive known to the node."""
+        """Make the images of an archive known to the node."""
         socket = str(self.layout.containerd_socket)
         command = [str(self.layout.bin / "ctr"), "--address", socket, "--namespace", "k8s.io"]
         answer = subprocess.run(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hack.container_image.layers import Link
 from hack.testbed import images
 from hack.testbed.cluster import Cluster
 from hack.testbed.packages import static_busybox
@@ -91,7 +92,7 @@ def stand_in(cluster: Cluster, directory: Path) -> None:
         "dra.test/stand-in:v1",
         {
             "bin/busybox": busybox,
-            **{f"bin/{name}": images.Link("busybox") for name in ("sh", "cat", "ls", "touch")},
+            **{f"bin/{name}": Link("busybox") for name in ("sh", "cat", "ls", "touch")},
             "bin/kubelet-plugin": directory / "serve",
             "bin/mps-agent": directory / "serve",
             "answers/livez": b"ok\n",

