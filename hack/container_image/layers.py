@@ -57,7 +57,9 @@ def _add_content(tar: tarfile.TarFile, path: str, content: Content) -> None:
             entry.linkname = target
             tar.addfile(entry)
         case Path():
-            add_file(tar, path, content.read_bytes(), content.stat().st_mode & 0o755)
+            is_program = content.stat().st_mode & 0o100
+            # Not the file's own mode: that depends on the umask.
+            add_file(tar, path, content.read_bytes(), 0o755 if is_program else 0o644)
         case bytes():
             add_file(tar, path, content)
 
