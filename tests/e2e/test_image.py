@@ -13,13 +13,14 @@ NAME = "dra.test/dra-driver-gpu:e2e"
 
 PROGRAMS = {contents.PYTHON, contents.PROGRAM, "usr/sbin/chroot"}
 IMPORT_EVERYTHING = """
-import importlib, pkgutil
+import importlib, pkgutil, subprocess
 import api, cdi, dra_driver, google._upb._message, grpc, kubernetes.config, kubernetes.client.rest
 import prometheus_client, pydantic, pydantic_core, pynvml, tenacity, urllib3, yaml, yaml._yaml
 for package in (api, cdi, dra_driver):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+subprocess.run(["chroot", "/", "dra-driver", "--help"], stdout=subprocess.DEVNULL, check=True)
 print("imported everything")
 """
 
@@ -110,6 +111,6 @@ def test_a_pod_of_it_knows_the_options_of_the_plugin(kube, imported):
     assert "--kubelet-dir" in run(kube, "image-help", "kubelet-plugin", "--help")
 
 
-def test_every_module_of_the_driver_and_every_extension_can_be_imported(kube, imported):
+def test_every_module_and_extension_can_be_imported_and_chroot_runs_programs(kube, imported):
     python = (f"/{contents.PYTHON}", "-c", IMPORT_EVERYTHING)
     assert run(kube, "image-imports", entrypoint=python) == "imported everything\n"
