@@ -37,6 +37,7 @@ _MENDS: Final = {
     errno.EROFS: "mount it writable",
     errno.ENOTDIR: "remove the file that stands where the directory should be",
     errno.EEXIST: "remove the file that stands where the directory should be",
+    errno.EISDIR: "remove the directory that stands where the file should be",
 }
 
 

@@ -175,8 +175,16 @@ def test_a_file_in_the_place_of_the_directory_is_named_with_the_mend(store, dire
     assert isinstance(refused.value.__cause__, OSError)
 
 
-def test_an_error_nobody_foresaw_still_names_the_directory(store, directory):
+def test_a_directory_in_the_place_of_a_file_is_told_with_the_mend(store, directory):
     store.path("a").mkdir(parents=True)
+
+    with pytest.raises(CdiStoreError, match=f"{directory}: cannot remove .*remove the directory"):
+        store.remove("a")
+
+
+def test_an_error_nobody_foresaw_still_names_the_directory(store, directory):
+    directory.mkdir(exist_ok=True)
+    store.path("a").symlink_to(store.path("a"))
 
     with pytest.raises(CdiStoreError, match=f"{directory}: cannot remove .*look at the directory"):
         store.remove("a")

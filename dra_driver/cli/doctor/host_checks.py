@@ -200,9 +200,10 @@ def driver_spec_findings(devices: Collection[str], ledger: LedgerSnapshot) -> It
     for cdi_id in sorted(relied_on - set(devices)):
         yield fail(
             CDI_FILES,
-            f"{cdi_id}, which every container with a GPU needs, is in no file",
-            "nothing for some seconds: the plugin writes it once a whole driver is there; where it "
-            "stays, its log says why; until then no container with a GPU can be started",
+            f"{cdi_id}, which every container with a GPU needs, is in no file that can be read",
+            "wait some seconds: the plugin writes it where a whole driver is installed; where it "
+            "does not come, the plugin does not run, or its log says why; no container with a GPU "
+            "can start without it",
         )
 
 
