@@ -225,6 +225,8 @@ class KubeletPlugin:
             lost = server.lost()
             for path in lost:
                 log.warning("somebody deleted our socket: serving anew", extra={"path": str(path)})
+            if self._paths.registration in lost:
+                self._registration.socket_lost()
             if lost:
                 self._serve({path: self._sockets[path] for path in lost})
                 healed = True

@@ -47,6 +47,10 @@ class RegistrationService:
         """Whether the kubelet accepted us the last time it said something."""
         return self._registered
 
+    def socket_lost(self) -> None:
+        """The kubelet forgets a plugin with its socket, and says when it has found the new one."""
+        self._registered = False
+
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The gRPC service."""
         return (

@@ -305,6 +305,20 @@ def test_a_deleted_registration_socket_comes_back_and_the_kubelet_registers_agai
         assert kubelet.prepare([ref("a")])
 
 
+def test_it_is_not_registered_while_the_kubelet_has_not_found_the_new_registration_socket(
+    short: Path,
+) -> None:
+    with running(short, watch_seconds=0.05) as run:
+        with FakeKubelet(short) as kubelet:
+            kubelet.wait_for_plugin(DRIVER)
+            eventually(lambda: run.plugin.registered, "the registration")
+
+        run.paths.registration.unlink()
+
+        eventually(lambda: not run.plugin.registered, "the loss")
+        eventually(run.paths.registration.exists, "another socket")
+
+
 def test_a_wiped_directory_comes_back_and_calls_in_flight_end(short: Path) -> None:
     gate = Gate()
     with (
