@@ -213,7 +213,7 @@ def _spec_lines(spec: Document) -> str:
     nodes = [node["path"] for node in _all(edits, "deviceNodes")]
     mounts = _all(edits, "mounts")
     targets = sorted({mount["containerPath"] for mount in mounts})
-    shown = [path for path in (_first(targets, name) for name in _NAMED) if path]
+    shown = [path for path in (_first(targets, name) for name in _NAMED) if path] or targets[:1]
     rows = [
         ("device", names),
         ("env", variables[0] + _and_more(variables, 1)),

@@ -147,6 +147,11 @@ class PluginLease:
         finally:
             self._leave()
 
+    def changed_hands(self) -> bool:
+        """Whether another process has held the lease since this one did, or waits for it."""
+        with disk_errors(f"read {self._lock}"), closing_file(open_lock_file(self._lock)) as file:
+            return not self._is_undisputed(file)
+
     def _join(self, deadline: Deadline) -> bool:
         """Enter if this process holds the lease; False: the caller has to take it."""
         with self._changed:

@@ -61,7 +61,7 @@ class DriverSpecFile:
         """It is another one once anybody has written to it. None: there is no file."""
         with disk_errors(f"look for CDI file {self._path}"):
             try:
-                status = os.stat(self._path)
+                status = os.lstat(self._path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -124,12 +124,17 @@ def _start_repairs(
 
 def _keep_driver_spec(parts: PluginParts, spec: DriverSpec, stack: ExitStack) -> None:
     """Once GPUs are published; the first claim may come before. It goes when this process ends and
-    no claim needs it."""
+    no claim needs it.
+
+    Where another process held the lease, the loop takes it back soon: memory guard and limits hear
+    of what that one prepared when the ledger is read again.
+    """
 
     def keep() -> None:
-        if spec.is_behind() and parts.is_newest():
+        if (spec.is_behind() or parts.lease.changed_hands()) and parts.is_newest():
             with parts.lease.held():
-                spec.keep()
+                if spec.is_behind():
+                    spec.keep()
 
     def remove_unused() -> None:
         with contextlib.suppress(DriverError):

@@ -229,6 +229,19 @@ def test_on_a_disk_that_filled_up_threads_are_still_inside_together(short: Path)
         assert not both.broken
 
 
+def test_a_process_knows_whether_another_had_the_turn_since(short: Path) -> None:
+    first = turn(short, "first")
+    assert first.changed_hands()
+    with first.held():
+        assert not first.changed_hands()
+    assert not first.changed_hands()
+
+    with turn(short, "second").held():
+        pass
+
+    assert first.changed_hands()
+
+
 def test_who_had_the_turn_is_told_of_a_process_that_died_while_it_was_told(short: Path) -> None:
     events: list[str] = []
     first = PluginLease(short, "first", lambda: events.append("first"))

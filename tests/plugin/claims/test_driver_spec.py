@@ -125,6 +125,21 @@ def test_one_that_somebody_damaged_is_mended_before_a_claim_is_answered(world, t
     assert world.version == FILES.version
 
 
+@pytest.mark.parametrize("kind", ["directory", "somebody else's"])
+def test_what_is_not_ours_in_its_place_is_said_and_left_alone(world, kind):
+    world.file.unlink()
+    if kind == "directory":
+        world.file.mkdir()
+    else:
+        world.file.write_text('{"cdiVersion": "0.3.0", "kind": "vendor.example/gpu"}')
+
+    with pytest.raises(NodeError, match=r"remove the directory that stands|not ours"):
+        world.preparer.prepare(ref())
+
+    assert world.file.exists()
+    assert world.files_of_claims == []
+
+
 def test_a_claim_that_is_asked_for_again_brings_it_back(world):
     first = world.preparer.prepare(ref())
     shutil.rmtree(world.directory / "cdi")

@@ -12,6 +12,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.start import start
 from tests.builders import POOL
 from tests.plugin.memory.parts import plugin_parts
+from tests.waiting import eventually
 
 
 class Nobody:
@@ -37,7 +38,7 @@ def started(tmp_path: Path, stack: ExitStack) -> Any:
         cdi_dir=tmp_path / "cdi",
         nvidia_cdi_hook="",
         reconcile_interval=60.0,
-        look_interval=60.0,
+        look_interval=0.01,
     )
     parts = plugin_parts(Nobody(), ledger=Ledger(tmp_path / "claims", "boot"))
     parts.settings, parts.offers, parts.labels = settings, Nobody(), Nobody()  # type: ignore[assignment]
@@ -66,3 +67,19 @@ def test_claims_may_be_others_after_another_process_had_the_lease(tmp_path: Path
             pass
         with parts.lease.held():
             assert heard == [None, None]
+
+
+def test_what_another_process_prepared_is_read_soon_while_no_claim_comes(tmp_path: Path) -> None:
+    heard: list[object] = []
+    with ExitStack() as stack:
+        parts = started(tmp_path, stack)
+        with parts.lease.held():
+            pass
+        parts.claim_listeners.append(heard.append)
+        for act in parts.after_publishing:
+            act()
+
+        with PluginLease(tmp_path, "old", lambda: None).held():
+            assert not heard
+
+        eventually(lambda: heard == [None], "the ledger to be read")
