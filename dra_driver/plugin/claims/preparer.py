@@ -115,9 +115,9 @@ class Preparer:
 
         Claims whose preparation was cut short are taken back; a completed claim gets its files
         again where they are gone (a cleared /var/run), and so does the driver; files of no claim
-        are removed. What fails
-        waits for the next time: a *started* record goes on holding its devices. To be called while
-        this process holds the lease. NodeError: the ledger itself cannot be read.
+        are removed. What fails waits for the next time: a *started* record goes on holding its
+        devices. To be called while this process holds the lease. NodeError: the ledger itself
+        cannot be read.
         """
         self._ledger.reload()
         try:
@@ -238,9 +238,11 @@ class Preparer:
         begun: set[CreatePartition] = set()
         try:
             self._pods.refuse_two_servers(plan.record, pods)  # others may have come meanwhile
-            settled = self._carry_out(plan, begun)
-            if settled is not plan:
-                plan, documents = settled, self._documents(settled)
+            self._carry_out(plan.record, begun)
+            if instances := self._partitions.of(plan):
+                plan = plan.settled(instances)
+                self._ledger.write(plan.record)  # after a crash they are known from others
+                documents = self._documents(plan)
             if capabilities := _capabilities(plan):  # they are there with their partitions
                 nodes = self._device_files(plan, driver, capabilities)
             return self._complete(plan, nodes, documents, self._serve(plan.record))
@@ -259,17 +261,12 @@ class Preparer:
     def _documents(self, plan: ClaimPlan) -> Sequence[MetadataDocument]:
         return metadata_documents(plan, self._names.driver, self._files.metadata_directory)
 
-    def _carry_out(self, plan: ClaimPlan, begun: set[CreatePartition]) -> ClaimPlan:
-        """The plan, with its instances. Steps of one kind go side by side; all but MPS, which needs
-        the instances."""
-        steps = (step for step in plan.steps if not isinstance(step, ServeMpsNamespace))
+    def _carry_out(self, record: ClaimRecord, begun: set[CreatePartition]) -> None:
+        """Steps of one kind side by side; all but MPS, which needs the instances."""
+        steps = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
         carry_out = partial(self._partitions.carry_out, begun=begun)
         for _, alike in itertools.groupby(steps, key=type):
             in_parallel(carry_out, tuple(alike))
-        if instances := self._partitions.of(plan):
-            plan = plan.settled(instances)
-            self._ledger.write(plan.record)  # after a crash they are known from others
-        return plan
 
     def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
         """What the clients of MPS can use."""

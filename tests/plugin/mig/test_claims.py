@@ -9,6 +9,7 @@ from dra_driver.base.errors import ClaimError, NodeError, PlacementTaken, Unknow
 from dra_driver.k8s.claims import Claim
 from dra_driver.model.offer import AdminAccess, Device
 from dra_driver.model.steps import CreatePartition, RemovePartition, SetMigMode
+from dra_driver.node.state.ledger import Ledger
 from tests.builders import allocation, ref
 from tests.fakes.mig import FOUR, ONE, THREE, mig_gpu, name_of, partition, partition_device
 from tests.plugin.mig.world import (
@@ -277,3 +278,24 @@ def test_a_claim_for_an_unknown_config_touches_no_gpu(world):
         world.prepare(FIRST, configs=(wrong,))
 
     assert world.state == CLEAN
+
+
+class LedgerOnAFullDisk(Ledger):
+    """Takes no instance of a claim that is not completed."""
+
+    def write(self, record):
+        if any(holding.instance for holding in record.holdings) and not record.completed:
+            raise NodeError("no space left on the disk")
+        super().write(record)
+
+
+def test_a_partition_whose_instance_cannot_be_recorded_is_removed_by_its_uuid(world):
+    world.ledger_type = LedgerOnAFullDisk
+    world.restart()
+
+    with pytest.raises(NodeError, match="no space left"):
+        world.prepare(FIRST)
+
+    removed = [step.uuid for step in world.node.undone if isinstance(step, RemovePartition)]
+    assert removed == [UUID]
+    assert world.ledger.records() == ()

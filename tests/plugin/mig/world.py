@@ -59,6 +59,8 @@ class FixedOffers:
 class World:
     """``restart`` is what a new process finds after a crash."""
 
+    ledger_type: type[Ledger] = Ledger
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.api = Api()
@@ -72,7 +74,7 @@ class World:
         self.restart()
 
     def restart(self):
-        self.ledger = Ledger(self.directory / "claims", "boot")
+        self.ledger = self.ledger_type(self.directory / "claims", "boot")
         self.open_offers()
         specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(self.directory / "plugin"))
