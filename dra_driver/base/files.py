@@ -37,6 +37,21 @@ def removed_directory(directories: Iterable[Path]) -> str | None:
     return None
 
 
+FileSignature = tuple[int, int, int, int, int]
+"""Device, inode, bytes, and when content and status changed (ns)."""
+
+
+def signature_of(status: os.stat_result) -> FileSignature:
+    """Another one once the file was written to or replaced."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
 HANGING_AFTER_SECONDS: Final = 60.0
 
 _running_calls: Final[dict[object, tuple[float, str]]] = {}  # of all threads

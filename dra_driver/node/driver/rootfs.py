@@ -9,8 +9,7 @@ import errno
 import os
 from typing import Final
 
-FileSignature = tuple[int, int, int, int, int]
-"""Device, inode, size, and times of last change: another file, or other content, differs."""
+from dra_driver.base.files import FileSignature, signature_of
 
 FileSignatures = dict[str, FileSignature | None]
 """What was looked at, by path as this process sees it, and what was found; None: nothing. Of a
@@ -115,7 +114,7 @@ def file_signature(path: str) -> FileSignature | None:
         if e.errno in _ABSENT:
             return None
         raise
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return signature_of(status)
 
 
 def files_unchanged(signatures: FileSignatures) -> bool:

@@ -20,7 +20,14 @@ from cdi.errors import CdiError
 from cdi.spec import Spec
 from cdi.store import SpecStore
 from dra_driver.base.errors import ClaimRecordLost, NodeError
-from dra_driver.base.files import closing_file, disk_call, disk_errors, write_all
+from dra_driver.base.files import (
+    FileSignature,
+    closing_file,
+    disk_call,
+    disk_errors,
+    signature_of,
+    write_all,
+)
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.device_metadata import (
     MetadataDocument,
@@ -28,9 +35,6 @@ from dra_driver.kubeletplugin.device_metadata import (
     metadata_file_name,
 )
 from dra_driver.model.records import ClaimRecord
-
-FileState = tuple[int, int, int, int]
-"""Inode, bytes, and when content and status changed (ns)."""
 
 
 @contextmanager
@@ -57,14 +61,13 @@ class DriverSpecFile:
         with _cdi_errors(self._store.directory):
             self._store.write(spec, CDI_DRIVER_DEVICE)
 
-    def state(self) -> FileState | None:
-        """It is another one once anybody has written to it. None: there is no file."""
+    def signature(self) -> FileSignature | None:
+        """What it is now, whoever wrote it. None: there is no file."""
         with disk_errors(f"look for CDI file {self._path}"):
             try:
-                status = os.lstat(self._path)
+                return signature_of(os.lstat(self._path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def remove(self) -> None:
         """That there is none is success."""

@@ -15,7 +15,14 @@ from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import NotAFile, disk_errors, read_file, write_atomically
+from dra_driver.base.files import (
+    FileSignature,
+    NotAFile,
+    disk_errors,
+    read_file,
+    signature_of,
+    write_atomically,
+)
 from dra_driver.model.mig_layouts import MigState
 
 log = logging.getLogger(__name__)
@@ -31,7 +38,6 @@ class MigStateOfBoot:
 
 _CODEC: Final = Codec[MigStateOfBoot](MigStateOfBoot)
 _NOTHING: Final = MigState()
-_Fingerprint = tuple[int, int, int, int]
 
 
 class _DamagedMigState(NodeError):
@@ -45,7 +51,7 @@ class MigStateFile:
         self._path = path
         self._boot = boot_id
         self._lock = threading.Lock()
-        self._last: tuple[_Fingerprint, MigState] | None = None
+        self._last: tuple[FileSignature, MigState] | None = None
 
     def read(self) -> MigState:
         """The recorded state, the same object as long as the file does not change; an empty one
@@ -53,8 +59,8 @@ class MigStateFile:
         last = self._last
         with disk_errors(f"read {self._path}"):
             try:
-                fingerprint = _fingerprint(os.stat(self._path))  # of this state, or an older one
-                if last is not None and last[0] == fingerprint:
+                signature = signature_of(os.stat(self._path))  # of this state, or an older one
+                if last is not None and last[0] == signature:
                     return last[1]
                 state = self._of_this_boot(_CODEC.decode(read_file(self._path)))
             except FileNotFoundError:
@@ -64,7 +70,7 @@ class MigStateFile:
                     f"{self._path} cannot be understood, so it is not known which MIG instances "
                     f"layouts made: {e}"
                 ) from e
-        self._last = fingerprint, state
+        self._last = signature, state
         return state
 
     def _of_this_boot(self, recorded: MigStateOfBoot) -> MigState:
@@ -115,7 +121,3 @@ class MigStateFile:
             text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
             self._last = None
-
-
-def _fingerprint(status: os.stat_result) -> _Fingerprint:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

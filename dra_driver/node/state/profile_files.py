@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from dra_driver.base.codec import Codec
 from dra_driver.base.errors import SettingsError
-from dra_driver.base.files import read_file, write_atomically
+from dra_driver.base.files import read_file, signature_of, write_atomically
 from dra_driver.base.yaml_documents import load_documents
 from dra_driver.model.profiles import Profile
 
@@ -150,15 +150,7 @@ def _files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _stat(file: Path) -> tuple[object, ...]:
-    status = file.stat()
-    return (
-        file,
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    return file, *signature_of(file.stat())
 
 
 def _contents(files: list[tuple[str, Path]]) -> ProfileFileContents:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_call
+from dra_driver.base.files import FileSignature, disk_call
 from dra_driver.model.driver_files import DriverFiles
-from dra_driver.node.state.claim_files import DriverSpecFile, FileState
+from dra_driver.node.state.claim_files import DriverSpecFile
 from dra_driver.plan.prepare.driver_spec import driver_spec
 from dra_driver.plugin.claims.dependencies import DriverIdentity
 
@@ -35,7 +35,7 @@ class DriverSpec:
         self._file = file
         self._lock = threading.Lock()
         # What this process knows to be in the file, and what that was like then.
-        self._written: tuple[DriverFiles, FileState | None] | None = None
+        self._written: tuple[DriverFiles, FileSignature | None] | None = None
 
     def is_behind(self) -> bool:
         """Whether the driver is another one than the spec says, or somebody has changed or removed
@@ -54,7 +54,7 @@ class DriverSpec:
         with self._lock:
             if not self._is_current(files):
                 self._file.write(driver_spec(files, self._names.hook, self._names.driver))
-                self._written = files, self._file.state()
+                self._written = files, self._file.signature()
         return files
 
     def keep_after_others(self) -> None:
@@ -65,7 +65,7 @@ class DriverSpec:
     def restore(self) -> None:
         """There is one, of an earlier driver where none is whole. NodeError: there is neither one
         nor a whole driver, or it cannot be written."""
-        if self.is_behind() or self._file.state() is None:
+        if self.is_behind() or self._file.signature() is None:
             self.keep()
 
     def remove(self) -> None:
@@ -79,4 +79,4 @@ class DriverSpec:
             return self._files()
 
     def _is_current(self, files: DriverFiles) -> bool:
-        return self._written == (files, self._file.state())
+        return self._written == (files, self._file.signature())

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pydantic
 
-from dra_driver.base.files import read_file, write_atomically
+from dra_driver.base.files import FileSignature, read_file, signature_of, write_atomically
 from dra_driver.model.gpus import Partition, Placement
 from dra_driver.sim.host.tools import MIG_MODE_FILE, MIG_STATE_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.mig.geometry import (
@@ -110,7 +110,7 @@ class MigStateStore:
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     followed: Followed = lambda node, gpu, state: None  # told of each change; None: it is gone
     _states: dict[str, BoardState] = field(default_factory=dict)
-    _read: dict[str, tuple[tuple[int, ...], BoardState]] = field(default_factory=dict)  # by file
+    _read: dict[str, tuple[FileSignature, BoardState]] = field(default_factory=dict)  # by file
     _lock: Any = field(default_factory=threading.RLock)
 
     def may_enter(self, gpu: SimulatedGpu, instance: GpuInstanceState) -> bool:
@@ -173,10 +173,9 @@ class MigStateStore:
             f"{self.host}/{SETTINGS_DIRECTORY}/{node.driver_version}/{gpu.uuid}{MIG_STATE_SUFFIX}"
         )
         try:
-            status = os.stat(file)
-            version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if (last := self._read.get(file)) is None or last[0] != version:
-                last = version, _CODEC.validate_json(read_file(file))
+            signature = signature_of(os.stat(file))
+            if (last := self._read.get(file)) is None or last[0] != signature:
+                last = signature, _CODEC.validate_json(read_file(file))
                 self._read[file] = last
         except FileNotFoundError:
             return None
