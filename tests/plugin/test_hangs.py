@@ -224,6 +224,7 @@ def test_a_directory_that_was_made_anew_on_the_host_is_neither_live_nor_ready(
         shutil.rmtree(home / "cdi")
         (home / "cdi").mkdir()
 
+        wait("it to be dead", lambda: get(port, "/livez")[0] == 503)  # an answer holds a second
         for path in ("/livez", "/readyz"):
             status, body = get(port, path)
             assert status == 503
