@@ -20,6 +20,7 @@ from dra_driver.plugin.metrics import Metrics, MpsMetrics
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = REPOSITORY / "docs/reference"
 VALUES = REPOSITORY / "deploy/helm/dra-driver-gpu/values.yaml"
+NVIDIA_VALUES = REPOSITORY / "deploy/helm/dra-driver-gpu/nvidia-values.yaml"
 LONGEST_DEFAULT = 60  # characters of a chart value that are shown
 
 _HELP = re.compile(
@@ -81,6 +82,13 @@ def pages() -> Mapping[str, str]:
             "[values.yaml](../../deploy/helm/dra-driver-gpu/values.yaml). A name or a type that "
             "the chart does not know is refused.",
             _table(("value", "default", "when to change it"), value_rows(VALUES.read_text())),
+        ),
+        "nvidia-chart-values.md": _page(
+            "Values of NVIDIA's chart",
+            "What the values of the Helm chart of NVIDIA's DRA driver are in this one "
+            "([Chart values](chart-values.md)). `helm install` refuses a values file that was "
+            "written for that chart, and says for each value in it what stands here.",
+            _table(("value of NVIDIA's chart", "here"), nvidia_value_rows()),
         ),
     }
 
@@ -218,6 +226,12 @@ def value_rows(text: str) -> list[Row]:
         else:
             comment = []
     return rows
+
+
+def nvidia_value_rows() -> list[Row]:
+    """A row for each value of the chart of NVIDIA's DRA driver."""
+    values = yaml.safe_load(NVIDIA_VALUES.read_text())
+    return [(f"`{value['value']}`", value["here"]) for value in values]
 
 
 def _shown(values: Any, path: Iterable[str]) -> str:

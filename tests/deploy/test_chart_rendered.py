@@ -1,11 +1,7 @@
 """The chart in the hands of the real helm."""
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +17,6 @@ from tests.deploy.chart import (
     helm,
     host_paths,
     pod_spec,
-    refusal,
     render,
     values,
     variables,
@@ -81,65 +76,6 @@ def test_the_classes_are_of_the_newest_version_that_the_cluster_has(
 def test_claims_with_admin_access_are_rewritten(arguments: list[str], rewritten: bool) -> None:
     kinds = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
     assert render(*arguments).keys() & kinds == (kinds if rewritten else set())
-
-
-class Discovery(BaseHTTPRequestHandler):
-    """What a cluster of 1.33 without Dynamic Resource Allocation says about itself."""
-
-    ANSWERS: ClassVar = {
-        "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.4"},
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-    }
-
-    def do_GET(self) -> None:
-        answer = self.ANSWERS.get(self.path.partition("?")[0])
-        body = json.dumps(answer).encode()
-        self.send_response(200 if answer else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test says what matters."""
-
-
-@pytest.fixture
-def cluster_without_the_api(tmp_path: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Discovery) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        config = {
-            "current-context": "it",
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            "clusters": [
-                {"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
-            ],
-            "users": [{"name": "it", "user": {}}],
-        }
-        path = tmp_path / "kubeconfig"
-        path.write_text(json.dumps(config))
-        yield str(path)
-        server.shutdown()
-        thread.join()
-
-
-def test_a_cluster_that_does_not_serve_this_api_is_refused_with_what_to_turn_on(
-    cluster_without_the_api: str,
-) -> None:
-    answer = helm(
-        *("install", "dra-driver-gpu", str(CHART), "--namespace", "gpus", "--dry-run=server"),
-        kubeconfig=cluster_without_the_api,
-    )
-    assert answer.returncode != 0
-    assert "Kubernetes v1.33.4) does not serve resource.k8s.io" in answer.stderr
-    assert "--feature-gates=DynamicResourceAllocation=true" in answer.stderr
-
-
-def test_a_cluster_that_is_too_old_is_refused() -> None:
-    assert ">=1.32.0-0" in refusal("--kube-version", "1.31.14")
 
 
 def test_the_extended_resources_can_be_left_to_a_device_plugin() -> None:
@@ -231,62 +167,65 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
     assert variables(pod)["PROFILE"] == "any"
 
 
-REFUSED_VALUES = {
-    "a misspelt group": (["lgo.level=debug"], "'lgo' not allowed"),
-    "a misspelt value in a group": (["log.lvel=debug"], "'lvel' not allowed"),
-    "a misspelt resource": (["resources.request.cpu=1"], "'request' not allowed"),
-    "a misspelt toleration": (["tolerations[0].ky=a"], "'ky' not allowed"),
-    "a log level that does not exist": (["log.level=verbose"], "/log/level"),
-    "a port that is no number": (["httpPort=http"], "/httpPort"),
-    "a driver name that is no DNS name": (["driverName=Gpu_1"], "/driverName"),
-    "a relative driver root": (["driverRoot=opt/nvidia"], "/driverRoot"),
-    "an update of no node at a time": (["updateAtOnce=0"], "/updateAtOnce"),
-    "a profile no label can name": (["profiles.-a=b"], "invalid propertyName '-a'"),
-    "a profile that has no name": (["profile=not/one"], "/profile"),
-    "profiles of two origins": (
-        ["profiles.a=b", "existingProfilesConfigMap=c"],
-        "exclude each other",
-    ),
-    "a value taken away": (["log.level=null"], "level"),
-    "simulated GPUs on labelled nodes only": (
-        ["sim=h100x8", "onlyLabelledNodes=true"],
-        "exclude each other",
-    ),
-    "an MPS directory too long for a socket": ([f"mps.dir=/{'m' * 33}"], "can have 33"),
-    "a relative MPS directory": (["mps.dir=run/mps"], "/mps/dir"),
-    "no profile of MIG": (["mig.profiles={10gb}"], "/mig/profiles/0"),
-    "a profile of MIG twice": (["mig.profiles={1g.10gb,1g.10gb}"], "/mig/profiles"),
-    "a resource of no domain": (["mig.extendedResourcePrefix=mig-"], "/mig/extendedResourcePrefix"),
-    "a misspelt value of MPS": (["mps.enable=false"], "'enable' not allowed"),
-    "one port for two": (["hostNetwork=true", "mps.httpPort=8080"], "are both 8080"),
-    "a variable that the chart sets": (
-        ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
-        "may not set CDI_DIR",
-    ),
-    "a path too long for a socket": ([f"kubeletDir=/var/lib/{'k' * 64}"], "No socket fits"),
-}
+def test_values_that_mean_the_same_in_nvidias_chart_are_taken() -> None:
+    options = "image.tag=v1,nameOverride=,serviceAccount.name=gpus,serviceAccount.annotations.a=b"
+    rendered = render("--set", options)
+    assert rendered["ServiceAccount"]["metadata"]["annotations"] == {"a": "b"}
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED_VALUES.values(), ids=REFUSED_VALUES)
-def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
-    assert message in refusal("--set", ",".join(arguments))
+def test_the_account_of_the_plugin_is_followed_everywhere() -> None:
+    rendered = render("--set", "serviceAccount.create=false,serviceAccount.name=gpus")
+    assert "ServiceAccount" not in rendered
+    assert pod_spec(rendered)["serviceAccountName"] == "gpus"
+    [subject] = rendered["ClusterRoleBinding"]["subjects"]
+    assert (subject["name"], subject["namespace"]) == ("gpus", "gpus")
+    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY):
+        [condition] = rendered[policy]["spec"]["matchConditions"]
+        assert condition["expression"].endswith("== 'system:serviceaccount:gpus:gpus'")
+    assert pod_spec(rendered, MPS_AGENT)["serviceAccountName"] == "dra-driver-gpu-mps-agent"
 
 
-def test_the_default_namespace_is_refused_unless_allowed() -> None:
-    message = refusal(namespace="default")
-    assert "--namespace dra-driver-gpu --create-namespace" in message
-    assert "allowDefaultNamespace=true" in message
-    render("--set", "allowDefaultNamespace=true", namespace="default")
+@pytest.mark.parametrize(
+    ("value", "name", "label"),
+    [
+        pytest.param("nameOverride=gpus", "dra-driver-gpu-gpus", "gpus", id="of the chart"),
+        pytest.param("fullnameOverride=gpus", "gpus", "dra-driver-gpu", id="as a whole"),
+    ],
+)
+def test_objects_can_have_other_names(value: str, name: str, label: str) -> None:
+    rendered = render("--set", value)
+    for component in ("kubelet-plugin", MPS_AGENT):
+        key = "DaemonSet" if component == "kubelet-plugin" else f"{MPS_AGENT} DaemonSet"
+        assert rendered[key]["metadata"]["name"] == f"{name}-{component}"
+        selector = rendered[key]["spec"]["selector"]["matchLabels"]
+        assert selector["app.kubernetes.io/name"] == label
+        assert selector.items() <= rendered[key]["spec"]["template"]["metadata"]["labels"].items()
+    named = {each["metadata"]["name"] for each in rendered.values() if "spec" not in each}
+    assert all(each.startswith(f"{name}-") for each in named)
 
 
-def test_no_variable_of_the_chart_can_be_set_twice() -> None:
-    """The list in the guard and the list in the DaemonSet are the same, with every option on."""
-    everything = (
-        "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook,"
-        "profile=one,runtimeDir=/var/lib/containerd-state"
-    )
-    for name in variables(pod_spec(render("--set", everything))):
-        assert f"may not set {name}" in refusal("--set", f"env[0].name={name},env[0].value=x")
+def test_beside_another_driver_its_classes_are_left_to_it_and_no_claim_is_rewritten() -> None:
+    rendered = render("--set", "besideOtherDriver=true")
+    missing = set(render()) - set(rendered)
+    policies = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+    assert missing == {names.DRIVER, "mig.nvidia.com"} | policies
+
+
+def test_on_openshift_the_accounts_may_use_constraints_of_their_own() -> None:
+    assert "SecurityContextConstraints" not in render()
+    rendered = render("--api-versions", "security.openshift.io/v1")
+    constraints = rendered["SecurityContextConstraints"]
+    accounts = [pod_spec(rendered, part)["serviceAccountName"] for part in ("", MPS_AGENT)]
+    assert constraints["users"] == [f"system:serviceaccount:gpus:{name}" for name in accounts]
+    for component in ("", MPS_AGENT):
+        pod = pod_spec(rendered, component)
+        kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= set(constraints["volumes"])
+        assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    assert constraints["allowHostNetwork"] is constraints["allowHostPorts"] is False
+    options = ("--api-versions", "security.openshift.io/v1", "--set", "hostNetwork=true")
+    constraints = render(*options)["SecurityContextConstraints"]
+    assert constraints["allowHostNetwork"] is constraints["allowHostPorts"] is True
 
 
 def test_simulated_gpus_need_no_privilege_of_the_plugin_and_the_same_of_the_agent() -> None:
@@ -353,7 +292,8 @@ def test_what_kubernetes_defines_is_passed_on_as_it_is_to_plugins_and_agents() -
         "image.repository=example/driver,env[0].name=HTTPS_PROXY,"
         "env[0].value=http://127.0.0.1:3128,resources.limits.memory=1Gi,"
         "mps.resources.limits.memory=2Gi,tolerations[0].key=a,tolerations[0].operator=Exists,"
-        "priorityClassName=mine,driverRoot=/run/nvidia/driver,onlyLabelledNodes=true",
+        "priorityClassName=mine,driverRoot=/run/nvidia/driver,affinity.nodeAffinity.required=any,"
+        "podSecurityContext.supplementalGroups={44}",
     )
     for component, memory in (("", "1Gi"), (MPS_AGENT, "2Gi")):
         template = rendered[f"{component} DaemonSet".lstrip()]["spec"]["template"]
@@ -363,7 +303,8 @@ def test_what_kubernetes_defines_is_passed_on_as_it_is_to_plugins_and_agents() -
         assert pod["imagePullSecrets"] == [{"name": "one"}]
         assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
         assert pod["priorityClassName"] == "mine"
-        assert pod["affinity"] == pod_spec(rendered)["affinity"]
+        assert pod["affinity"] == {"nodeAffinity": {"required": "any"}}
+        assert pod["securityContext"] == {"supplementalGroups": [44]}
         assert container["image"] == "example/driver:v9"
         assert container["resources"]["limits"] == {"memory": memory}
         assert variables(pod)["DRIVER_ROOT"] == "/run/nvidia/driver"

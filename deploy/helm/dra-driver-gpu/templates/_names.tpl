@@ -2,15 +2,23 @@
 
 {{/* At most 48 characters, so that <fullname>-kubelet-plugin is a valid name everywhere. */}}
 {{- define "dra-driver-gpu.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 48 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 48 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 48 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "dra-driver-gpu.kubelet-plugin" -}}
 {{- include "dra-driver-gpu.fullname" . -}}-kubelet-plugin
+{{- end -}}
+
+{{/* The account of the plugin. */}}
+{{- define "dra-driver-gpu.kubelet-plugin.account" -}}
+{{- .Values.serviceAccount.name | default (include "dra-driver-gpu.kubelet-plugin" .) -}}
 {{- end -}}
 
 {{- define "dra-driver-gpu.mps-agent" -}}
@@ -23,11 +31,11 @@
 
 {{/* The user that the DaemonSet's pods are to the API server; the admission policy matches it. */}}
 {{- define "dra-driver-gpu.kubelet-plugin.user" -}}
-system:serviceaccount:{{ .Release.Namespace }}:{{ include "dra-driver-gpu.kubelet-plugin" . }}
+system:serviceaccount:{{ .Release.Namespace }}:{{ include "dra-driver-gpu.kubelet-plugin.account" . }}
 {{- end -}}
 
 {{- define "dra-driver-gpu.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
@@ -81,7 +89,7 @@ true
 {{- define "dra-driver-gpu.rewrites-admin-access" -}}
 {{- $served := .Capabilities.APIVersions -}}
 {{- $expected := and (not ($served.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- if and .Values.rewriteAdminAccess (or $expected ($served.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")) -}}
+{{- if and .Values.rewriteAdminAccess (not .Values.besideOtherDriver) (or $expected ($served.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")) -}}
 true
 {{- end -}}
 {{- end -}}
@@ -118,6 +126,10 @@ imagePullSecrets:
 {{- end }}
 nodeSelector:
   {{- merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) | toYaml | nindent 2 }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- if .Values.onlyLabelledNodes }}
 affinity:
   nodeAffinity:
@@ -136,6 +148,10 @@ affinity:
 {{- end }}
 {{- with .Values.tolerations }}
 tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.podSecurityContext }}
+securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
