@@ -67,7 +67,7 @@ class _Settings(BaseModel):
             default = (
                 ""
                 if field.default in (None, "", PydanticUndefined)
-                else f", default {field.default}"
+                else f", default {_written(field.default)}"
             )
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
@@ -227,6 +227,11 @@ class PluginSettings(DoctorSettings):
         2.0, ge=0.1, le=60, description="seconds between two checks of the memory guard"
     )
     http_address: HttpAddress = ""
+    metrics_claim_names: bool = Field(
+        True,
+        description="whether metrics tell the names of claims and namespaces; false: sums for each "
+        "GPU",
+    )
     log_level: LogLevel = "info"
 
     @property
@@ -247,10 +252,15 @@ class PluginSettings(DoctorSettings):
         return (self.cdi_dir, self.plugin_dir, self.registry, self.state)
 
 
+def _written(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def _metavar(name: str, field: FieldInfo) -> str:
     forms = {
         "sim": "NAME|FILE",
         "http_address": "HOST:PORT",
+        "metrics_claim_names": "true|false",
         "log_level": "LEVEL",
         "profile": "NAME",
         "profiles": "FILE|DIR",

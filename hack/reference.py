@@ -144,8 +144,9 @@ def _value(field: Mapping[str, Any]) -> str:
 
 def metric_rows() -> list[Row]:
     """A row for each metric of ours, by process."""
-    plugin = Metrics().registry
-    MpsMetrics(plugin)
+    metrics = Metrics()
+    MpsMetrics(metrics)
+    plugin = metrics.registry
     agent = metrics_registry(MpsStatus)
     return [*_metric_rows(plugin, "plugin"), *_metric_rows(agent, "agent")]
 

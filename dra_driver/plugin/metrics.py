@@ -1,6 +1,6 @@
 """What the plugin counts, for Prometheus. ``run`` makes one registry for the process."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +12,8 @@ from prometheus_client import (
 )
 
 from dra_driver.base.errors import DriverError
+from dra_driver.k8s.claims import ClaimRef
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.plan.memory.usage import ClaimMemoryUsage
 from dra_driver.plan.mps.usage import ClaimMpsUsage
 
@@ -19,29 +21,56 @@ _CLAIM_LABELS = ("namespace", "claim", "uuid")
 _LabelValues = tuple[str, str, str]
 
 
+class _ClaimGauge:
+    """A number for each claim and GPU. *named*: with the claims' names; without, these labels are
+    empty, and there is the sum of all claims for each GPU."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry, named: bool) -> None:
+        self._gauge = Gauge(f"dra_driver_{name}", text, _CLAIM_LABELS, registry=registry)
+        self._named = named
+        self._shown: set[_LabelValues] = set()
+
+    def set(self, values: Iterable[tuple[ClaimRef, GpuUuid, float | None]]) -> None:
+        """None: it is not known, and so nothing is shown. Claims that are not named are gone."""
+        numbers: dict[_LabelValues, float] = {}
+        unknown: set[_LabelValues] = set()
+        for claim, gpu, number in values:
+            names = (claim.namespace, claim.name) if self._named else ("", "")
+            labels = (*names, str(gpu))
+            if number is None:
+                unknown.add(labels)
+            else:
+                numbers[labels] = numbers.get(labels, 0) + number
+        numbers = {labels: number for labels, number in numbers.items() if labels not in unknown}
+        for labels in self._shown - numbers.keys():
+            self._gauge.remove(*labels)
+        for labels, number in numbers.items():
+            self._gauge.labels(*labels).set(number)
+        self._shown = set(numbers)
+
+
 class MpsMetrics:
     """Observed by ``plugin.mps.watch``; for one thread, but for drains."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"dra_driver_mps_{name}", text, labels, registry=registry)
+    def __init__(self, metrics: "Metrics") -> None:
+        registry = metrics.registry
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"dra_driver_mps_{name}", text, registry=registry)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"dra_driver_mps_{name}", text, registry=registry)
 
         self._agent_up = gauge("agent_up", "1 while the MPS agent of this node answers.")
-        self._percent = gauge(
-            "claim_cores_percent",
+        self._percent = metrics.claim_gauge(
+            "mps_claim_cores_percent",
             "The percentage of a GPU's multiprocessors that a claim has.",
-            _CLAIM_LABELS,
         )
-        self._clients = gauge(
-            "claim_clients", "MPS clients of a claim on a GPU, if they are known.", _CLAIM_LABELS
+        self._clients = metrics.claim_gauge(
+            "mps_claim_clients", "MPS clients of a claim on a GPU, if they are known."
         )
-        self._unserved = gauge(
-            "bypassing_processes",
-            "Processes of a claim under MPS that bypass MPS on a GPU.",
-            _CLAIM_LABELS,
+        self._unserved = metrics.claim_gauge(
+            "mps_bypassing_processes", "Processes of a claim under MPS that bypass MPS on a GPU."
         )
         self._restarts = counter(
             "server_restarts", "Restarts of MPS servers that the plugin noticed."
@@ -52,7 +81,6 @@ class MpsMetrics:
         self._unread_pods = gauge(
             "late_pods", "Pods with clients that the plugin cannot read within their grace period."
         )
-        self._labels: dict[Gauge, set[_LabelValues]] = {}
 
     def mps_agent(self, up: bool) -> None:
         """Whether the agent answers."""
@@ -60,10 +88,9 @@ class MpsMetrics:
 
     def mps_uses(self, uses: Sequence[ClaimMpsUsage]) -> None:
         """What claims have and do under MPS; claims that are not named are gone."""
-        by_labels = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
-        self._set(self._percent, {key: use.percent for key, use in by_labels.items()})
-        self._set(self._clients, {key: use.clients for key, use in by_labels.items()})
-        self._set(self._unserved, {key: use.unserved for key, use in by_labels.items()})
+        self._percent.set((use.claim, use.gpu, use.percent) for use in uses)
+        self._clients.set((use.claim, use.gpu, use.clients) for use in uses)
+        self._unserved.set((use.claim, use.gpu, use.unserved) for use in uses)
 
     def mps_restarted(self) -> None:
         """A server was restarted."""
@@ -77,23 +104,19 @@ class MpsMetrics:
         """So many pods could not be read in time."""
         self._unread_pods.set(pods)
 
-    def _set(self, gauge: Gauge, values: dict[_LabelValues, int | None]) -> None:
-        known_values = {key: value for key, value in values.items() if value is not None}
-        for labels in self._labels.get(gauge, set()) - known_values.keys():
-            gauge.remove(*labels)
-        for labels, value in known_values.items():
-            gauge.labels(*labels).set(value)
-        self._labels[gauge] = set(known_values)
-
 
 _BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
 class Metrics:
-    """Observed by the service (requests), the publisher (slices) and the loops of ``run``."""
+    """Observed by the service (requests), the publisher (slices) and the loops of ``run``.
 
-    def __init__(self) -> None:
+    *claim_names*: whether series tell the names of claims and of their namespaces.
+    """
+
+    def __init__(self, claim_names: bool = True) -> None:
         self.registry = CollectorRegistry()
+        self._claim_names = claim_names
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._requests = Histogram(
@@ -139,14 +162,12 @@ class Metrics:
             "reconciled_claims",
             "Claims that were taken back or restored without a call of the kubelet.",
         )
-        claim_and_gpu = ("namespace", "claim", "uuid")
-        self._memory_used = self._gauge(
-            "claim_memory_used_bytes", "Memory of a GPU that a claim uses.", claim_and_gpu
+        self._memory_used = self.claim_gauge(
+            "claim_memory_used_bytes", "Memory of a GPU that a claim uses."
         )
-        self._memory_share = self._gauge(
-            "claim_memory_share_bytes", "Memory of a GPU that a claim may use.", claim_and_gpu
+        self._memory_share = self.claim_gauge(
+            "claim_memory_share_bytes", "Memory of a GPU that a claim may use."
         )
-        self._memory_users: set[tuple[str, str, str]] = set()
         self._memory_blind = self._gauge(
             "memory_guard_unreadable_gpus", "GPUs whose memory use per process cannot be read."
         )
@@ -189,14 +210,8 @@ class Metrics:
 
     def memory_used(self, uses: Sequence[ClaimMemoryUsage], blind: int) -> None:
         """What guarded claims use of GPUs; claims that are not named are gone."""
-        by_labels = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
-        for labels in self._memory_users - by_labels.keys():
-            self._memory_used.remove(*labels)
-            self._memory_share.remove(*labels)
-        for labels, use in by_labels.items():
-            self._memory_used.labels(*labels).set(use.used_bytes)
-            self._memory_share.labels(*labels).set(use.limit_bytes)
-        self._memory_users = set(by_labels)
+        self._memory_used.set((use.claim, use.gpu, use.used_bytes) for use in uses)
+        self._memory_share.set((use.claim, use.gpu, use.limit_bytes) for use in uses)
         self._memory_blind.set(blind)
 
     def memory_excursion(self) -> None:
@@ -211,8 +226,12 @@ class Metrics:
         """So many claims have lost an instance now."""
         self._lost_instances.set(number)
 
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"dra_driver_{name}", text, labels, registry=self.registry)
+    def claim_gauge(self, name: str, text: str) -> _ClaimGauge:
+        """A number for each claim and GPU, named as this process may."""
+        return _ClaimGauge(name, text, self.registry, self._claim_names)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"dra_driver_{name}", text, registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"dra_driver_{name}", text, registry=self.registry)

@@ -49,7 +49,7 @@ def _start(
     settings: PluginSettings, open_node: OpenNode, shutdown: Shutdown, stack: ExitStack
 ) -> None:
     """*stack* stops what was started, the last first. What may take long comes last."""
-    metrics = Metrics()
+    metrics = Metrics(settings.metrics_claim_names)
     server = _http_server(settings, metrics, stack)  # its port may be taken: first of all
     parts = open_parts(settings, open_node, metrics, stack)
     for start in CAPABILITIES:

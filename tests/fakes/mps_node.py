@@ -92,7 +92,7 @@ class World:
         self.server_time = 7_000.0  # by the API server's clock; the node's is in the agent
         self.later = None  # a list: background tasks are not done, but put there
         self.metrics = Metrics()
-        self.mps_metrics = MpsMetrics(self.metrics.registry)
+        self.mps_metrics = MpsMetrics(self.metrics)
         self.watch = self.begin()
 
     def begin(self, metrics=None):

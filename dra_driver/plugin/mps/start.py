@@ -16,7 +16,7 @@ def start(parts: PluginParts, stack: ExitStack, seconds: float = _LOOK_SECONDS) 
     """*stack* ends the loop. What is served stays served. *seconds*: from one look to the next."""
     if parts.node.mps is None:
         return
-    watch = MpsWatch(parts, parts.node.mps, MpsMetrics(parts.metrics.registry))
+    watch = MpsWatch(parts, parts.node.mps, MpsMetrics(parts.metrics))
     loop = Loop("mps-watch", watch.look, seconds)
     watch.drain.on_ending = loop.soon
     loop.start()

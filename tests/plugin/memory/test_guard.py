@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import Pod, PodUid
@@ -510,3 +511,20 @@ def test_metrics_say_what_each_claim_uses_of_its_share_until_it_is_gone(world):
     world.look()
     assert world.metric("claim_memory_used_bytes", **labels_a) is None
     assert world.metric("claim_memory_share_bytes", **labels_a) is None
+
+
+def test_without_names_there_is_one_sum_for_each_gpu(world):
+    world.metrics = Metrics(claim_names=False)
+    world.rewire(metrics=world.metrics)
+    world.claim(A, WEB)
+    world.claim(B, DB)
+    world.start(WEB, "main", 6)
+    world.start(DB, "store", 5)
+    world.look()
+
+    unnamed = {"namespace": "", "claim": "", "uuid": GPU}
+    assert world.metric("claim_memory_used_bytes", **unnamed) == 11 * GIB
+    assert world.metric("claim_memory_share_bytes", **unnamed) == 20 * GIB
+    told = generate_latest(world.metrics.registry).decode()
+    assert 'namespace="default"' not in told
+    assert 'claim="a"' not in told

@@ -1,10 +1,9 @@
 """Who is still a client shortly before its pod ends is ended by its server, and only they."""
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from dra_driver.k8s.claims import Pod, PodUid
-from dra_driver.plugin.metrics import MpsMetrics
+from dra_driver.plugin.metrics import Metrics, MpsMetrics
 from tests.builders import ref
 from tests.fakes.mps_node import DB, GPU, OTHER, WEB, A, B, World
 
@@ -276,7 +275,7 @@ def test_of_two_processes_in_a_rolling_update_the_newest_drains_and_tells(world,
     assert (world.agent.ended, world.events) == ([], [])
 
     world.newest = True
-    world.watch = world.begin(MpsMetrics(CollectorRegistry()))
+    world.watch = world.begin(MpsMetrics(Metrics()))
     world.delete(WEB, grace=10)
     world.go_on(10)
     assert world.agent.ended == [(made.name, (1,))]
