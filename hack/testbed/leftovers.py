@@ -66,10 +66,10 @@ def remove_bridge() -> None:
 
 
 def mounts_below(root: Path) -> list[str]:
-    """Where something is mounted at or below a directory, the last one first."""
+    """Where something is mounted below a directory, the last one first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [line.split(" ")[4].encode().decode("unicode_escape") for line in lines]
-    return [point for point in reversed(points) if Path(point).is_relative_to(root)]
+    return [point for point in reversed(points) if root in Path(point).parents]
 
 
 def unmount(root: Path) -> None:

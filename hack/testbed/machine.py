@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-CGROUP = "dra-testbed"
+CGROUP = os.environ.get("TESTBED_CGROUP", "dra-testbed")  # hack/lib/apart sets another
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "devices", "memory", "pids")

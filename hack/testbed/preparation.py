@@ -72,7 +72,7 @@ def _link(link: Path, program: Path) -> None:
 def _share(directory: Path) -> None:
     """A mount of its own that propagates, so that a driver's pod can mount for others."""
     path = str(directory)
-    mounted = path in leftovers.mounts_below(directory)
+    mounted = path in leftovers.mounts_below(directory.parent)
     for arguments in ([] if mounted else [["--bind", path, path]]) + [["--make-rshared", path]]:
         command = ["mount", *arguments]
         answer = subprocess.run(
