@@ -402,7 +402,7 @@ def test_exactly_the_rights_that_are_missing_are_named(client):
 def test_pods_need_to_be_read_only_where_there_is_mps(client):
     (rights,) = of(examine(client, {("get", "pods", "")}, mps=False), "rights")
 
-    assert (rights.level, rights.message) == (Level.OK, "all 14 that the plugin uses")
+    assert (rights.level, rights.message) == (Level.OK, "all 13 that the plugin uses")
 
 
 def test_every_right_that_the_plugin_uses_is_in_the_charts_role():

@@ -16,6 +16,7 @@ CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
 MPS_AGENT = "mps-agent"  # the component
 NODE_POLICY = "node ValidatingAdmissionPolicy"
+EVENTS_POLICY = "events ValidatingAdmissionPolicy"
 CONFIGS_POLICY = "claim-configs ValidatingAdmissionPolicy"
 RENDER_GOLDEN = (
     *("template", "dra-driver-gpu", str(CHART)),
@@ -35,8 +36,8 @@ def schema() -> dict[str, Any]:
 
 def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
-    agent by component and kind, as in ``mps-agent DaemonSet``, and likewise the policies on nodes
-    and on configurations, with their bindings; DeviceClasses by name."""
+    agent by component and kind, as in ``mps-agent DaemonSet``, and likewise the policies on nodes,
+    on events and on configurations, with their bindings; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     rendered_objects = {_key(document): document for document in documents}
     assert len(rendered_objects) == len(documents)
@@ -47,7 +48,7 @@ def _key(document: dict[str, Any]) -> str:
     kind, name = str(document["kind"]), str(document["metadata"]["name"])
     if kind == "DeviceClass":
         return name
-    parts = (MPS_AGENT, "node", "claim-configs")
+    parts = (MPS_AGENT, "node", "events", "claim-configs")
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()
 

@@ -37,21 +37,13 @@ class Installed:
 
     cluster: Cluster
     token: Path  # a kubeconfig that has what the pod has
-    nobody: Path  # one with a token of the same account that belongs to no node
 
-    def kubectl(
-        self, *arguments: str, kubeconfig: Path | None = None, stdin: Any = None
-    ) -> subprocess.CompletedProcess[str]:
+    def kubectl(self, *arguments: str, stdin: Any = None) -> subprocess.CompletedProcess[str]:
         return run(
             [str(self.cluster.kubectl), *arguments],
-            kubeconfig or self.cluster.kubeconfig,
+            self.cluster.kubeconfig,
             json.dumps(stdin) if stdin else "",
         )
-
-    def create(
-        self, document: Any, kubeconfig: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        return self.kubectl("create", "-f-", kubeconfig=kubeconfig, stdin=document)
 
     def inside(self, daemonset: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a pod of a DaemonSet."""

@@ -23,6 +23,7 @@ from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.settings import AgentSettings, PluginSettings
 from dra_driver.sim.mig.geometry import geometry_documents
 from tests.deploy.chart import (
+    EVENTS_POLICY,
     GOLDEN,
     MPS_AGENT,
     NODE_POLICY,
@@ -72,9 +73,7 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
     rules = CHART["ClusterRole"]["rules"]
     assert {(*rule["apiGroups"], *rule["resources"]): rule["verbs"] for rule in rules} == {
         ("resource.k8s.io", "resourceclaims"): ["get", "list"],
-        ("resource.k8s.io", "resourceslices"): [
-            *("get", "list", "watch", "create", "update", "patch", "delete")
-        ],
+        ("resource.k8s.io", "resourceslices"): [*("list", "watch", "create", "update", "delete")],
         ("resource.k8s.io", "deviceclasses"): ["get", "list"],
         ("", "nodes"): ["get", "list", "watch", "patch"],
         ("", "events"): ["create", "patch"],
@@ -104,7 +103,7 @@ def test_rights_token_and_policy_are_those_of_the_account_that_the_pods_run_as()
         CHART["ClusterRoleBinding"]["roleRef"]["name"] == CHART["ClusterRole"]["metadata"]["name"]
     )
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY):
+    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY, EVENTS_POLICY):
         [condition] = CHART[policy]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
         binding = CHART[f"{policy}Binding"]["spec"]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from api.names import CONFIG_VERSION
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
 from hack.testbed.cluster import Cluster
 from hack.testbed.waits import wait_for
 from tests.deploy.chart import CHART
@@ -32,9 +34,9 @@ from tests.deploy.installed import (
     stand_in,
     succeed,
 )
+from tests.deploy.policies import SLICES, slice_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
-STATE_LABEL = "nvidia.com/mig.config.state"
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +79,7 @@ def installed(
         token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
         inside = ["exec", f"daemonset/{PLUGIN}", "--"]
         bound = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
-        free = succeed([*workload, "create", "token", PLUGIN], cluster.kubeconfig)
-        yield Installed(
-            cluster,
-            as_account(cluster, bound, directory / "pod.kubeconfig"),
-            as_account(cluster, free.strip(), directory / "nobody.kubeconfig"),
-        )
+        yield Installed(cluster, as_account(cluster, bound, directory / "pod.kubeconfig"))
     finally:
         succeed(
             [kubectl, "delete", "resourceslices", "--field-selector", f"spec.driver={DRIVER}"],
@@ -95,176 +92,17 @@ def installed(
         shutil.rmtree(cluster.kubelet_dir / "plugins" / DRIVER, ignore_errors=True)
 
 
-def resource_slice(
-    name: str, node: str, pool: str | None = None, driver: str = DRIVER
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": name},
-        "spec": {
-            "driver": driver,
-            "nodeName": node,
-            "pool": {"name": pool or node, "generation": 1, "resourceSliceCount": 1},
-            "devices": [],
-        },
-    }
-
-
-@pytest.fixture
-def enforced(installed: Installed) -> Installed:
-    """The chart, once the API server has taken notice of its policy."""
-
-    def denies() -> bool:
-        other = resource_slice("chart-test-probe", "another-node")
-        answer = installed.kubectl(
-            "create", "--dry-run=server", "-f-", kubeconfig=installed.token, stdin=other
-        )
-        return answer.returncode != 0
-
-    wait_for("the admission policy to take effect", denies, timeout_seconds=30)
-    return installed
-
-
 @pytest.mark.point(103)
-def test_the_plugin_writes_and_removes_slices_of_its_own_node(enforced: Installed) -> None:
-    own_slice = resource_slice("chart-test-mine", enforced.cluster.node_name)
-    own = enforced.token
-    assert enforced.create(own_slice, own).returncode == 0
-    own_slice["spec"]["pool"]["generation"] = 2
-    for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
-        answer = enforced.kubectl(*command, kubeconfig=own, stdin=own_slice)
-        assert answer.returncode == 0, answer.stderr
-
-
-DENIED_SLICES = {
-    "node": ("another-node", None, DRIVER, "spec.nodeName of this one is 'another-node'"),
-    "pool": ("", "another-node", DRIVER, "spec.pool.name of this one is 'another-node'"),
-    "driver": ("", None, "other.test", "the spec.driver of this one is 'other.test'"),
-}
-
-
-@pytest.mark.point(103)
-@pytest.mark.parametrize(
-    ("node", "pool", "driver", "message"), DENIED_SLICES.values(), ids=DENIED_SLICES
-)
-def test_a_slice_of_another_node_pool_or_driver_is_denied(
-    enforced: Installed, node: str, pool: str | None, driver: str, message: str
-) -> None:
-    node_here = enforced.cluster.node_name
-    other = resource_slice(
-        "chart-test-elsewhere", node or node_here, pool or node or node_here, driver
-    )
-    answer = enforced.create(other, enforced.token)
-    assert answer.returncode != 0
-    assert message in answer.stderr
-
-
-def test_a_slice_for_all_nodes_is_denied(enforced: Installed) -> None:
-    everywhere = resource_slice("chart-test-everywhere", enforced.cluster.node_name)
-    del everywhere["spec"]["nodeName"]
-    everywhere["spec"]["allNodes"] = True
-    answer = enforced.create(everywhere, enforced.token)
-    assert "spec.nodeName of this one is ''" in answer.stderr
-
-
-@pytest.mark.point(103)
-def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Installed) -> None:
-    theirs = resource_slice("chart-test-theirs", "another-node")
-    assert enforced.create(theirs).returncode == 0
-    theirs["spec"]["pool"]["generation"] = 2
-    for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
-        answer = enforced.kubectl(*command, kubeconfig=enforced.token, stdin=theirs)
-        assert answer.returncode != 0
-        assert "a plugin writes slices of its own node" in answer.stderr
-
-
-def test_what_an_earlier_release_left_in_another_pool_can_be_removed(enforced: Installed) -> None:
-    orphan = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
-    assert enforced.create(orphan).returncode == 0
-    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=orphan)
-    assert answer.returncode == 0, answer.stderr
-
-
-def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
-    own_slice = resource_slice("chart-test-mine", enforced.cluster.node_name)
-    answer = enforced.create(own_slice, enforced.nobody)
-    assert "this token belongs to no node" in answer.stderr
-
-
-@pytest.fixture
-def watched(installed: Installed) -> Iterator[Installed]:
-    """The chart, once the API server has taken notice of its policy on nodes; afterwards the node
-    has no label of these tests."""
-    node = installed.cluster.node_name
-
-    def denies() -> bool:
-        label = ["label", "node", node, "chart.test/probe=yes", "--dry-run=server"]
-        return installed.kubectl(*label, kubeconfig=installed.token).returncode != 0
-
-    wait_for("the admission policy on nodes to take effect", denies, timeout_seconds=30)
-    yield installed
-    removed = [f"{STATE_LABEL}-", "chart.test/mine-"]
-    assert installed.kubectl("label", "node", node, *removed).returncode == 0
-
-
-def patched(
-    installed: Installed, change: dict[str, Any], node: str = "", kubeconfig: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What becomes of a change that the plugin makes to a node: as a rule, to its own."""
-    return installed.kubectl(
-        *("patch", "node", node or installed.cluster.node_name),
-        *("--type=merge", f"--patch={json.dumps(change)}"),
-        kubeconfig=kubeconfig or installed.token,
-    )
-
-
-def labels(**changes: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {STATE_LABEL: "success", **changes}}}
-
-
-def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installed) -> None:
-    for state in ("pending", "failed", "failed", None):
-        answer = patched(watched, {"metadata": {"labels": {STATE_LABEL: state}}})
-        assert answer.returncode == 0, answer.stderr
-
-
-DENIED_CHANGES = {
-    "a label": (labels(**{"chart.test/mine": "x"}), "changes chart.test/mine"),
-    "less": (labels(**{"kubernetes.io/hostname": None}), "changes kubernetes.io/hostname"),
-    "other": (labels(**{"kubernetes.io/hostname": "x"}), "changes kubernetes.io/hostname"),
-    "its use": ({"spec": {"unschedulable": True}}, "changes something else"),
-    "a taint": (
-        {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
-        "changes something else",
-    ),
-    "an annotation": ({"metadata": {"annotations": {"a": "b"}}}, "changes something else"),
-    "its end": ({"metadata": {"finalizers": ["chart.test/a"]}}, "changes something else"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), DENIED_CHANGES.values(), ids=DENIED_CHANGES)
-def test_anything_else_of_a_node_is_not_the_plugins_to_change(
-    watched: Installed, change: dict[str, Any], message: str
-) -> None:
-    answer = patched(watched, change)
-    assert answer.returncode != 0
-    assert message in answer.stderr
-
-
-def test_the_plugin_says_nothing_of_another_node(watched: Installed) -> None:
-    document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "chart-test-other"}}
-    assert watched.create(document).returncode == 0
-    try:
-        answer = patched(watched, labels(), "chart-test-other")
-        assert "a plugin writes to its own node" in answer.stderr
-    finally:
-        watched.kubectl("delete", "node", "chart-test-other")
-
-
-def test_a_token_without_a_node_says_nothing_of_any(watched: Installed) -> None:
-    answer = patched(watched, labels(), kubeconfig=watched.nobody)
-    assert "this token belongs to no node" in answer.stderr
+def test_the_pods_own_token_writes_slices_of_its_own_node(installed: Installed) -> None:
+    """What the policies refuse is in test_policies_on_cluster.py."""
+    client = ApiClient(load_kubeconfig(installed.token), user_agent="chart-test")
+    own_slice = slice_of(installed.cluster.node_name, "own", driver=DRIVER)
+    path = f"{SLICES}/{own_slice['metadata']['name']}"
+    stored = client.create(SLICES, own_slice)
+    stored["spec"]["pool"]["generation"] = 2
+    client.update(path, stored)
+    client.delete(path)
+    client.close()
 
 
 @pytest.mark.point(102)
@@ -273,6 +111,9 @@ def test_a_token_without_a_node_says_nothing_of_any(watched: Installed) -> None:
     [
         pytest.param("yes", "get resourceclaims", id="claims may be read"),
         pytest.param("yes", "watch resourceslices", id="slices may be watched"),
+        pytest.param("yes", "update resourceslices", id="and written"),
+        pytest.param("no", "get resourceslices", id="but are listed, not read"),
+        pytest.param("no", "patch resourceslices", id="and written as a whole"),
         pytest.param("yes", "get nodes", id="the node may be read"),
         pytest.param("yes", "watch nodes", id="the node's labels may be watched"),
         pytest.param("yes", "patch nodes", id="and one of them written"),

@@ -107,3 +107,18 @@ def test_it_leads_to_examples_that_there_are() -> None:
     assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
     families = ("mps-", "mig-")
     assert {each.name for each in examples() if each.name.startswith(families)} <= named
+
+
+def test_every_right_of_the_plugin_is_listed_with_its_reason() -> None:
+    page = (REPOSITORY / "docs/install.md").read_text()
+    section = page.partition("## What the driver may do\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \| (.+) \|$", section, re.MULTILINE)
+    listed = [(resource, verb) for resource, verbs, _ in rows for verb in verbs.split(", ")]
+    granted = [
+        (f"{resource}.{group}".rstrip("."), verb)
+        for rule in objects(GOLDEN.read_text())["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+    assert sorted(listed) == sorted(granted)

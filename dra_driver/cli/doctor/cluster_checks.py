@@ -84,7 +84,7 @@ NEEDED_PERMISSIONS = (
     *(ApiPermission(RESOURCE_GROUP, "resourceclaims", verb) for verb in ("get", "list")),
     *(
         ApiPermission(RESOURCE_GROUP, "resourceslices", verb)
-        for verb in ("get", "list", "watch", "create", "update", "delete")
+        for verb in ("list", "watch", "create", "update", "delete")
     ),
     *(ApiPermission("", "nodes", verb) for verb in ("get", "list", "watch", "patch")),
     *(ApiPermission("", "events", verb) for verb in ("create", "patch")),

@@ -1,0 +1,252 @@
+"""Requests that the chart's policies are about, and who makes them, on a real API server.
+
+The account has more rights here than the chart gives it: the policies hold by themselves.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.base.errors import NotFound
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
+from hack.testbed.cluster import Cluster
+from tests.deploy.chart import CHART, helm
+from tests.deploy.installed import as_account
+from tests.waiting import eventually
+
+Document = dict[str, Any]
+
+NAME = "policy-test"  # of release and namespace, and how what these tests make begins
+MINE, OTHER = f"{NAME}-mine", f"{NAME}-other"  # two nodes; the token belongs to the first
+DRIVER = "policy.test"
+STATE_LABEL = "nvidia.com/mig.config.state"
+NODES = "/api/v1/nodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+EVENTS = f"/api/v1/namespaces/{NAME}/events"
+NEW_EVENTS = f"/apis/events.k8s.io/v1/namespaces/{NAME}/events"
+OF_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+OF_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PATHS = {
+    "ServiceAccount": f"/api/v1/namespaces/{NAME}/serviceaccounts",
+    "ClusterRole": f"{OF_RBAC}/clusterroles",
+    "ClusterRoleBinding": f"{OF_RBAC}/clusterrolebindings",
+    "ValidatingAdmissionPolicy": f"{OF_ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{OF_ADMISSION}/validatingadmissionpolicybindings",
+}
+ALL_VERBS: Document = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": f"{NAME}-all-verbs"},
+    "rules": [
+        {
+            "apiGroups": ["", "resource.k8s.io", "events.k8s.io"],
+            "resources": ["nodes", "events", "resourceslices"],
+            "verbs": ["*"],
+        }
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Of one API server."""
+
+    admin: ApiClient
+    plugin: ApiClient  # with a token of the plugin's account on node MINE
+    nobody: ApiClient  # with one that belongs to no node
+
+
+@contextmanager
+def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
+    """What of the chart concerns the API server is there, and two nodes without a kubelet."""
+    admin = ApiClient(load_kubeconfig(cluster.kubeconfig))
+    objects = [*cluster_objects(), ALL_VERBS]
+    [binding] = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
+    role = {**binding["roleRef"], "name": ALL_VERBS["metadata"]["name"]}
+    objects.append({**binding, "metadata": ALL_VERBS["metadata"], "roleRef": role})
+    namespace: Document = {"metadata": {"name": NAME}}
+    made = [("/api/v1/namespaces", namespace)]
+    made += [
+        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}})
+        for name in (MINE, OTHER)
+    ]
+    made += [(PATHS[each["kind"]], each) for each in objects]
+    opened = [admin]
+
+    def client(token: str, name: str) -> ApiClient:
+        access = load_kubeconfig(as_account(cluster, token, directory / name))
+        opened.append(ApiClient(access, user_agent=NAME))
+        return opened[-1]
+
+    try:
+        for path, document in made:
+            admin.create(path, document)
+        account = f"{PATHS['ServiceAccount']}/{binding['subjects'][0]['name']}"
+        eventually(lambda: is_there(admin, f"{PATHS['ServiceAccount']}/default"))
+        plugin = client(token_of(admin, account, MINE), "plugin")
+        yield Clients(admin, plugin, client(token_of(admin, account), "nobody"))
+    finally:
+        for path, document in reversed(made):
+            remove(admin, f"{path}/{document['metadata']['name']}")
+        for each in opened:
+            each.close()
+
+
+def cluster_objects() -> list[Document]:
+    """Of the chart: account, rights and the policies on what the account writes."""
+    options = ("--namespace", NAME, "--set", f"driverName={DRIVER}")
+    rendered = helm("template", NAME, str(CHART), *options).stdout
+    return [
+        document
+        for document in yaml.safe_load_all(rendered)
+        if document
+        and document["kind"] in PATHS
+        and "kubelet-plugin" in document["metadata"]["name"]
+    ]
+
+
+def token_of(admin: ApiClient, account: str, node: str = "") -> str:
+    """A token of *account* that is bound to *node*, or to nothing."""
+    spec: Document = {"expirationSeconds": 3600}
+    if node:
+        uid = admin.get(f"{NODES}/{node}")["metadata"]["uid"]
+        reference = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+        spec["boundObjectRef"] = reference
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    return str(admin.create(f"{account}/token", request)["status"]["token"])
+
+
+def is_there(client: ApiClient, path: str) -> bool:
+    try:
+        client.get(path)
+    except NotFound:
+        return False
+    return True
+
+
+def remove(client: ApiClient, path: str) -> None:
+    if is_there(client, path):
+        client.delete(path)
+
+
+def slice_of(node: str = MINE, name: str = "new", **spec: Any) -> Document:
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    usual = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": []}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{NAME}-{name}"},
+        "spec": {**usual, **spec},
+    }
+
+
+def pool(name: str) -> Document:
+    return {"name": name, "generation": 2, "resourceSliceCount": 1}
+
+
+def event(node: str = MINE, component: str = DRIVER, name: str = "new", **fields: Any) -> Document:
+    """As the plugin writes it."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "namespace": NAME, "name": "pod", "uid": "1"}
+    usual = {
+        "metadata": {"name": f"{NAME}-{name}", "namespace": NAME},
+        "involvedObject": pod,
+        "reason": "Tested",
+        "type": "Normal",
+        "message": "it is tested",
+        "source": {"component": component, "host": node},
+        "reportingComponent": component,
+        "reportingInstance": node,
+    }
+    return {**usual, **fields}
+
+
+def new_event(
+    node: str = MINE, component: str = DRIVER, name: str = "new", **fields: Any
+) -> Document:
+    """The same in the shape of events.k8s.io."""
+    usual = {
+        "metadata": {"name": f"{NAME}-{name}", "namespace": NAME},
+        "eventTime": "2026-01-02T03:04:05.000000Z",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": NAME, "name": "pod"},
+        "action": "Testing",
+        "reason": "Tested",
+        "type": "Normal",
+        "note": "it is tested",
+        "reportingController": component,
+        "reportingInstance": node,
+    }
+    return {**usual, **fields}
+
+
+def labels(**changes: str | None) -> Document:
+    return {"metadata": {"labels": {STATE_LABEL: "success", **changes}}}
+
+
+THERE = {
+    "slice-mine": (SLICES, slice_of(name="slice-mine")),
+    "slice-theirs": (SLICES, slice_of(OTHER, "slice-theirs")),
+    "slice-driver": (SLICES, slice_of(name="slice-driver", driver="other.test")),
+    "event-mine": (EVENTS, event(name="event-mine")),
+    "event-theirs": (EVENTS, event(OTHER, name="event-theirs")),
+    "event-component": (EVENTS, event(component="kubelet", name="event-component")),
+    "new-mine": (NEW_EVENTS, new_event(name="new-mine")),
+    "new-theirs": (NEW_EVENTS, new_event(OTHER, name="new-theirs")),
+    "new-component": (NEW_EVENTS, new_event(component="kubelet", name="new-component")),
+}
+
+
+Call = Callable[[ApiClient, Mapping[str, Document]], object]
+
+
+def create(path: str, document: Document) -> Call:
+    return lambda client, _: client.create(path, document)
+
+
+def try_out(path: str, document: Document) -> Call:
+    """Create it without storing it."""
+    return lambda client, _: client.create(path, document, {"dryRun": "All"})
+
+
+def place(name: str) -> str:
+    path, document = THERE[name]
+    return f"{path}/{document['metadata']['name']}"
+
+
+def update(name: str, **fields: Any) -> Call:
+    """Replace what is in THERE by one with other fields; in a slice, those of its spec."""
+
+    def call(client: ApiClient, there: Mapping[str, Document]) -> object:
+        document = copy.deepcopy(there[name])
+        document["metadata"].pop("resourceVersion")
+        document.get("spec", document).update(fields)
+        return client.update(place(name), document)
+
+    return call
+
+
+def patch(name: str, **fields: Any) -> Call:
+    """Merge other fields into what is in THERE; in a slice, into its spec."""
+    is_slice = name.startswith("slice")
+    return lambda client, _: client.patch(place(name), {"spec": fields} if is_slice else fields)
+
+
+def delete(name: str) -> Call:
+    return lambda client, _: client.delete(place(name))
+
+
+def patch_node(change: Document, node: str = MINE) -> Call:
+    return lambda client, _: client.patch(f"{NODES}/{node}", change)
+
+
+def spec_of_node(**fields: Any) -> Call:
+    return patch_node({"spec": fields})
+
+
+def metadata_of_node(**fields: Any) -> Call:
+    return patch_node({"metadata": fields})

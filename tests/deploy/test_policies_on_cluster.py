@@ -1,0 +1,292 @@
+"""The chart's policies on a real API server: what a plugin's token can write, and in which words
+the rest is refused."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from dra_driver.base.errors import ApiServerError
+from dra_driver.k8s.client import ApiClient
+from hack.testbed.cluster import Cluster
+from tests.deploy.policies import (
+    DRIVER,
+    EVENTS,
+    MINE,
+    NAME,
+    NEW_EVENTS,
+    OTHER,
+    SLICES,
+    STATE_LABEL,
+    THERE,
+    Call,
+    Clients,
+    Document,
+    create,
+    delete,
+    event,
+    is_there,
+    labels,
+    metadata_of_node,
+    new_event,
+    open_clients,
+    patch,
+    patch_node,
+    place,
+    pool,
+    remove,
+    slice_of,
+    spec_of_node,
+    try_out,
+    update,
+)
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1800),  # helm is built on first use
+    pytest.mark.refused(
+        "resourceslices.resource.k8s.io", "nodes", "events", "events.events.k8s.io"
+    ),
+]
+
+
+OTHER_NODE = (
+    f"spec.nodeName is '{OTHER}', and a plugin writes slices of its own node, '{MINE}': "
+    "have --node-name be the pod's spec.nodeName"
+)
+NO_NODE = OTHER_NODE.replace(f"'{OTHER}'", "''")
+OTHER_POOL = (
+    f"spec.pool.name is '{OTHER}', and a plugin writes slices of the pool of its node: "
+    f"name it '{MINE}'"
+)
+OTHER_DRIVER = (
+    f"spec.driver is 'other.test', and this plugin writes slices of {DRIVER}: "
+    "have --driver-name be the chart's driverName"
+)
+OF_NODE = "a plugin writes one label of its node and nothing else; leave the rest as it is"
+OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
+OTHER_INSTANCE = (
+    f"reportingInstance or the source's host is '{OTHER}', and a plugin tells events as its own "
+    f"node, '{MINE}': have --node-name be the pod's spec.nodeName"
+)
+NO_INSTANCE = OTHER_INSTANCE.replace(f"'{OTHER}'", "''")
+COMPONENT = (
+    "reportingComponent or the source's component is 'kubelet', and this plugin tells events as "
+    f"{DRIVER}: have --driver-name be the chart's driverName"
+)
+CONTROLLER = COMPONENT.replace("reportingComponent", "reportingController")
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1"}
+SELECTED: Document = {
+    "nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [MINE]}]}
+    ]
+}
+
+REFUSED: dict[str, tuple[Call, str]] = {
+    "slice: another node's": (create(SLICES, slice_of(OTHER)), OTHER_NODE),
+    "slice: of v1beta1": (
+        create(
+            SLICES.replace("v1", "v1beta1"),
+            {**slice_of(OTHER), "apiVersion": "resource.k8s.io/v1beta1"},
+        ),
+        OTHER_NODE,
+    ),
+    "slice: of all nodes": (create(SLICES, slice_of(nodeName=None, allNodes=True)), NO_NODE),
+    "slice: of selected nodes": (
+        create(SLICES, slice_of(nodeName=None, nodeSelector=SELECTED)),
+        NO_NODE,
+    ),
+    "slice: in another pool": (create(SLICES, slice_of(pool=pool(OTHER))), OTHER_POOL),
+    "slice: of another driver": (create(SLICES, slice_of(driver="other.test")), OTHER_DRIVER),
+    "slice: another node's changed": (update("slice-theirs", pool=pool(OTHER)), OTHER_NODE),
+    "slice: another node's patched": (patch("slice-theirs", pool={"generation": 3}), OTHER_NODE),
+    "slice: another node's taken over": (
+        update("slice-theirs", nodeName=MINE, pool=pool(MINE)),
+        "spec.nodeName",
+    ),
+    "slice: given to another node": (
+        update("slice-mine", nodeName=OTHER, pool=pool(OTHER)),
+        "spec.nodeName",
+    ),
+    "slice: another node's removed": (delete("slice-theirs"), OTHER_NODE),
+    "slice: another driver's changed": (update("slice-driver", pool=pool(MINE)), OTHER_DRIVER),
+    "slice: another driver's removed": (delete("slice-driver"), OTHER_DRIVER),
+    "node: another one": (
+        patch_node(labels(), OTHER),
+        f"metadata.name is '{OTHER}', and a plugin writes to its own node, '{MINE}': "
+        "have --node-name be the pod's spec.nodeName",
+    ),
+    "node: another label": (
+        patch_node(labels(**{"policy.test/a": "x"})),
+        f"{OF_LABELS}policy.test/a as it is",
+    ),
+    "node: the label of its layout": (
+        patch_node(labels(**{"nvidia.com/mig.config": "all-1g.10gb"})),
+        f"{OF_LABELS}nvidia.com/mig.config as it is",
+    ),
+    "node: a label less": (
+        patch_node(labels(**{"policy.test/kept": None})),
+        f"{OF_LABELS}policy.test/kept as it is",
+    ),
+    "node: an annotation": (
+        metadata_of_node(annotations={"a": "b"}),
+        f"metadata.annotations: {OF_NODE}",
+    ),
+    "node: a finalizer": (
+        metadata_of_node(finalizers=["policy.test/a"]),
+        f"metadata.finalizers: {OF_NODE}",
+    ),
+    "node: an owner": (
+        metadata_of_node(ownerReferences=[OWNER]),
+        f"metadata.ownerReferences: {OF_NODE}",
+    ),
+    "node: out of service": (spec_of_node(unschedulable=True), f"spec: {OF_NODE}"),
+    "node: a taint": (
+        spec_of_node(taints=[{"key": "a", "effect": "NoSchedule"}]),
+        f"spec: {OF_NODE}",
+    ),
+    "event: another node's": (create(EVENTS, event(OTHER)), OTHER_INSTANCE),
+    "event: of no node": (create(EVENTS, event(reportingInstance="")), NO_INSTANCE),
+    "event: its source is another node": (
+        create(EVENTS, event(source={"component": DRIVER, "host": OTHER})),
+        OTHER_INSTANCE,
+    ),
+    "event: another component's": (create(EVENTS, event(component="kubelet")), COMPONENT),
+    "event: its source is another component": (
+        create(EVENTS, event(source={"component": "kubelet", "host": MINE})),
+        COMPONENT,
+    ),
+    "event: of no component": (
+        create(EVENTS, event(reportingComponent="", source={})),
+        COMPONENT.replace("'kubelet'", "''"),
+    ),
+    "event: another node's counted": (patch("event-theirs", count=7), OTHER_INSTANCE),
+    "event: another node's taken over": (
+        update("event-theirs", reportingInstance=MINE, source={"component": DRIVER, "host": MINE}),
+        OTHER_INSTANCE,
+    ),
+    "event: another component's changed": (patch("event-component", message="no"), COMPONENT),
+    "event: given to another node": (patch("event-mine", reportingInstance=OTHER), OTHER_INSTANCE),
+    "new event: another node's": (create(NEW_EVENTS, new_event(OTHER)), OTHER_INSTANCE),
+    "new event: another controller's": (
+        create(NEW_EVENTS, new_event(component="kubelet")),
+        CONTROLLER,
+    ),
+    "new event: another node's patched": (
+        patch("new-theirs", series={"count": 2, "lastObservedTime": "2026-01-02T03:04:06.000000Z"}),
+        OTHER_INSTANCE,
+    ),
+    "new event: another controller's patched": (
+        patch(
+            "new-component", series={"count": 2, "lastObservedTime": "2026-01-02T03:04:06.000000Z"}
+        ),
+        CONTROLLER,
+    ),
+}
+
+
+OF_A_TOKEN_WITHOUT_A_NODE = {
+    "slice": try_out(SLICES, slice_of()),
+    "slice removed": delete("slice-mine"),
+    "node": patch_node(labels()),
+    "event": try_out(EVENTS, event()),
+    "new event": try_out(NEW_EVENTS, new_event()),
+}
+NO_NODE_OF_TOKEN = (
+    "this token belongs to no node: use the one that is projected into the pod, not that of a "
+    "Secret"
+)
+
+
+@pytest.fixture(scope="module")
+def clients(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    with open_clients(cluster, tmp_path_factory.mktemp("policies")) as clients:
+        yield clients
+
+
+@pytest.fixture(scope="module")
+def there(clients: Clients) -> Iterator[Mapping[str, Document]]:
+    """What was there before a plugin writes, by its name in THERE; the policies are in force."""
+    for path, document in THERE.values():
+        clients.admin.create(path, document)
+    stored = {name: clients.admin.get(place(name)) for name in THERE}
+    for call in OF_A_TOKEN_WITHOUT_A_NODE.values():
+        eventually(lambda c=call: NO_NODE_OF_TOKEN in refusal(clients.nobody, stored, c))  # type: ignore[misc]
+    yield stored
+    for name in THERE:
+        remove(clients.admin, place(name))
+    for path, name in ((SLICES, "new"), (EVENTS, "new"), (EVENTS, "new-shape")):
+        remove(clients.admin, f"{path}/{NAME}-{name}")
+
+
+def refusal(client: ApiClient, there: Mapping[str, Document], call: Call) -> str:
+    """What the API server says to a request; empty where it did as it was told."""
+    try:
+        call(client, there)
+    except ApiServerError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.point(103)
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_belongs_to_others_is_refused_with_the_field_and_what_to_do(
+    clients: Clients, there: Mapping[str, Document], call: Call, words: str
+) -> None:
+    assert words in refusal(clients.plugin, there, call)
+
+
+@pytest.mark.parametrize("call", OF_A_TOKEN_WITHOUT_A_NODE.values(), ids=OF_A_TOKEN_WITHOUT_A_NODE)
+def test_a_token_without_a_node_writes_nothing(
+    clients: Clients, there: Mapping[str, Document], call: Call
+) -> None:
+    assert NO_NODE_OF_TOKEN in refusal(clients.nobody, there, call)
+
+
+ADMITTED: dict[str, Call] = {
+    "slice": create(SLICES, slice_of()),
+    "slice: tried out": try_out(SLICES, slice_of(name="dry")),
+    "slice: of v1beta2": try_out(
+        SLICES.replace("v1", "v1beta2"),
+        {**slice_of(name="beta"), "apiVersion": "resource.k8s.io/v1beta2"},
+    ),
+    "slice: changed": update("slice-mine", pool=pool(MINE)),
+    "slice: patched": patch("slice-mine", pool={"generation": 3}),
+    "node: a state": patch_node(labels()),
+    "node: another state": patch_node({"metadata": {"labels": {STATE_LABEL: "failed"}}}),
+    "node: no state": patch_node({"metadata": {"labels": {STATE_LABEL: None}}}),
+    "event": create(EVENTS, event()),
+    "event: without a source": try_out(EVENTS, event(name="plain", source={})),
+    "event: counted": patch("event-mine", count=2, message="it is tested again"),
+    "event: changed": update("event-mine", count=3),
+    "new event": create(NEW_EVENTS, new_event(name="new-shape")),
+    "new event: goes on": patch(
+        "new-mine", series={"count": 2, "lastObservedTime": "2026-01-02T03:04:06.000000Z"}
+    ),
+}
+
+
+@pytest.mark.point(103)
+@pytest.mark.parametrize("call", ADMITTED.values(), ids=ADMITTED)
+def test_a_plugin_writes_for_its_own_node(
+    clients: Clients, there: Mapping[str, Document], call: Call
+) -> None:
+    call(clients.plugin, there)
+
+
+def test_a_plugin_removes_what_is_its_own_and_what_an_earlier_release_left_in_another_pool(
+    clients: Clients, there: Mapping[str, Document]
+) -> None:
+    for document in (slice_of(name="own"), slice_of(name="left", pool=pool("an-older-pool"))):
+        clients.admin.create(SLICES, document)
+        clients.plugin.delete(f"{SLICES}/{document['metadata']['name']}")
+        assert not is_there(clients.admin, f"{SLICES}/{document['metadata']['name']}")
+
+
+def test_others_write_as_before(clients: Clients, there: Mapping[str, Document]) -> None:
+    """The policies are about one account."""
+    for path, document in (
+        (SLICES, slice_of(OTHER, "else")),
+        (EVENTS, event(OTHER, "kubelet", "else")),
+    ):
+        clients.admin.create(path, document, {"dryRun": "All"})
