@@ -6,6 +6,9 @@ process of a daemon carries the token that the file names. Only a removal goes o
 no room for its record, so that pods can end: an agent that is killed before there is room leaves a
 namespace that the plugin ends again.
 
+A server whose file another release wrote and this one does not understand (``base.codec``) runs on
+as it is, and serves nobody anew.
+
 Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon survives a power cut.
 """
 
@@ -17,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
@@ -148,7 +151,6 @@ class _IncidentDocument:
     incidents: tuple[MpsServerRestart, ...] = ()
 
 
-T = TypeVar("T")
 _STATES: Final = Codec[ServerState](ServerState)
 _INCIDENT_LOGS: Final = Codec[_IncidentDocument](_IncidentDocument)
 
@@ -160,11 +162,14 @@ class ServerStateFiles:
         self._directory = directory
         self._lock = threading.Lock()
         self.set_aside: dict[MpsServerName, str] = {}  # servers with an unreadable file, and why
+        self.of_other_release: dict[MpsServerName, str] = {}  # and why they are left alone
+        self._before: dict[str, bytes] = {}  # the files that were there
         self.incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
 
     def load(self) -> tuple[ServerState, ...]:
-        """Every server, and the incidents. A damaged file is ``set_aside``: the other servers go
-        on. NodeError: a file cannot be read now, which says nothing of what is in it."""
+        """Every server, and the incidents. A damaged file is ``set_aside``, and one that only
+        another release understands stays: the other servers go on. NodeError: a file cannot be read
+        now, which says nothing of what is in it."""
         with disk_errors(f"read {self._directory}"):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._directory.glob(".*.tmp"):
@@ -175,11 +180,13 @@ class ServerStateFiles:
         return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
-        self._put(state.daemon.name, _STATES.encode(state))
+        name = state.daemon.name
+        self._put(name, _STATES.encode(state, over=self._before.get(name)))
 
     def remove(self, name: MpsServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
             (self._directory / f"{name}.json").unlink(missing_ok=True)
+        self._before.pop(name, None)
 
     def record(self, incident: MpsServerRestart) -> None:
         """Record an incident, with the next number: numbers go on over restarts of the agent."""
@@ -190,7 +197,8 @@ class ServerStateFiles:
             self.incidents = incidents
 
     def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
-        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents)))
+        before = self._before.get(_INCIDENTS)
+        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents), over=before))
 
     def _load_incidents(self) -> tuple[MpsServerRestart, ...]:
         """If they are damaged, one incident that has their last number, as far as it is found."""
@@ -198,24 +206,32 @@ class ServerStateFiles:
         if (text := _read(path)) is None:
             return ()
         try:
-            return _decoded(_INCIDENT_LOGS, text, path).incidents
-        except NodeError as e:
+            incidents = _INCIDENT_LOGS.decode(text).incidents
+        except Undecodable as e:
             numbers = [int(number) for number in _NUMBER.findall(text)]
-            self._put_aside(path, str(e))
-            reason = f"what was written of earlier incidents is lost: {e}"
+            self._put_aside(path, _problem(path, e))
+            reason = f"what was written of earlier incidents is lost: {_problem(path, e)}"
             lost = (MpsServerRestart(max(numbers, default=0) + 1, MpsServerName(""), 0.0, reason),)
             _unless_full(lambda: self.write_incidents(lost))
             return lost
+        self._before[_INCIDENTS] = text
+        return incidents
 
     def _load_state(self, path: Path) -> ServerState | None:
         if (text := _read(path)) is None:
             return None
+        name = MpsServerName(path.stem)
         try:
-            return _decoded(_STATES, text, path)
-        except NodeError as e:
-            self.set_aside[MpsServerName(path.stem)] = str(e)
-            self._put_aside(path, str(e))
+            state = _STATES.decode(text)
+        except Undecodable as e:
+            if e.release:
+                self.of_other_release[name] = _problem(path, e)
+            else:
+                self.set_aside[name] = _problem(path, e)
+                self._put_aside(path, _problem(path, e))
             return None
+        self._before[name] = text
+        return state
 
     def _put_aside(self, path: Path, why: str) -> None:
         aside = path.with_suffix(_ASIDE)
@@ -257,11 +273,8 @@ class ServerStateFile:
         self._files.remove(self.state.daemon.name)
 
 
-def _decoded(codec: Codec[T], text: bytes, path: Path) -> T:
-    try:
-        return codec.decode(text)
-    except Undecodable as e:
-        raise NodeError(f"what is written in {path} cannot be read: {e}") from e
+def _problem(path: Path, error: Undecodable) -> str:
+    return f"what is written in {path} cannot be read: {error}"
 
 
 def _read(path: Path) -> bytes | None:

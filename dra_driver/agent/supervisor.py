@@ -94,6 +94,8 @@ class MpsSupervisor:
             log.info("an MPS server is known", extra={"server": state.daemon.name})
             self._servers[state.daemon.name] = ManagedServer(state, self._dependencies)
             self._detach(state.daemon)
+        for name, why in self._files.of_other_release.items():
+            log.error("an MPS server is left alone", extra={"server": name, "error": why})
         for name, why in self._files.set_aside.items():
             now = self._clock.since_epoch()
             self._files.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
@@ -101,7 +103,8 @@ class MpsSupervisor:
         with disk_errors(f"look for what was left in {directory}"):
             directories = [entry.name for entry in directory.iterdir() if entry.is_dir()]
         names = (MpsServerName(name) for name in directories if _NAME.fullmatch(name))
-        self._orphans = frozenset(names).difference(self._servers)
+        known = (*self._servers, *self._files.of_other_release)
+        self._orphans = frozenset(names).difference(known)
         for name in sorted(self._orphans):
             self._try_to_remove_orphan(name)
 
@@ -125,6 +128,8 @@ class MpsSupervisor:
         """None: it belongs in another server by now."""
         if (holder := self._holder(namespace.name)) is not None:
             _refuse_other_limits(holder, namespace)
+        if (why := self._files.of_other_release.get(name)) is not None:
+            raise NodeError(f"the MPS server {name} cannot be changed: {why}")
         if (server := self._servers.get(name)) is not None:
             self._finish_interrupted(server)
             if self._server_of(namespace) != name:  # it speaks an older protocol by now

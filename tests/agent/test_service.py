@@ -14,8 +14,9 @@ from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError, SettingsError
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsLimits
+from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.agent_client import MpsAgentClient
-from dra_driver.node.mps.agent_protocol import read_line
+from dra_driver.node.mps.agent_protocol import StatusRequest, read_line
 from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, Blocking, namespace, raising
 from tests.waiting import eventually
 
@@ -48,7 +49,7 @@ def ask(service, line):
         return connection.makefile("rb").readline().decode()
 
 
-STATUS = b'{"version":1,"StatusRequest":{}}\n'
+STATUS = agent_protocol.REQUESTS.encode(StatusRequest()) + b"\n"
 
 
 def test_a_namespace_is_served_through_the_socket_and_ends(host, agent):
@@ -111,9 +112,9 @@ def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong
     ("line", "problem"),
     [
         (b"hello\n", "the request cannot be read: it is not JSON"),
-        (b'{"version":2,"StatusRequest":{}}\n', "version is 2, not 1"),
-        (b'{"version":1,"SingRequest":{}}\n', "it is SingRequest, none of 'ServeRequest'"),
-        (b'{"version":1,"ReleaseRequest":{}}\n', "ReleaseRequest.name is missing"),
+        (STATUS.replace(b'"version":1', b'"version":2'), "version is 2, not 1"),
+        (STATUS.replace(b"Status", b"Sing"), "it is SingRequest, none of 'ServeRequest'"),
+        (STATUS.replace(b"Status", b"Release"), "ReleaseRequest.name is missing"),
     ],
 )
 def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, problem):

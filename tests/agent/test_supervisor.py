@@ -1,12 +1,14 @@
 """What is asked of the agent, and how it looks after what it serves."""
 
 import itertools
+import json
 import threading
 from functools import partial
 
 import pytest
 
 from dra_driver.agent.run import run_concurrently
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import MpsStateUnknown, NodeError, TimedOut
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsPriority, mps_server_name
 from tests.agent.conftest import (
@@ -707,7 +709,7 @@ def test_a_directory_that_nothing_is_written_of_is_removed(host):
     assert host.left() == ["sim"]
 
 
-@pytest.mark.parametrize("how", ["empty", "newer"])
+@pytest.mark.parametrize("how", ["empty", "damaged"])
 def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, caplog, how):
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2", TWO))
@@ -729,6 +731,45 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
     assert "a file is set aside" in caplog.messages
     assert agent.serve(namespace("c_1")).namespace.name == "c_1"
     assert host.agent().status().incidents == (incident,)
+
+
+def test_a_server_that_only_another_release_understands_runs_on_and_serves_nobody_anew(host, agent):
+    agent.serve(namespace("c_1"))
+    path = host.directory / "state" / f"{NAME}.json"
+    ours = path.read_text()
+    theirs = ours.replace(RELEASE, "0.9.0").replace('"namespaces":[', '"namespaces":[{"Star":{}},')
+    path.write_text(theirs)
+
+    older = host.agent()
+    older.maintain()
+    older.release("c_1")
+
+    assert (names(older), len(host.daemons.running)) == ([], 1)
+    with pytest.raises(NodeError, match=f"{NAME} cannot be changed.*release 0.9.0 wrote it"):
+        older.serve(namespace("c_2"))
+    assert path.read_text() == theirs
+
+    path.write_text(ours)
+    assert names(host.agent()) == ["c_1"]
+
+
+def test_what_another_release_wrote_of_a_server_outlives_a_change_by_this_one(host, agent):
+    agent.serve(namespace("c_1"))
+    path = host.directory / "state" / f"{NAME}.json"
+    document = json.loads(path.read_text()) | {"release": "0.9.0"}
+    document["ServerState"] |= {"colour": "green"}
+    document["ServerState"]["namespaces"][0]["colour"] = "red"
+    path.write_text(json.dumps(document))
+
+    older = host.agent()
+    older.serve(namespace("c_2"))
+
+    state = json.loads(path.read_text())["ServerState"]
+    assert (state["colour"], [each.get("colour") for each in state["namespaces"]]) == (
+        "green",
+        ["red", None],
+    )
+    assert names(host.agent()) == ["c_1", "c_2"]
 
 
 @pytest.mark.parametrize("cut", [0, 200])

@@ -224,11 +224,16 @@ def cdi_problem_findings(problems: Sequence[str], vendor: str) -> Iterator[Findi
 def ledger_findings(directory: Path, ledger: LedgerSnapshot) -> Iterator[Finding]:
     for damaged in ledger.unreadable.values():
         held = abbreviated(sorted(damaged.names)) or "every GPU"
+        until = (
+            "the plugin has settled it with the API server; if it stays, and no pod uses that "
+            "claim, remove the file"
+        )
+        if damaged.release:
+            until = f"release {damaged.release} is installed again, or the node reboots"
         yield fail(
             LEDGER,
             f"{damaged.path} cannot be read: {damaged.reason}",
-            f"{held} takes no new claim until the plugin has settled it with the API server; if "
-            "it stays, and no pod uses that claim, remove the file",
+            f"{held} takes no new claim until {until}",
         )
     unfinished = sorted(
         str(record.claim) for record in ledger.records.values() if not record.completed

@@ -2,9 +2,11 @@
 
 ::
 
-    {"version": 1, "ServeRequest": {"namespace": {"name": "c_0", "claim": "…", "gpus": ["GPU-…"]}}}
-    {"version": 1, "ServedNamespace": {"namespace": {…}, "protocol": 3, "pipe_directory": "/…"}}
-    {"version": 1, "AgentError": {"kind": "NodeError", "message": "…"}}
+    {…, "ServeRequest": {"namespace": {"name": "c_0", "claim": "…", "gpus": ["GPU-…"]}}}
+    {…, "ServedNamespace": {"namespace": {…}, "protocol": 3, "pipe_directory": "/…"}}
+    {…, "AgentError": {"kind": "NodeError", "message": "…"}}
+
+The two may be of neighbouring releases (``base.codec``).
 """
 
 import socket

@@ -10,6 +10,9 @@ reason; what it may hold is kept from others until its claim is written or forgo
 partitions are known all the same: what a record says of them stands once more in
 ``<claim UID>.partitions``, as a record that was begun. What damages the one leaves the other, and
 nobody takes what is ours for somebody else's.
+
+A record that another release wrote and this one does not understand (``base.codec``) stays as it
+is, and its claim as it was prepared, until a release takes it back that does.
 """
 
 import bisect
@@ -22,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dra_driver.base.codec import Undecodable
-from dra_driver.base.errors import ClaimError, ClaimRecordLost
+from dra_driver.base.errors import ClaimError, ClaimRecordLost, NodeError
 from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, PartitionKey
@@ -63,7 +66,8 @@ class PartitionFiles:
         if not record.created_partitions:
             self.remove(uid)
             return
-        text = encode_record(_partitions_of(record))
+        before = read_record(self._path(uid)) if self._written.get(uid) == b"" else None
+        text = encode_record(_partitions_of(record), before)
         if self._written.get(uid) == text:
             return
         write_atomically(self._path(uid), text)
@@ -257,6 +261,17 @@ class Ledger:
         with self._lock:
             return tuple(self._index[uid] for uid in sorted(self._served))
 
+    def refuse_other_release(self, uid: ClaimUid) -> None:
+        """NodeError: another release wrote the record of this claim, and alone can change it."""
+        with self._lock:
+            aside = self._aside.get(uid)
+        if aside is not None and aside.release:
+            raise NodeError(
+                f"the claim with UID {uid} was prepared by release {aside.release} of this driver, "
+                f"and what was done for it is not known here: install release {aside.release} "
+                f"again, or drain the node and reboot it ({aside.reason}; {aside.path})"
+            )
+
     def set_aside(self) -> tuple[DamagedRecord, ...]:
         with self._lock:
             return tuple(self._aside[uid] for uid in sorted(self._aside))
@@ -279,7 +294,7 @@ class Ledger:
         """Replace the record of a claim, atomically, after what it says of partitions. NodeError:
         the disk did not take it."""
         uid = record.claim.uid
-        text = encode_record(record)
+        text = encode_record(record, self._text_of_others(uid))
         with self._disk_errors():
             try:
                 self._put(record, text)
@@ -316,6 +331,16 @@ class Ledger:
             self._has_one_file.discard(uid)
             self._aside.pop(uid, None)
             self._replace(uid, None)
+
+    def _text_of_others(self, uid: ClaimUid) -> bytes | None:
+        """What an earlier process, perhaps of another release, wrote of a claim. None: none did, or
+        it is damaged by now."""
+        if uid not in self._index or uid in self._has_one_file:
+            return None
+        try:
+            return read_record(self._path(uid))
+        except Undecodable:
+            return None
 
     def _put(self, record: ClaimRecord, text: bytes) -> None:
         path = self._path(record.claim.uid)

@@ -21,9 +21,11 @@ from dra_driver.model.steps import CreatePartition, Step
 _RECORDS: Final = Codec[ClaimRecord](ClaimRecord)
 
 
-def encode_record(record: ClaimRecord) -> bytes:
-    """The document of *record*: the same bytes for the same record."""
-    return _RECORDS.encode(replace(record, steps=tuple(map(_recorded, record.steps))))
+def encode_record(record: ClaimRecord, over: bytes | None = None) -> bytes:
+    """The document of *record*: the same bytes for the same record. *over*: the one that it
+    replaces, which another release may have written (``Codec.encode``)."""
+    recorded = replace(record, steps=tuple(map(_recorded, record.steps)))
+    return _RECORDS.encode(recorded, over=over)
 
 
 def decode_record(content: bytes) -> ClaimRecord:
@@ -68,13 +70,18 @@ UNREADABLE_SUFFIX = ".unreadable"
 
 @dataclass(frozen=True, slots=True)
 class DamagedRecord:
-    """A record whose content this release cannot read."""
+    """A record whose content this release cannot read.
+
+    With a *release*, which wrote it, it is not damaged: only such a release can take back what was
+    done for its claim, so it stays as it is.
+    """
 
     uid: ClaimUid
     path: Path
     reason: str
     gpus: frozenset[GpuUuid] = frozenset()  # those that it may hold, each all of it
     names: frozenset[DeviceName] = frozenset()  # what they are called; empty: it may hold any GPU
+    release: str = ""
 
     def may_hold(self, gpu: GpuUuid | None, name: DeviceName) -> bool:
         """Whether it may hold the GPU of that name. One that was not seen when the record was read,
@@ -148,7 +155,8 @@ def _read_one(
             raise Undecodable(f"it is of claim UID {record.claim.uid}")
     except Undecodable as e:
         named = _named_gpus(text)
-        aside[uid] = DamagedRecord(uid, path, str(e), frozenset(named), frozenset(named.values()))
+        gpus, names = frozenset(named), frozenset(named.values())
+        aside[uid] = DamagedRecord(uid, path, str(e), gpus, names, e.release)
     else:
         records[uid] = (
             mark_ending(record) if path.suffix == ENDING_SUFFIX else without_texts(record)
@@ -174,7 +182,9 @@ def discard_other_boots(mine: Path) -> None:
 
 def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
     """Out of the way of the record that will replace it, and kept for whoever wants to look. Where
-    a directory is in the way of that, it stays where it is."""
+    a directory is in the way of that, it stays where it is, and so does one of another release."""
+    if damaged.release:
+        return damaged
     moved = damaged.path.with_suffix(UNREADABLE_SUFFIX)
     try:
         os.replace(damaged.path, moved)

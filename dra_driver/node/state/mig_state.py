@@ -66,10 +66,13 @@ class MigStateFile:
             except FileNotFoundError:
                 return _NOTHING
             except (NotAFile, Undecodable) as e:
-                raise _DamagedMigState(
+                problem = (
                     f"{self._path} cannot be understood, so it is not known which MIG instances "
                     f"layouts made: {e}"
-                ) from e
+                )
+                if isinstance(e, Undecodable) and e.release:  # it is left as it is
+                    raise NodeError(f"{problem}; install that release again") from e
+                raise _DamagedMigState(problem) from e
         self._last = signature, state
         return state
 
@@ -83,7 +86,7 @@ class MigStateFile:
         """Keep what *edit* makes of the state, and answer with it. One edit at a time.
 
         A state that is damaged is set aside, for whoever wants to look, and an empty one is edited.
-        NodeError: it cannot be read or kept.
+        NodeError: it cannot be read or kept, or is of another release.
         """
         with self._lock:
             try:
@@ -118,6 +121,7 @@ class MigStateFile:
         remedy = "let this process write there, or give another --state-dir"
         with disk_errors(f"write {self._path}", {None: remedy}):
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2)
+            before = read_file(self._path) if self._path.is_file() else None
+            text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2, over=before)
             write_atomically(self._path, text, durable=True)
             self._last = None

@@ -47,6 +47,8 @@ def refuse_unreadable(claim: Claim, offer: Offer, set_aside: Iterable[DamagedRec
         if aside.uid != claim.ref.uid and any(aside.may_hold(*gpu) for gpu in gpus):
             waits = f"claim {claim.ref} has to wait: its device may be held by"
             until = "it is settled as soon as the API server can be asked about that claim"
+            if aside.release:
+                until = f"install release {aside.release} again, or drain the node and reboot it"
             raise NodeError(
                 f"{waits} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
                 f"({aside.reason}); {until}",

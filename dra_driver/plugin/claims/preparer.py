@@ -152,7 +152,9 @@ class Preparer:
                 self._recorded_answer(ref)
 
     def _record_or_partitions(self, ref: ClaimRef) -> ClaimRecord | None:
-        """The record of a claim; of one that cannot be read, the partitions."""
+        """The record of a claim; of one that cannot be read, the partitions. NodeError: another
+        release wrote it, and this one does not understand it."""
+        self._ledger.refuse_other_release(ref.uid)
         return self._ledger.known(ref.uid) or self._ledger.partitions_record(ref.uid)
 
     def _lacks_files(self, record: ClaimRecord) -> bool:

@@ -112,7 +112,10 @@ class ClaimReconciler:
         return claim.ref
 
     def _settle(self, aside: DamagedRecord, ref: ClaimRef | _ClaimUnknown | None) -> bool:
-        """Prepare again what the API server says the record was of, or forget it."""
+        """Prepare again what the API server says the record was of, or forget it; one of another
+        release stays."""
+        if aside.release:
+            return False
         try:
             if isinstance(ref, ClaimRef):
                 self._preparer.prepare(ref)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
@@ -67,6 +68,7 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
     assert requests == [
         {
             "version": 1,
+            "release": RELEASE,
             "ServeRequest": {
                 "namespace": {
                     "name": "c_1",
@@ -97,7 +99,7 @@ def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, re
     requests = answering(line(RequestDone()))
 
     assert ask(MpsAgentClient(path)) is None
-    assert requests == [{"version": 1, **request_document}]
+    assert requests == [{"version": 1, "release": RELEASE, **request_document}]
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
@@ -140,9 +142,9 @@ def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
         (b"", MpsAgentUnreachable, "it ended before it answered"),
         (b'{"version":1,', MpsAgentUnreachable, "it ended before it answered"),
         (b"hello\n", NodeError, "the answer of the MPS agent cannot be read: it is not JSON"),
-        (b'{"version":1,"RequestDone":{}}\n', NodeError, "agent to StatusRequest is RequestDone"),
+        (line(RequestDone()), NodeError, "agent to StatusRequest is RequestDone"),
         (
-            b'{"version":1,"MpsStatus":{"servers":7}}\n',
+            line(MpsStatus()).replace(b'"servers":[]', b'"servers":7'),
             NodeError,
             "MpsStatus.servers is 7, not a list",
         ),

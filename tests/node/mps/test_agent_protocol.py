@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import (
     ClaimError,
     MpsAgentUnreachable,
@@ -34,7 +35,11 @@ def test_a_namespace_survives_the_way(namespace):
 
 def test_a_line_that_is_none_is_an_error_that_says_what_may_help():
     with pytest.raises(NodeError) as caught:
-        decode(REQUESTS, b'{"version":2,"StatusRequest":{}}', "the request")
+        decode(
+            REQUESTS,
+            b'{"version":2,"release":"%s","StatusRequest":{}}' % RELEASE.encode(),
+            "the request",
+        )
 
     assert str(caught.value) == (
         "the request cannot be read: StatusRequest.version is 2, not 1; let the plugin and the MPS "

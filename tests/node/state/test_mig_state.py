@@ -1,5 +1,6 @@
 """What was made of GPUs outlives a restart, and what does not outlive a boot is forgotten."""
 
+import json
 import os
 import threading
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.model.mig_layouts import (
@@ -103,6 +105,30 @@ def test_a_damaged_state_is_set_aside_when_it_is_changed_and_that_is_told(path, 
     assert state.read() == MigState(switched=(GPU,))
     assert (path.parent / "mig.json.damaged").read_text() == text
     assert "counts as somebody else's from now on" in caplog.text
+
+
+def test_a_state_that_only_another_release_understands_is_told_and_left_as_it_is(path):
+    state = MigStateFile(path, "boot")
+    state.write(MigState(state=LayoutState.FAILED))
+    theirs = path.read_text().replace(RELEASE, "0.9.0").replace('"failed"', '"paused"')
+    path.write_text(theirs)
+
+    with pytest.raises(NodeError, match=r"release 0\.9\.0 wrote it.*install that release again"):
+        state.change(lambda before: replace(before, switched=(GPU,)))
+    assert path.read_text() == theirs
+
+
+def test_what_another_release_wrote_outlives_a_change_by_this_one(path):
+    state = MigStateFile(path, "boot")
+    state.write(MigState())
+    document = json.loads(path.read_text()) | {"release": "0.9.0"}
+    document["MigStateOfBoot"]["state"]["colour"] = "green"
+    path.write_text(json.dumps(document))
+
+    state.change(lambda before: replace(before, switched=(GPU,)))
+
+    assert state.read() == MigState(switched=(GPU,))
+    assert json.loads(path.read_text())["MigStateOfBoot"]["state"]["colour"] == "green"
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a FIFO"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdi.registry import load_registry
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import (
     ClaimError,
     ClaimInUse,
@@ -767,6 +768,49 @@ def test_what_was_begun_is_not_taken_back_from_a_process_that_uses_it(world):
     assert set(world.ledger.held()) == {gpu_uuid()}
     world.users.alive.clear()
     world.restart()
+    assert world.nothing_left
+
+
+def test_a_claim_whose_record_only_another_release_understands_stays_as_it_is(world):
+    world.prepare("gpu-0")
+    (path,) = (world.directory / "claims/boot").glob("*.json")
+    ours = path.read_text()
+    path.write_text(ours.replace(RELEASE, "0.9.0").replace('"steps":[', '"steps":[{"Dance":{}}'))
+    theirs, spec = path.read_text(), world.spec()
+    world.restart()
+
+    for ask in (world.preparer.unprepare, world.preparer.prepare):
+        with pytest.raises(NodeError, match=r"prepared by release 0\.9\.0.* install release 0.9.0"):
+            ask(ref())
+    with pytest.raises(NodeError, match=r"has to wait.*install release 0\.9\.0"):
+        world.prepare("gpu-0", name="other")
+    world.prepare("gpu-1", name="third")
+    assert (path.read_text(), world.spec()) == (theirs, spec)
+
+    path.write_text(ours.replace(RELEASE, "0.9.0"))
+    world.restart()
+    world.preparer.unprepare(ref())
+    world.preparer.unprepare(ref("third"))
+    assert world.nothing_left
+
+
+def test_what_another_release_wrote_of_a_claim_outlives_what_this_one_writes(world):
+    world.prepare("gpu-0")
+    (path,) = (world.directory / "claims/boot").glob("*.json")
+    document = json.loads(path.read_text()) | {"release": "0.9.0"}
+    document["ClaimRecord"]["holdings"][0]["colour"] = "green"
+    path.write_text(json.dumps(document))
+    world.restart()
+
+    for name in ("train", "test"):
+        joined = replace(world.api.read(ref()), pods=(pod(name),))
+        assert world.preparer.prepared_claims.note_pods(joined)
+
+    (holding,) = json.loads(path.read_text())["ClaimRecord"]["holdings"]
+    assert holding["colour"] == "green"
+    world.restart()
+    assert world.ledger.known(ref().uid).pods == (pod("test"),)
+    world.preparer.unprepare(ref())
     assert world.nothing_left
 
 

@@ -1,11 +1,15 @@
 """Claims that the kubelet forgot, and records that nobody can read, are put right in the end."""
 
+from dataclasses import replace
+
 import pytest
 
+from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import DeviceHeldByClaim, Unreachable
 from dra_driver.k8s.claims import Claim, ClaimUid
 from dra_driver.model.gpus import DeviceName
 from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.ledger_files import encode_record
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from tests.builders import POOL, allocation, gpu_uuid, inventory, record, ref
 
@@ -151,6 +155,25 @@ def test_an_unreadable_record_of_a_claim_that_is_gone_is_forgotten(tmp_path):
 
     assert reconciler_of(ledger, Api(), Preparer(ledger)).look() == 1
     assert ledger.set_aside() == ()
+
+
+def test_a_record_that_only_another_release_understands_stays_whatever_becomes_of_its_claim(
+    tmp_path,
+):
+    theirs = encode_record(record("a")).replace(RELEASE.encode(), b"0.9.0")
+    path = tmp_path / "boot/uid-a.json"
+    path.parent.mkdir()
+    path.write_bytes(theirs.replace(b'"Exclusive"', b'"Cube"'))
+    ledger = opened(tmp_path)
+    preparer = Preparer(ledger)
+
+    for api in (Api(ref("a")), Api()):
+        assert reconciler_of(ledger, api, preparer).look() == 0
+    assert preparer.prepared == []
+    assert [aside.release for aside in ledger.set_aside()] == ["0.9.0"]
+
+    path.write_bytes(theirs)
+    assert opened(tmp_path).records() == (replace(record("a"), spec=None),)
 
 
 def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path):
