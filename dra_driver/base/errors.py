@@ -39,6 +39,10 @@ class NodeError(DriverError):
     """This machine failed us: NVML, driver files, disk, a child process."""
 
 
+class DriverUnusable(NodeError):
+    """NVIDIA's driver as a whole is missing, incomplete or does not answer."""
+
+
 class MigInstanceNotFound(NodeError):
     """A MIG instance does not exist, or not yet; the GPU itself answers."""
 

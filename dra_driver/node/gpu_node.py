@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.base.errors import DriverUnusable, MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
@@ -154,7 +154,26 @@ class GpuNode:
                 assert_never(step)
 
     def restore(self, step: Step) -> None:
-        """Do it as part of giving a claim back: what is gone needs nothing any more."""
+        """Do it as part of giving a claim back: what is gone needs nothing any more.
+
+        DriverUnusable: it cannot be done now, whatever the claim is.
+        """
+        try:
+            self._restore(step)
+        except NodeError as e:
+            if (problem := self._driver_problem()) is not None:
+                raise DriverUnusable(f"NVIDIA's driver cannot be used: {problem}") from e
+            raise
+
+    def _driver_problem(self) -> str | None:
+        try:
+            self.driver.files()
+            self.nvml.system()
+        except NodeError as e:
+            return str(e)
+        return None
+
+    def _restore(self, step: Step) -> None:
         match step:
             case SetTimeSlice(gpu=gpu, interval=interval):
                 self.time_slices.restore(gpu, interval)

@@ -15,6 +15,7 @@ from dra_driver.node.driver.device_nodes import device_number
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import MachineParts, node_of
+from dra_driver.node.nvml.api import NvmlFunctions
 from dra_driver.sim.cgroup_mirror import CgroupMirror
 from dra_driver.sim.host.directory import MARKER, SimulatedHost, program_path, run_on_live_node
 from dra_driver.sim.host.tools import SETTINGS_DIRECTORY
@@ -38,10 +39,15 @@ def open_simulated_node(
     driver = _driver_on(live, config, host)
     tree = CgroupTree(host / "sys/fs/cgroup")
     modes, mig = SimulatedComputeModes(host), open_mig_states(host)
+
+    def load_nvml() -> NvmlFunctions:
+        driver.root.nvml_library()  # without it, nothing could be loaded
+        return SimulatedNvml(live, SimulatedMemoryLimits(tree.root), modes, mig)
+
     machine = MachineParts(
         host,
         driver,
-        lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root), modes, mig),
+        load_nvml,
         Cgroups(tree.root, tree.make, tree.remove),
         simulated_device_number,
     )

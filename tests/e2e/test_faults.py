@@ -326,14 +326,29 @@ def test_a_gpu_that_hangs_is_withdrawn_and_the_others_are_served(kube, driver, n
     assert driver.log.index(late) < driver.log.index(gone), "once may be chance"
 
 
-def test_a_driver_that_is_not_ready_offers_nothing_and_says_why(kube, driver, node):
+def test_a_driver_that_broke_lets_pods_end_offers_nothing_and_says_why(kube, driver, node):
     document = yaml.safe_load(driver.node_file.read_text())
+
+    kube.apply(template("turns", config=[interval("Long")]))
+    kube.apply(pod("ends", template="turns"))
+    kube.wait_pod("ends", "Running")
+    smi = driver.host / "usr/bin/nvidia-smi"
+    away = smi.rename(smi.with_suffix(".away"))
+    try:
+        kube.delete("Pod", "ends")
+        wait("the pod to end", lambda: kube.find("Pod", "ends") is None, 30)
+    finally:
+        away.rename(smi)
+    wait("its claim to be given back", lambda: not driver.claims(), 30)
 
     node({**document, "driver": "not-loaded"})
     wait("no GPU", lambda: kube.devices() == [], 15)
 
     assert len(kube.slices()) == 1
     wait("it to be said", lambda: "GPU is not offered" in driver.log)
+    told = lambda: "all GPUs: not offered" in str(kube.events(driver.cluster.node_name))  # noqa: E731
+    wait("an event of the Node", told, 15)
+    assert "load the NVIDIA kernel driver" in driver.ask("/readyz")[1]
 
 
 def test_an_unreadable_record_is_settled_and_the_pod_goes_on(kube, driver):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.base.errors import ClaimError, MigInstanceNotFound, NodeError
+from dra_driver.base.errors import ClaimError, DriverUnusable, MigInstanceNotFound, NodeError
 from dra_driver.k8s.claims import PodUid
 from dra_driver.model.gpus import GpuUuid, Partition
 from dra_driver.model.processes import GpuProcess
@@ -57,6 +57,27 @@ def test_an_interval_is_set_and_restored(opened):
 
         node.restore(SetTimeSlice(gpu, TimeSliceInterval.DEFAULT))
         assert interval(node, gpu) is TimeSliceInterval.DEFAULT
+
+
+def test_what_cannot_be_restored_since_the_driver_is_incomplete_is_told_from_other_failures(
+    opened, tmp_path
+):
+    """The kernel module is loaded, so the interval is there."""
+    setting = SetTimeSlice(GpuUuid("GPU-any"), TimeSliceInterval.DEFAULT)
+    with opened("nvidia_modprobe: missing") as node:
+        smi = tmp_path / "sim/usr/bin/nvidia-smi"
+        smi.rename(tmp_path / "away")
+        with pytest.raises(DriverUnusable, match=r"driver cannot be used: .* no nvidia-smi"):
+            node.restore(setting)
+        (tmp_path / "away").rename(smi)
+    fails = (
+        "gpus: [{product: H100-80-SXM, bus_id: '0000:1b:00.0', fails: {compute-policy: UNKNOWN}}]"
+    )
+    with opened(name="fails") as node:
+        (tmp_path / "fails.yaml").write_text(fails)
+        with pytest.raises(NodeError, match="Unknown Error") as failure:
+            node.restore(SetTimeSlice(gpu_of(node), TimeSliceInterval.DEFAULT))
+        assert not isinstance(failure.value, DriverUnusable)
 
 
 def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(opened, tmp_path):

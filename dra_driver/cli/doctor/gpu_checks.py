@@ -66,7 +66,7 @@ def driver_files_finding(files: DriverFiles | DriverError) -> Finding:
         return fail(
             DRIVER_ROOT,
             str(files),
-            "install the driver, or say where it is: --driver-root (a path of the host)",
+            "install the driver, or say where it is on the host: driverRoot (chart), --driver-root",
         )
     return ok(
         DRIVER_ROOT,

@@ -1,14 +1,17 @@
 """Tells the pods of claims that cannot be given back yet, and the Node, why that is."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from dra_driver.base.errors import ClaimInUse, DriverError
+from dra_driver.base.errors import ClaimInUse, DriverError, DriverUnusable
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plugin.claims.preparer import Preparer
+
+log = logging.getLogger(__name__)
 
 _REASON: Final = "ClaimNotGivenBack"
 
@@ -39,8 +42,13 @@ class StuckClaims:
         return self._preparer.prepare(ref)
 
     def unprepare(self, ref: ClaimRef) -> None:
+        """A driver that broke keeps no pod from ending: nobody can use its GPUs meanwhile. The
+        claim holds its devices until the reconciler could give it back."""
         try:
             self._preparer.unprepare(ref)
+        except DriverUnusable as e:
+            log.warning("a claim is given back later", extra={"claim": str(ref), "error": str(e)})
+            return
         except DriverError as e:
             self._emit(ref, e)
             raise

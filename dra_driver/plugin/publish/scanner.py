@@ -16,14 +16,22 @@ from dra_driver.plugin.publish.offers import OfferBuilder
 log = logging.getLogger(__name__)
 
 _SOON_SECONDS = 1.0
+_REPORT_SECONDS = 1800.0  # the API server forgets an event after an hour
 
 
 class DeviceScanner:
     """Reads the GPUs, and has the devices published when they changed."""
 
     def __init__(
-        self, offers: OfferBuilder, pool: str, publish: Callable[[Pool], None], metrics: Metrics
+        self,
+        offers: OfferBuilder,
+        pool: str,
+        publish: Callable[[Pool], None],
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._reported: dict[UnavailableGpu, float] = {}
         self._offers = offers
         self._pool = pool
         self._publish = publish
@@ -32,6 +40,8 @@ class DeviceScanner:
         self.error: str | None = None  # why the last scan failed
         self.scanned_at = float("-inf")  # when the last scan began that succeeded
         self.scan_soon: Callable[[], None] = lambda: None
+        # Called with each GPU that is not offered, when that begins and from time to time.
+        self.report: Callable[[UnavailableGpu], None] = lambda unavailable: None
 
     @property
     def not_ready(self) -> str | None:
@@ -58,6 +68,7 @@ class DeviceScanner:
         self.error = None
         if offer != self._last:
             self._offer(offer)
+        self._report_unavailable(offer)
         self.scanned_at = began
         return None
 
@@ -70,6 +81,16 @@ class DeviceScanner:
         """A claim was unprepared, maybe: a GPU that waited for that changes its shape now."""
         if self.pending:
             self.scan_soon()
+
+    def _report_unavailable(self, offer: Offer) -> None:
+        now = self._clock()
+        due = {u: at for u, at in self._reported.items() if now - at < _REPORT_SECONDS}
+        for unavailable in offer.unavailable:
+            if unavailable not in due:
+                self.report(unavailable)
+        self._reported = {
+            unavailable: due.get(unavailable, now) for unavailable in offer.unavailable
+        }
 
     def _offer(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]

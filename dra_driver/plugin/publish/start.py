@@ -5,10 +5,12 @@ from contextlib import ExitStack
 
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import Loop
+from dra_driver.k8s.events import Event, NodeRef
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher
+from dra_driver.model.gpus import UnavailableGpu
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.parts import PluginParts
@@ -39,6 +41,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.is_newest, parts.metrics)
     scanner = DeviceScanner(parts.offers, settings.node_name, publisher.want, parts.metrics)
+    scanner.report = lambda unavailable: parts.events.emit(_event(parts.labels, unavailable))
     scan = Loop("scan", scanner.scan, settings.look_interval)
     scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
     parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
@@ -56,6 +59,11 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         stack.callback(scan.stop)
 
     parts.publish = publish
+
+
+def _event(labels: NodeLabels, unavailable: UnavailableGpu) -> Event:
+    message = f"{unavailable.what}: not offered: {unavailable.reason}"
+    return Event(NodeRef(labels.node, labels.uid), "GPUNotOffered", unavailable.what, message)
 
 
 def _start_profile(parts: PluginParts, stack: ExitStack) -> None:

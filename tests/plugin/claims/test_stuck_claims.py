@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.base.errors import ApiServerError, ClaimInUse, NodeError
+from dra_driver.base.errors import ApiServerError, ClaimInUse, DriverUnusable, NodeError
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.k8s.events import Event, NodeRef, PodRef
 from dra_driver.plugin.claims.stuck_claims import StuckClaims
@@ -96,6 +96,17 @@ def test_each_claim_is_told_of_for_itself(world):
     assert world.stuck(A) == ["web", "db"]
     assert world.stuck(B) == ["web"]
     assert world.stuck(A) == world.stuck(B) == []
+
+
+def test_a_driver_that_broke_keeps_no_pod_from_ending_and_the_claim_stays_recorded(world):
+    world.fails[A.uid] = DriverUnusable("no complete NVIDIA driver")
+
+    world.claims.unprepare(A)
+
+    assert world.events == []
+    assert A.uid in world.records
+    with pytest.raises(DriverUnusable):  # the reconciler, which comes again, is told
+        world.claims.take_back_if(A, lambda: True)
 
 
 def test_a_claim_that_was_given_back_is_forgotten(world):

@@ -7,6 +7,7 @@ from prometheus_client import generate_latest
 
 from dra_driver.base.errors import NodeError, SettingsError, Unreachable
 from dra_driver.base.threads import Loop
+from dra_driver.model.gpus import ALL_GPUS, Inventory, UnavailableGpu
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE, GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plugin.metrics import Metrics
@@ -24,7 +25,7 @@ KEEPS = ApiFeatures()
 class Scene:
     """A scanner, and what it has published."""
 
-    def __init__(self, ledger=None):
+    def __init__(self, ledger=None, clock=time.monotonic):
         node: Any = FakeNode(inventory(1))
         self.node = node
         self.profile = lambda: DEFAULT_PROFILE
@@ -33,7 +34,7 @@ class Scene:
         offers = OfferBuilder(
             self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds()
         )
-        self.scanner = DeviceScanner(offers, POOL, self.published.append, self.metrics)
+        self.scanner = DeviceScanner(offers, POOL, self.published.append, self.metrics, clock)
 
     def names(self):
         return [device["name"] for device in self.published[-1].devices]
@@ -144,3 +145,28 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     loop.stop()
     assert scene.names() == ["gpu-0"]
     assert scene.metric("dra_driver_pending_devices") == 0
+
+
+def test_what_is_not_offered_is_reported_once_and_again_before_the_event_is_forgotten():
+    now, reported = [0.0], []
+    scene = Scene(clock=lambda: now[0])
+    scene.scanner.report = reported.append
+    gone = UnavailableGpu(ALL_GPUS, "no complete NVIDIA driver")
+    scene.node.now = Inventory((), (gone,))
+
+    for moment in (0.0, 10.0, 1799.0):
+        now[0] = moment
+        scene.scanner.scan()
+    assert reported == [gone]
+    assert scene.scanner.not_ready == gone.reason
+    assert scene.names() == []
+
+    now[0] = 1801.0
+    scene.scanner.scan()
+    assert reported == [gone, gone]
+
+    scene.node.now = inventory(1)
+    scene.scanner.scan()
+    scene.node.now = Inventory((), (gone,))
+    scene.scanner.scan()
+    assert reported == [gone] * 3
