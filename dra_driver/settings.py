@@ -20,11 +20,13 @@ from pydantic_core import PydanticUndefined
 
 from api.names import DRIVER
 from dra_driver.base.errors import SettingsError
+from dra_driver.k8s.quantity import rounded_up
 from dra_driver.node.driver.config import NodeConfig
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _MPS_DIR = "/run/dra-driver-gpu/mps"
+_LEAST_SHARED_MEMORY = 1 << 20
 _EMPTY_MEANS_NONE = ("mps_socket",)  # an empty variable counts, although the default is not empty
 _FORMS = {
     "pod_uid": "write letters, digits and dashes",
@@ -42,12 +44,23 @@ def _absolute_or_none(path: str) -> str:
     return str(_absolute(Path(path))) if path else path
 
 
+def _memory(quantity: str) -> str:
+    try:
+        size = rounded_up(quantity)
+    except ValueError:
+        size = 0
+    if size < _LEAST_SHARED_MEMORY:
+        raise ValueError("write a size of at least 1Mi, such as 4Gi")
+    return quantity
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
 NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
 PodUidFlag = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
+Quantity = Annotated[str, AfterValidator(_memory)]
 HttpAddress = Annotated[
     str, Field(description="the address of /metrics, /livez and /readyz; empty: none")
 ]
@@ -121,11 +134,20 @@ class AgentSettings(HostSettings):
         description="the directory of the MPS servers; the host, the agent and the containers use "
         "the same path; at most 33 characters, because it holds sockets",
     )
+    mps_shared_memory: Quantity = Field(
+        "4Gi",
+        description="what all clients of an MPS server may keep in /dev/shm together, with drivers "
+        "before 615; never more than half of the memory of the machine",
+    )
     health_interval: float = Field(
         5.0, ge=0.1, le=3600, description="seconds between two checks of the MPS servers"
     )
     http_address: HttpAddress = ""
     log_level: LogLevel = "info"
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        return rounded_up(self.mps_shared_memory)
 
 
 class ClaimsSettings(HostSettings):
@@ -262,6 +284,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
         "http_address": "HOST:PORT",
         "metrics_claim_names": "true|false",
         "log_level": "LEVEL",
+        "mps_shared_memory": "SIZE",
         "profile": "NAME",
         "profiles": "FILE|DIR",
     }

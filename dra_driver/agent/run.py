@@ -52,7 +52,7 @@ def _start(
     stack.callback(os.close, lock_directory(directory))
     driver = open_driver()
     cgroup = DaemonCgroup(cgroup_root(settings.host_root))
-    daemons = MpsDaemons(driver.root, driver.run, driver.placed, cgroup)
+    daemons = MpsDaemons(driver, cgroup, shared_memory_bytes=settings.shared_memory_bytes)
     files = ServerStateFiles(directory / "state")
     dependencies = AgentDependencies(daemons, files, str(directory))
     supervisor = MpsSupervisor(dependencies, run_concurrently)

@@ -11,6 +11,7 @@ import pytest
 import dra_driver
 from dra_driver import __main__ as commands
 from dra_driver import settings as settings_module
+from dra_driver.base.errors import SettingsError
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
@@ -161,3 +162,16 @@ def expanded(names: set[str], settings: type) -> set[str]:
                     and ast.unparse(node.value) in ("self", "super()")
                 } - attributes
     return attributes
+
+
+def test_the_size_of_shared_memory_is_a_quantity():
+    def read(size):
+        return AgentSettings.read(argparse.Namespace(), {"MPS_SHARED_MEMORY": size})
+
+    assert read("512Mi").shared_memory_bytes == 512 << 20
+    assert read("").shared_memory_bytes == 4 << 30
+    for wrong in ("much", "-1Gi", "100"):
+        with pytest.raises(
+            SettingsError, match=r"--mps-shared-memory .* at least 1Mi, such as 4Gi"
+        ):
+            read(wrong)

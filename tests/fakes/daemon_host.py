@@ -15,6 +15,7 @@ from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName, mps_server_name
 from dra_driver.node.driver.commands import RunCommand, run_command
+from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mps.control import DaemonTimeouts
 from dra_driver.node.mps.daemon import ControlDaemon
@@ -46,6 +47,7 @@ class DaemonHost:
 
     directory: Path
     protocol: int = 3
+    shared_memory_bytes: int = 16 << 20
     tokens: list[str] = field(default_factory=list)
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -71,7 +73,8 @@ class DaemonHost:
         self, timeouts: DaemonTimeouts = PATIENT, run: RunCommand = run_command
     ) -> MpsDaemons:
         """As a process that knows nothing from before has them."""
-        return MpsDaemons(self.driver, run, program_path, timeouts=timeouts)
+        driver = DriverPrograms(self.driver, run, program_path)
+        return MpsDaemons(driver, timeouts=timeouts, shared_memory_bytes=self.shared_memory_bytes)
 
     def daemon(self, gpus: int = 1, default_limits: MpsLimits = NO_LIMIT) -> ControlDaemon:
         gpu_uuids = self.gpus[:gpus]

@@ -68,7 +68,7 @@ class Host:
         (empty := Path(self.directory, "proc")).mkdir()
         # Without a look at its cgroup nothing is moved out of this one.
         cgroup = DaemonCgroup(Path("/sys/fs/cgroup"), empty)
-        self.daemons = kind(driver.root, driver.run, driver.placed, cgroup)
+        self.daemons = kind(driver, cgroup)
         self.agent = self.another_agent()
 
     def another_agent(self) -> MpsSupervisor:

@@ -14,7 +14,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import Version
 from dra_driver.model.steps import ComputeMode
-from dra_driver.node.driver.config import NodeConfig, find_driver
+from dra_driver.node.driver.config import DriverPrograms, NodeConfig, find_driver
 from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.nvml.client import Nvml, load_nvml
@@ -77,10 +77,10 @@ def newest(driver, gpu, program):
     try:
         for tool in (CONTROL, SERVER):
             driver.tool(tool)
-        protocol = MpsDaemons(driver).protocol()
+        protocol = MpsDaemons(DriverPrograms(driver)).protocol()
     except NodeError as e:
         pytest.skip(str(e))
-    if others := MpsDaemons(driver).unmanaged(()):
+    if others := MpsDaemons(DriverPrograms(driver)).unmanaged(()):
         pytest.skip(f"MPS is in use here: {', '.join(others)}")
     if why := why_not(find_driver(NodeConfig()), gpu.uuid, program):
         pytest.skip(f"MPS does not work on this machine: {why}")

@@ -14,13 +14,17 @@ from dra_driver.base.deadlines import Deadline, seconds_within_request, within_r
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.model.mps import PROTOCOL_3_DRIVER_VERSION, MpsNamespace, MpsNamespaceName
-from dra_driver.node.driver.commands import Command, RunCommand, run_command, run_daemon
-from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.commands import Command, run_daemon
+from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.mps import directories
-from dra_driver.node.mps.control import PROGRAM, ControlProgram, DaemonTimeouts, LocateProgram
+from dra_driver.node.mps.control import PROGRAM, ControlProgram, DaemonTimeouts
 from dra_driver.node.mps.daemon import TOKEN_VARIABLE, ControlDaemon, DaemonStatus
 from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
-from dra_driver.node.mps.directories import DaemonDirectories, SelinuxLabels
+from dra_driver.node.mps.directories import (
+    SHARED_MEMORY_BYTES,
+    DaemonDirectories,
+    SelinuxLabels,
+)
 from dra_driver.node.mps.draining import drain_clients
 from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses, describe_unmanaged
 from dra_driver.node.mps.protocol2 import Protocol2
@@ -34,24 +38,25 @@ _TIMEOUTS: Final = DaemonTimeouts()
 
 
 class MpsDaemons:
-    """Control daemons of the driver in *driver*. Safe to use from several threads, as long as no
+    """Control daemons of *driver*. Safe to use from several threads, as long as no
     two of them change one daemon."""
 
     def __init__(
         self,
-        driver: DriverRoot,
-        run: RunCommand = run_command,
-        locate: LocateProgram = lambda command: command,
+        driver: DriverPrograms,
         cgroup: DaemonCgroup | None = None,
         timeouts: DaemonTimeouts = _TIMEOUTS,
+        shared_memory_bytes: int = SHARED_MEMORY_BYTES,
     ) -> None:
-        """*locate*: where a command of the driver really is (a simulated host's is elsewhere)."""
-        self._control = ControlProgram(driver, run, locate)
+        """*shared_memory_bytes*: what all clients of a server of protocol 2 have together."""
+        self._control = ControlProgram(driver.root, driver.run, driver.placed)
         self._processes = DaemonProcesses()
         self._timeouts = timeouts
         self._cgroup = cgroup or DaemonCgroup(Path("/sys/fs/cgroup"))
-        labels = SelinuxLabels(Path(driver.local_path("/sys/fs/selinux/enforce")))
-        self._directories = DaemonDirectories(self._control, labels, self._cgroup.in_container)
+        labels = SelinuxLabels(Path(driver.root.local_path("/sys/fs/selinux/enforce")))
+        self._directories = DaemonDirectories(
+            self._control, labels, self._cgroup.in_container, shared_memory_bytes
+        )
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
             2: Protocol2(self._control),
             3: Protocol3(self._control),

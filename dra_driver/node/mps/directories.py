@@ -100,19 +100,33 @@ class SelinuxLabels:
 T = TypeVar("T")
 
 
+# What every client of a server has as /dev/shm. It takes the host's memory, and stays when a tenant
+# is gone. MPS itself keeps files of 4 KiB there ("cuda.shm.<user>.<process>.<n>"), some per client.
+# The rest is what programs put there: for each of the 60 clients that a server can have, 64 MiB, as
+# a container has it without MPS, and 1,024 files, whose inodes take about 1 KiB each.
+SHARED_MEMORY_BYTES: Final = 4 << 30
+_SHARED_MEMORY_INODES: Final = 1 << 16
+
+
+def shared_memory_options(size_bytes: int) -> str:
+    """As mount(8) has them: for everybody to write, as ``/dev/shm``; never more than half of the
+    machine's memory."""
+    size = min(size_bytes, _half_of_memory())
+    return f"size={size},mode=1777,nr_inodes={_SHARED_MEMORY_INODES}"
+
+
 def mount_shared_memory(
-    directory: str, in_container: bool, labels: SelinuxLabels, options: str = ""
+    directory: str, in_container: bool, labels: SelinuxLabels, options: str
 ) -> None:
     """Mount a tmpfs at *directory*, unless something is mounted there.
 
-    *options*: as mount(8) has them; without any, it is as ``/dev/shm``: for everybody to write, and
-    up to half of the machine's memory. NodeError: mounting is not permitted, or the mount is not
-    seen outside this container.
+    *options*: as mount(8) has them. NodeError: mounting is not permitted, or the mount is not seen
+    outside this container.
     """
     at = os.path.realpath(directory)
     os.makedirs(at, mode=0o755, exist_ok=True)
     if not mounts.is_mounted(at):
-        _mount_tmpfs(at, options or f"size={_half_of_memory()},mode=1777", labels)
+        _mount_tmpfs(at, options, labels)
     if in_container and not mounts.is_shared(at):
         mounts.unmount(at)
         raise NodeError(
@@ -218,10 +232,17 @@ _PIPE_OPTIONS: Final = f"size={16 << 20},mode={untrusted_trees.PASSABLE:o},nr_in
 class DaemonDirectories:
     """*in_container*: what is mounted has to be seen outside it."""
 
-    def __init__(self, control: ControlProgram, labels: SelinuxLabels, in_container: bool) -> None:
+    def __init__(
+        self,
+        control: ControlProgram,
+        labels: SelinuxLabels,
+        in_container: bool,
+        shared_memory_bytes: int,
+    ) -> None:
         self._control = control
         self._labels = labels
         self._in_container = in_container
+        self._shared_memory = shared_memory_options(shared_memory_bytes)
 
     def make(self, daemon: ControlDaemon, namespaces: Iterable[MpsNamespaceName]) -> None:
         """Prepare a start with these namespaces, whatever an earlier one left.
@@ -231,8 +252,11 @@ class DaemonDirectories:
         for directory in (daemon.directory, daemon.pipe, daemon.log):
             untrusted_trees.make_directory(directory)
         if daemon.protocol == 2:
-            mount_shared_memory(daemon.shm, self._in_container, self._labels)
-            mount_shared_memory(daemon.pipe, self._in_container, self._labels, _PIPE_OPTIONS)
+            for directory, options in (
+                (daemon.shm, self._shared_memory),
+                (daemon.pipe, _PIPE_OPTIONS),
+            ):
+                mount_shared_memory(directory, self._in_container, self._labels, options)
             untrusted_trees.empty_directory(daemon.pipe)
         else:
             kept = {(SERVER, name) for name in (DEFAULT_NAMESPACE, *namespaces)}

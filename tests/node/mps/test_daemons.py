@@ -1,8 +1,10 @@
 """Daemons of a simulated host are started, asked and stopped, and leave nothing behind."""
 
+import errno
 import itertools
 import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -193,6 +195,50 @@ def test_namespaces_of_protocol_2_share_a_directory_limits_and_shared_memory(hos
     limits = host.ask(daemon, stdin=questions)
     assert limits.split() == ["5G", "50.0"]
     assert daemons.check(daemon).clients == (MpsClient(pid),)
+
+
+def fill(directory: str, size: int) -> OSError:
+    """What stops a tenant, who is not root, from writing more files of this size there."""
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        for number in itertools.count():
+            with open(f"{directory}/of-{size}-bytes-{number}", "wb", buffering=0) as file:
+                file.write(bytes(size))
+    except OSError as e:
+        return e
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    raise AssertionError("there are infinitely many numbers")
+
+
+@only_2
+@pytest.mark.parametrize("size", [1 << 20, 0], ids=["memory", "files"])
+def test_a_tenant_who_fills_the_shared_memory_of_a_server_harms_no_other_server(
+    host, daemons, size
+):
+    full = host.daemon()
+    gpus = host.gpus[1:]
+    other = replace(full, name=mps_server_name(gpus), gpus=gpus, token=secrets.token_hex(16))
+    other = replace(other, directory=f"{host.mps_dir}/{other.name}")
+    host.tokens.append(other.token)
+    for daemon in (full, other):
+        daemons.start(daemon, [host.namespace()])
+    before = host.attach(full, full.pipe)
+    host.directory.chmod(0o755)  # a container has it mounted, and needs no right on what is above
+
+    assert fill(full.shm, size).errno == errno.ENOSPC
+
+    assert daemons.check(full).clients == (MpsClient(before),)  # who computes goes on
+    after = host.attach(other, other.pipe)
+    assert daemons.check(other).clients == (MpsClient(after),)
+    Path(other.shm, "file").write_bytes(bytes(1 << 20))
+    free = os.statvfs(other.shm)
+    assert free.f_blocks * free.f_frsize == host.shared_memory_bytes
+    daemons.stop_and_remove(full)  # and nothing of it is left
+    assert not os.path.exists(full.directory)
+    daemons.stop_and_remove(other)
 
 
 def test_a_namespace_is_added_once_and_never_with_other_limits(shared):

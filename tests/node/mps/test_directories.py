@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mps import mounts
 from dra_driver.node.mps.daemons import MpsDaemons
@@ -175,8 +176,8 @@ def with_selinux(host) -> MpsDaemons:
     enforce = host.node.root / "sys/fs/selinux/enforce"
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
-    driver = DriverRoot("/", host.node.root)
-    return MpsDaemons(driver, locate=program_path, timeouts=PATIENT)
+    driver = DriverPrograms(DriverRoot("/", host.node.root), placed=program_path)
+    return MpsDaemons(driver, timeouts=PATIENT)
 
 
 def labelled(*paths: str) -> bool:

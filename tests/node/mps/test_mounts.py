@@ -24,6 +24,7 @@ INFO = """\
 """
 
 NO_SELINUX = SelinuxLabels(Path("/nowhere/enforce"))
+OPTIONS = directories.shared_memory_options(1 << 20)
 
 
 @pytest.fixture
@@ -48,19 +49,23 @@ def test_mounts_are_found_by_their_path_the_last_first(tmp_path):
 def test_shared_memory_is_mounted_once_for_everybody_to_write(place):
     shm = f"{place}/shm"
     for _ in range(2):
-        directories.mount_shared_memory(shm, False, NO_SELINUX)
+        directories.mount_shared_memory(shm, False, NO_SELINUX, OPTIONS)
 
     assert mounts.mounted_at_or_below(shm) == [shm]
     assert os.stat(shm).st_mode & 0o7777 == 0o1777
-    total = os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert abs(total - memory // 2) < 1 << 20
+    assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 1 << 20
+
+
+def test_shared_memory_takes_half_of_the_machine_at_most():
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+    assert f"size={half}," in directories.shared_memory_options(1 << 60)
 
 
 @needs_mounts
 def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
     shm = f"{place}/shm"
-    directories.mount_shared_memory(shm, False, NO_SELINUX)
+    directories.mount_shared_memory(shm, False, NO_SELINUX, OPTIONS)
     mounts.tmpfs(shm, "size=1048576")  # somebody mounted it again
     with open(f"{shm}/used", "w"):
         directories.unmount_shared_memory(place)
@@ -74,7 +79,7 @@ def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
 @needs_mounts
 def test_what_an_act_starts_has_its_own_shared_memory_and_nobody_else_has(place):
     shm = f"{place}/shm"
-    directories.mount_shared_memory(shm, False, NO_SELINUX)
+    directories.mount_shared_memory(shm, False, NO_SELINUX, OPTIONS)
     name = os.path.basename(place)
 
     def act():
@@ -92,7 +97,8 @@ def in_container(place, propagation: str) -> str:
     program = (
         "from pathlib import Path; from dra_driver.node.mps import mounts\n"
         "from dra_driver.node.mps.directories import SelinuxLabels, mount_shared_memory\n"
-        f"try: mount_shared_memory('{place}/shm', True, SelinuxLabels(Path('/nowhere')))\n"
+        "labels = SelinuxLabels(Path('/nowhere'))\n"
+        f"try: mount_shared_memory('{place}/shm', True, labels, 'size=1m')\n"
         "except Exception as e: print(type(e).__name__, e)\n"
         f"print(mounts.mounted_at_or_below('{place}'))\n"
     )
