@@ -43,10 +43,8 @@ The version is not chosen but found: the oldest that can say the spec, for the o
 '0.3.0'
 >>> from cdi.encoding import from_text, to_json
 >>> text = to_json(spec)
->>> print(text[:58], "...")
-{
-  "cdiVersion": "0.3.0",
-  "kind": "vendor.example/gpu", ...
+>>> print(text[:53], "...")
+{"cdiVersion": "0.3.0", "kind": "vendor.example/gpu", ...
 >>> from_text(text) == spec
 True
 

@@ -250,7 +250,7 @@ class ContainerEdits:
     @property
     def is_empty(self) -> bool:
         """Nothing is done: allowed for a spec, not for a device."""
-        return self == ContainerEdits()
+        return self == _NOTHING
 
     def __add__(self, other: "ContainerEdits") -> "ContainerEdits":
         return ContainerEdits(
@@ -264,13 +264,16 @@ class ContainerEdits:
         )
 
 
+_NOTHING: Final = ContainerEdits()
+
+
 @dataclass(frozen=True, slots=True)
 class CdiDevice:
     """A name a container can be given, and what giving it means."""
 
     name: str
     annotations: Annotations = ()
-    container_edits: ContainerEdits = field(default=ContainerEdits(), metadata={"required": True})
+    container_edits: ContainerEdits = field(default=_NOTHING, metadata={"required": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,7 @@ class Spec:
     kind: str
     annotations: Annotations = ()
     devices: tuple[CdiDevice, ...] = field(default=(), metadata={"required": True})
-    container_edits: ContainerEdits = ContainerEdits()
+    container_edits: ContainerEdits = _NOTHING
 
     @property
     def vendor(self) -> str:

@@ -13,6 +13,7 @@ A new CDI version is one line at the top of ``_NEEDS`` and one predicate that sa
 use to need it; a version that adds nothing is named in ``VERSIONS`` only.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -176,7 +177,7 @@ def _annotation_problems(at: str, annotations: Annotations) -> Iterator[str]:
 def _edits_problems(at: str, edits: ContainerEdits) -> Iterator[str]:
     yield from _env_problems(f"{at}.env", edits.env)
     for i, node in enumerate(edits.device_nodes):
-        yield from _node_problems(f"{at}.deviceNodes[{i}]", node)
+        yield from (f"{at}.deviceNodes[{i}].{problem}" for problem in _node_problems(node))
     for i, mount in enumerate(edits.mounts):
         yield from _mount_problems(f"{at}.mounts[{i}]", mount)
     for i, hook in enumerate(edits.hooks):
@@ -185,7 +186,8 @@ def _edits_problems(at: str, edits: ContainerEdits) -> Iterator[str]:
         yield from _range_problems(f"{at}.additionalGids[{i}]", gid, _UINT32_MAX)
     if edits.intel_rdt is not None:
         yield from _rdt_problems(f"{at}.intelRdt", edits.intel_rdt)
-    yield from _net_problems(f"{at}.netDevices", edits.net_devices)
+    if edits.net_devices:
+        yield from _net_problems(f"{at}.netDevices", edits.net_devices)
 
 
 def _env_problems(at: str, env: Iterable[str]) -> Iterator[str]:
@@ -194,19 +196,22 @@ def _env_problems(at: str, env: Iterable[str]) -> Iterator[str]:
             yield f"{at}[{i}]: must be NAME=VALUE, not {entry!r}"
 
 
-def _node_problems(at: str, node: DeviceNode) -> Iterator[str]:
-    yield from _path_problems(f"{at}.path", node.path)
-    if node.host_path:
-        yield from _path_problems(f"{at}.hostPath", node.host_path)
+@functools.lru_cache(maxsize=256)  # a machine has few, which are in every spec again
+def _node_problems(node: DeviceNode) -> tuple[str, ...]:
+    problems = [
+        *_path_problems("path", node.path),
+        *(_path_problems("hostPath", node.host_path) if node.host_path else ()),
+        *_range_problems("major", node.major, _INT64_MAX),
+        *_range_problems("minor", node.minor, _INT64_MAX),
+        *_range_problems("fileMode", node.file_mode, _UINT32_MAX),
+        *_range_problems("uid", node.uid, _UINT32_MAX),
+        *_range_problems("gid", node.gid, _UINT32_MAX),
+    ]
     if node.type not in _NODE_TYPES:
-        yield f"{at}.type: must be b, c, u, p or empty, not {node.type!r}"
-    yield from _range_problems(f"{at}.major", node.major, _INT64_MAX)
-    yield from _range_problems(f"{at}.minor", node.minor, _INT64_MAX)
-    yield from _range_problems(f"{at}.fileMode", node.file_mode, _UINT32_MAX)
+        problems.append(f"type: must be b, c, u, p or empty, not {node.type!r}")
     if not set(node.permissions) <= set("rwm"):
-        yield f"{at}.permissions: must be made of r, w and m, not {node.permissions!r}"
-    yield from _range_problems(f"{at}.uid", node.uid, _UINT32_MAX)
-    yield from _range_problems(f"{at}.gid", node.gid, _UINT32_MAX)
+        problems.append(f"permissions: must be made of r, w and m, not {node.permissions!r}")
+    return tuple(problems)
 
 
 def _mount_problems(at: str, mount: Mount) -> Iterator[str]:
@@ -265,4 +270,7 @@ def _range_problems(at: str, number: int | None, highest: int) -> Iterator[str]:
 
 
 def _duplicate_problems(names: Iterable[str]) -> list[str]:
-    return [name for name, times in Counter(names).items() if times > 1]
+    listed = list(names)
+    if len(set(listed)) == len(listed):
+        return []
+    return [name for name, times in Counter(listed).items() if times > 1]
