@@ -80,7 +80,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     claims had when the inventory was looked at, beside those of *holdings*.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
-    held_shapes, claimed = _by_gpu(holdings), ours | created_partitions(holdings)
+    held, claimed = dict(held_shapes(holdings)), ours | created_partitions(holdings)
     gpu_offers = [
         _of_gpu(
             gpu,
@@ -88,7 +88,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
             _where(profile, rules[gpu.uuid]),
             features,
             mps,
-            tuple(held_shapes.get(gpu.uuid, ())),
+            held.get(gpu.uuid, ()),
             frozenset(key for key in claimed if key[0] == gpu.uuid),
         )
         for gpu in inventory.gpus
@@ -118,8 +118,12 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     )
 
 
-def _by_gpu(holdings: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
-    """What is held by claims without admin access, each once."""
+HeldShapes = tuple[tuple[GpuUuid, tuple[HeldShape, ...]], ...]
+
+
+def held_shapes(holdings: HoldingsByGpu) -> HeldShapes:
+    """What claims without admin access hold of each GPU, each shape once: all that matters of
+    *holdings* to what is offered."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
     for holding in itertools.chain.from_iterable(holdings.values()):
         if not holding.admin:
@@ -127,7 +131,7 @@ def _by_gpu(holdings: HoldingsByGpu) -> dict[GpuUuid, dict[HeldShape, None]]:
                 holding.shape, holding.partition, holding.created_for_claims, holding.offered
             )
             shapes.setdefault(holding.gpu, {})[shape] = None
-    return shapes
+    return tuple((gpu, tuple(shapes[gpu])) for gpu in sorted(shapes))
 
 
 @functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most

@@ -1,6 +1,7 @@
 """What a node offers as the scheduler sees it, in the v1 shape of ResourceSlices."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
 from api import names
@@ -23,6 +24,7 @@ _MOST_NAMES = 32
 _NAMES_THAT_MATTER_LEAST = (names.PCIE_SWITCH, names.NVLINK_CLIQUE, names.NVLINK_PEERS)
 
 _Named = dict[str, dict[str, Any]]
+_Attributes = Mapping[str, Mapping[str, Any]]
 
 
 def engine_capacity(device: Device) -> dict[str, int]:
@@ -62,7 +64,8 @@ def published_counters(offer: Offer) -> tuple[dict[str, Any], ...]:
     )
 
 
-def attributes_of(device: Device) -> _Named:
+@functools.lru_cache(maxsize=64)  # every claim is told of the devices that it has
+def attributes_of(device: Device) -> _Attributes:
     """What CEL and the workload can know of *device*."""
     gpu, partition = device.gpu, device.partition
     topology = gpu.topology
@@ -130,7 +133,9 @@ def _document(device: Device) -> dict[str, Any]:
     return document
 
 
-def _as_many_as_fit(device: Device, attributes: _Named, capacity: _Named) -> dict[str, _Named]:
+def _as_many_as_fit(
+    device: Device, attributes: _Attributes, capacity: _Named
+) -> dict[str, _Attributes]:
     """*attributes* and *capacity*, and the memory slices, where there is room for all of those:
     some of them would say that the others are not there. What matters least makes room."""
     excess = len(attributes) + len(capacity) - _MOST_NAMES

@@ -10,11 +10,10 @@ from dra_driver.base.errors import ApiServerError
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.model.profiles import Profile
-from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mig.partitions import CreatedPartitions
-from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.devices import HeldShapes, build_offer, held_shapes
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,10 @@ PROBE_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while 
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 1.0, 60.0  # between questions before any answer
 _ANSWER_SECONDS = 5.0  # that the first answer is waited for
 
-_Parts = tuple[Inventory, Profile, ApiFeatures, HoldingsByGpu, CreatedPartitions]
+_MOST_OFFERS = 16  # that are kept: claims come and go, and leave what is offered as it was
+
+_Node = tuple[Inventory, Profile, ApiFeatures]
+_Offers = dict[tuple[HeldShapes, CreatedPartitions], Offer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class OfferBuilder:
         self._features = features
         self._ledger = ledger
         self._mps = mps
-        self._last: tuple[_Parts, Offer] | None = None
+        self._last: tuple[_Node, _Offers] | None = None
         self._scanning = threading.Lock()  # one read after the other
         self._lock = threading.Lock()
         self._scan = _InventoryScan()
@@ -89,13 +91,16 @@ class OfferBuilder:
         return ours
 
     def _build(self, inventory: Inventory, ours: CreatedPartitions) -> Offer:
-        holdings = self._ledger.held()
-        parts = (inventory, self._profile(), self._features(), holdings, ours)
+        node = (inventory, self._profile(), self._features())
         last = self._last
-        if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
-            return last[1]
-        offer = build_offer(inventory, parts[1], parts[2], holdings, mps=self._mps, ours=ours)
-        self._last = (parts, offer)
+        if last is None or not all(a is b for a, b in zip(last[0], node, strict=True)):
+            self._last = last = (node, {})
+        offers, holdings = last[1], self._ledger.held()
+        held = (held_shapes(holdings), ours)
+        if (offer := offers.get(held)) is None:
+            if len(offers) >= _MOST_OFFERS:
+                offers.clear()
+            offers[held] = offer = build_offer(*node, holdings, mps=self._mps, ours=ours)
         return offer
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.base.errors import ApiServerError, Forbidden, Unreachable
 from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures, partition_name
+from dra_driver.model.offer import ApiFeatures, Replica, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, SharingStrategy
 from dra_driver.model.records import Holding
 from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
@@ -59,6 +59,12 @@ def holds():
     return {name: (holding,)}
 
 
+def holds_all():
+    """What a claim holds for which a GPU was replicated before."""
+    held = Holding(ref(), gpu(0).name, gpu=gpu(0).uuid, shape=Replica(0, 2, 1 << 30))
+    return {held.gpu: (held,)}
+
+
 def unmanaged(offer):
     """The partitions that somebody else created."""
     return [str(device.name) for device in offer.devices if device.instance is not None]
@@ -86,7 +92,7 @@ def test_as_long_as_nothing_changes_it_is_the_same_offer():
         pytest.param(
             lambda w: setattr(w, "features", ApiFeatures(device_taints=False)), id="api-server"
         ),
-        pytest.param(lambda w: w.ledger.set({}), id="ledger"),
+        pytest.param(lambda w: w.ledger.set(holds_all()), id="ledger"),
     ],
 )
 def test_any_part_that_changes_makes_another_offer(change):
@@ -96,6 +102,19 @@ def test_any_part_that_changes_makes_another_offer(change):
     change(world)
 
     assert world.offers.now() is not before
+
+
+def test_a_claim_that_takes_a_gpu_as_it_is_offered_changes_nothing_once_that_was_put_together():
+    world = World()
+    device = world.offers.now().devices[0]
+    held = Holding(ref(), device.name, gpu=device.gpu.uuid, shape=device.shape)
+    offers = []
+    for holdings in [{held.gpu: (held,)}, {}] * 2:
+        world.ledger.set(holdings)
+        offers.append(world.offers.now())
+
+    assert offers[2:] == offers[:2]
+    assert all(again is offer for again, offer in zip(offers[2:], offers[:2], strict=True))
 
 
 def test_a_gpu_that_appears_is_offered_after_another_look():
