@@ -24,8 +24,9 @@ _RECORDS: Final = Codec[ClaimRecord](ClaimRecord)
 def encode_record(record: ClaimRecord, over: bytes | None = None) -> bytes:
     """The document of *record*: the same bytes for the same record. *over*: the one that it
     replaces, which another release may have written (``Codec.encode``)."""
-    recorded = replace(record, steps=tuple(map(_recorded, record.steps)))
-    return _RECORDS.encode(recorded, over=over)
+    if any(isinstance(step, CreatePartition) for step in record.steps):
+        record = replace(record, steps=tuple(map(_recorded, record.steps)))
+    return _RECORDS.encode(record, over=over)
 
 
 def decode_record(content: bytes) -> ClaimRecord:
@@ -165,6 +166,8 @@ def _read_one(
 
 def without_texts(record: ClaimRecord) -> ClaimRecord:
     """What is kept of it in memory."""
+    if record.spec is None and not record.documents:
+        return record
     return replace(record, spec=None, documents=())
 
 

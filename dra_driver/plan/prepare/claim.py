@@ -119,7 +119,7 @@ def plan_claim(
         *compute_mode_steps(grants, others),
         *mps_steps(grants),
     )
-    return replace(without_steps, steps=with_inherited_values(steps, others))
+    return ClaimPlan(claim, grants, without_steps.holdings, with_inherited_values(steps, others))
 
 
 def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Device]:

@@ -71,7 +71,7 @@ def with_decoded_configs(claim: Claim) -> Claim:
 
     What is wrong with them is said when it is planned: what it was given before stays its own.
     """
-    return replace(claim, decoded=_decode_all(claim.configs))
+    return replace(claim, decoded=_decode_all(claim.configs)) if claim.configs else claim
 
 
 def decode_configs(claim: Claim) -> tuple[DecodedConfig, ...]:

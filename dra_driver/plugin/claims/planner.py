@@ -196,7 +196,8 @@ class Planner:
                 raise GpusChanged
             self._partitions.refuse_taken(plan, others)
         self._partitions.remove_recorded(partitions_record, (*neighbours, plan.record))
-        settings = settings_to_read(plan.steps, others)
+        if not (settings := settings_to_read(plan.steps, others)):
+            return plan
         current = dict(
             zip(settings, in_parallel(self._node.current_setting, settings), strict=True)
         )
