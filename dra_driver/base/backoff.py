@@ -1,7 +1,4 @@
-"""What failed is not tried again at once: the wait is twice as long each time, up to a limit.
-
-The one place that knows ``tenacity``.
-"""
+"""What failed is not tried again at once: the wait is twice as long each time, up to a limit."""
 
 import random
 import threading
@@ -10,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import tenacity
+from dra_driver.base.deadlines import Deadline
 
 Answer = TypeVar("Answer")
 
@@ -25,18 +22,18 @@ class Backoff:
     ) -> None:
         """*randomized*: each wait is between half and all of what it would be, so that many
         processes that failed together do not come back together."""
-        self._wait = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)
+        self._first_seconds, self._last_seconds = first_seconds, last_seconds
         self._randomized = randomized
         self.reset()
 
     def reset(self) -> None:
         """An attempt succeeded: begin with the first wait again."""
-        self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        self._next_seconds = min(self._first_seconds, self._last_seconds)
 
     def next_seconds(self) -> float:
         """How long to wait after one more failure."""
-        seconds = self._wait(self._state)
-        self._state.attempt_number += 1
+        seconds = self._next_seconds
+        self._next_seconds = min(2 * seconds, self._last_seconds)
         return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
@@ -89,8 +86,8 @@ class Retrying:
         """*first_wait*: at most so many seconds before the second attempt, then twice that; no wait
         goes on once *stopping* is set.
         *asked_wait*: how long an error says to wait; None: it does not."""
-        self._random_wait = tenacity.wait_random_exponential(first_wait)
-        self._sleep = tenacity.sleep_using_event(stopping)
+        self._first_wait = first_wait
+        self._stopping = stopping
         self._asked_wait = asked_wait
 
     def call(
@@ -98,16 +95,20 @@ class Retrying:
     ) -> Answer:
         """What *attempt* answers. Attempts begin within *seconds*, and after errors that *again*
         accepts; the last error counts."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(again),
-            stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS) | tenacity.stop_before_delay(seconds),
-            wait=self._wait,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        return retrying(attempt)
+        deadline = Deadline(seconds)
+        for number in range(1, _MAX_ATTEMPTS):
+            try:
+                return attempt()
+            except Exception as error:
+                wait = self._wait(error, number)
+                if not again(error) or wait >= deadline.remaining:
+                    raise
+            self._stopping.wait(wait)
+        return attempt()
 
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        seconds = self._asked_wait(error) if error else None
-        return self._random_wait(state) if seconds is None else seconds
+    def _wait(self, error: Exception, number: int) -> float:
+        """In seconds, after attempt *number*, which begins with 1. Many clients that failed
+        together do not come back together."""
+        seconds = self._asked_wait(error)
+        most = self._first_wait * 2 ** (number - 1)
+        return random.uniform(0.0, most) if seconds is None else seconds
