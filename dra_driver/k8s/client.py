@@ -8,6 +8,7 @@ kubeconfig or the environment can ask for (client certificates, proxies).
 import contextlib
 import email.utils
 import json
+import math
 import os
 import pathlib
 import socket
@@ -16,7 +17,7 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import urllib3
@@ -69,16 +70,11 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _NO_QUERY: Query = {}
 _UNAUTHORIZED = 401
+_NO_RETRIES = urllib3.Retry(False, redirect=False)  # ``Retrying`` makes them
+_LEAST_SECONDS = 0.1  # that a try is given, however little of its deadline remains
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
 _CONNECTIONS = 16  # kept open between requests; more are opened where needed
-_PROXY_VARIABLES = (
-    "HTTPS_PROXY",
-    "https_proxy",
-    "HTTP_PROXY",
-    "http_proxy",
-    "ALL_PROXY",
-    "all_proxy",
-)
+_PROXY_VARIABLES = ("https_proxy", "http_proxy", "all_proxy")  # or in capitals
 
 # A peer that vanished (a node without power, a firewall that forgot the connection) sends nothing:
 # its idle connections are found out within 25 s, and what was sent is given up after 15 s.
@@ -147,7 +143,12 @@ class ApiClient:
         self._timeouts = timeouts or ApiTimeouts()
         self._access = access
         self._token_file = TokenFile(access.token_file) if access.token_file else None
-        self._url, self._pool = _connections(access)
+        self._url, self._manager = _connections(access)
+        self._pool = self._manager.connection_from_url(self._url)
+        parts = urllib3.util.parse_url(self._url)
+        # A proxy is told the whole URL, unless the connection through it is encrypted.
+        is_whole = self._pool.proxy is not None and parts.scheme == "http"
+        self._target = self._url if is_whole else parts.path or ""
         self._headers = {"User-Agent": user_agent}
         self._lock = threading.Lock()
         self._watches: weakref.WeakSet[WatchStream] = weakref.WeakSet()
@@ -174,7 +175,7 @@ class ApiClient:
         call = _ApiCall("GET", path, query, self._timeouts.connect, self._timeouts.read)
         deadline = Deadline(deadline_seconds)
         return self._retrying.call(
-            lambda: self._document(_within(deadline, call)), is_unreachable, deadline_seconds
+            lambda: self._document(call, deadline), is_unreachable, deadline_seconds
         )
 
     def pages(
@@ -249,7 +250,7 @@ class ApiClient:
             lambda: self._exchange(call), is_throttled, timeouts.connect + timeouts.watch
         )
         _be_patient(response, seconds + timeouts.watch)
-        chunks = self._chunks(call.request, response)
+        chunks = self._chunks(call, response)
         watch = WatchStream(call.request, chunks, response.shutdown, response.close)
         with self._lock:
             self._watches.add(watch)
@@ -264,7 +265,12 @@ class ApiClient:
             watches = tuple(self._watches)
         for watch in watches:
             watch.close()
-        self._pool.clear()
+        self._drop_connections()
+
+    def _drop_connections(self) -> None:
+        """Those in use go when they are given back."""
+        self._manager.clear()
+        self._pool = self._manager.connection_from_url(self._url)
 
     def _write(
         self,
@@ -279,12 +285,10 @@ class ApiClient:
         # All attempts together, with the waits, take no longer than one may.
         seconds = timeouts.connect + timeouts.write
         deadline = Deadline(seconds)
-        return self._retrying.call(
-            lambda: self._document(_within(deadline, call)), is_throttled, seconds
-        )
+        return self._retrying.call(lambda: self._document(call, deadline), is_throttled, seconds)
 
-    def _document(self, call: _ApiCall) -> Document:
-        _, body = self._exchange(call)
+    def _document(self, call: _ApiCall, deadline: Deadline) -> Document:
+        _, body = self._exchange(call, max(_LEAST_SECONDS, deadline.remaining))
         try:
             document = parse_json(body)
         except ValueError as e:
@@ -293,15 +297,17 @@ class ApiClient:
             raise Unreachable(f"{call.request}: {self.url} did not answer with a JSON object")
         return document
 
-    def _exchange(self, call: _ApiCall) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+    def _exchange(
+        self, call: _ApiCall, seconds: float = math.inf
+    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
         """One try: the answer and its body if it is a success, otherwise the error that it is. Of a
-        watch the body is yet to come."""
-        request = call.request
+        watch the body is yet to come. *seconds*: that connection and answer each may take at most,
+        whatever *call* says."""
         if self._closed.is_set():
             raise Unreachable(
-                f"{request}: not sent, because the connection to {self.url} was closed"
+                f"{call.request}: not sent, because the connection to {self.url} was closed"
             )
-        token = self._token(request)
+        token = self._token(call)
         headers = self._headers | {"Accept": call.accept}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -309,30 +315,34 @@ class ApiClient:
             headers["Content-Type"] = call.content_type
         query = f"?{urllib.parse.urlencode(call.query)}" if call.query else ""
         asked_at = time.monotonic()
-        with self._network_errors(request):
-            response: urllib3.BaseHTTPResponse = self._pool.request(
+        with self._network_errors(call):
+            response: urllib3.BaseHTTPResponse = self._pool.urlopen(
                 call.method,
-                f"{self.url}{call.path}{query}",
+                f"{self._target}{call.path}{query}",
                 body=None if call.body is None else json.dumps(call.body),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=call.connect_seconds, read=call.answer_seconds),
+                timeout=urllib3.Timeout(
+                    connect=min(call.connect_seconds, seconds),
+                    read=min(call.answer_seconds, seconds),
+                ),
                 preload_content=False,
-                retries=False,
+                retries=_NO_RETRIES,
                 redirect=False,
+                assert_same_host=False,
             )
             self._date = (response.headers.get("Date", ""), asked_at)
             if 200 <= response.status < 300:
-                return response, b"" if call.watch else _body(response, request)
-            body = _body(response, request)
-        if response.status == _UNAUTHORIZED and self._token(request, refused=token) != token:
-            return self._exchange(call)
-        error = response_error(request, response.status, body)
+                return response, b"" if call.watch else _body(response, call)
+            body = _body(response, call)
+        if response.status == _UNAUTHORIZED and self._token(call, refused=token) != token:
+            return self._exchange(call, seconds)
+        error = response_error(call.request, response.status, body)
         wait = _retry_after(response)
         if isinstance(error, Unreachable) and wait is not None:
             raise RetryAfter(str(error), response.status, wait)
         raise error
 
-    def _token(self, request: RequestInfo, refused: str = "") -> str:
+    def _token(self, call: _ApiCall, refused: str = "") -> str:
         """The one to send, empty where there is none. *refused*: one that was not accepted."""
         if self._token_file is None:
             return self._access.token or ""
@@ -340,36 +350,36 @@ class ApiClient:
             return self._token_file.token(refused)
         except OSError as e:
             raise Forbidden(
-                f"{request}: the token file {self._access.token_file} cannot be read: {e}"
+                f"{call.request}: the token file {self._access.token_file} cannot be read: {e}"
             ) from e
 
-    def _chunks(self, request: RequestInfo, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    def _chunks(self, call: _ApiCall, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         """What arrives of a streamed answer, as it arrives."""
-        with self._network_errors(request):
+        with self._network_errors(call):
             yield from response.stream(65536)
 
     @contextlib.contextmanager
-    def _network_errors(self, request: RequestInfo) -> Iterator[None]:
+    def _network_errors(self, call: _ApiCall) -> Iterator[None]:
         url = self.url
         try:
             yield
         except urllib3.exceptions.NewConnectionError as e:  # a ConnectTimeoutError by its class
-            raise Unreachable(f"{request}: {url} cannot be reached: {e.__cause__ or e}") from e
+            raise Unreachable(f"{call.request}: {url} cannot be reached: {e.__cause__ or e}") from e
         except urllib3.exceptions.ConnectTimeoutError as e:
-            raise Unreachable(f"{request}: {url} did not take the connection in time") from e
+            raise Unreachable(f"{call.request}: {url} did not take the connection in time") from e
         except urllib3.exceptions.TimeoutError as e:
-            self._pool.clear()  # those in use go when they are given back
-            raise Unreachable(f"{request}: {url} did not answer in time") from e
+            self._drop_connections()
+            raise Unreachable(f"{call.request}: {url} did not answer in time") from e
         except urllib3.exceptions.SSLError as e:
             raise Unreachable(
-                f"{request}: no trusted connection to {url}: {e}; "
+                f"{call.request}: no trusted connection to {url}: {e}; "
                 "check the CA in the kubeconfig or service account"
             ) from e
         except (urllib3.exceptions.HTTPError, OSError) as e:
-            raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e
+            raise Unreachable(f"{call.request}: {url} cannot be reached: {e}") from e
 
 
-def _body(response: urllib3.BaseHTTPResponse, request: RequestInfo) -> bytes:
+def _body(response: urllib3.BaseHTTPResponse, call: _ApiCall) -> bytes:
     """All of it, and the connection is free again. ResponseTooLarge: it is more than anything has
     that we ask for."""
     body = bytearray()
@@ -378,7 +388,8 @@ def _body(response: urllib3.BaseHTTPResponse, request: RequestInfo) -> bytes:
         if len(body) > MAX_RESPONSE_BYTES:
             response.close()
             raise ResponseTooLarge(
-                f"{request}: the API server answered with more than {MAX_RESPONSE_BYTES >> 20} MiB"
+                f"{call.request}: the API server answered with more than "
+                f"{MAX_RESPONSE_BYTES >> 20} MiB"
             )
     return bytes(body)
 
@@ -395,7 +406,7 @@ def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
 def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager]:
     """The API server's URL, and the connections to it."""
     cluster = access.cluster
-    proxy = any(os.environ.get(name) for name in _PROXY_VARIABLES)
+    proxy = any(os.environ.get(n) or os.environ.get(n.upper()) for n in _PROXY_VARIABLES)
     if access.user or proxy or not cluster.keys() <= {"server", "certificate-authority"}:
         return _connections_of_official_client(access.config)
     # Read anew for each connection: it rotates. None: those that the system trusts.
@@ -436,13 +447,3 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
     with contextlib.suppress(urllib3.exceptions.InvalidHeader):
         return urllib3.Retry().get_retry_after(response)
     return None
-
-
-def _within(deadline: Deadline, call: _ApiCall) -> _ApiCall:
-    """*call* with timeouts that end with *deadline*."""
-    seconds = max(0.1, deadline.remaining)
-    return replace(
-        call,
-        connect_seconds=min(call.connect_seconds, seconds),
-        answer_seconds=min(call.answer_seconds, seconds),
-    )

@@ -1,6 +1,5 @@
 """Text and back: identity one way, strictness the other."""
 
-
 import pytest
 import yaml
 from hypothesis import given
