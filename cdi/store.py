@@ -201,11 +201,11 @@ class SpecStore:
         self._whole.add(path)
         self._sync_directory()
 
-    def _open_temporary(self, path: Path) -> tuple[int, Path]:
+    def _open_temporary(self, path: Path) -> tuple[int, str]:
         """A new file beside *path*: open, and where it is. Other processes may write there, too."""
         while True:
             middle = f"{self._random.getrandbits(32):08x}"
-            temporary = self.directory / f".{path.name}.{middle}.tmp"
+            temporary = f"{self.directory}/.{path.name}.{middle}.tmp"
             with suppress(FileExistsError):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 return os.open(temporary, flags, 0o600), temporary

@@ -141,22 +141,27 @@ def write_atomically(
     Every writer of such files uses this one, except ``cdi.store``: that package stands below this
     one, and another driver can use it as it is.
     """
-    temporary = temporary or path.with_name(f".{path.name}.tmp")
+    hidden = str(temporary) if temporary else _hidden(path)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with closing_file(os.open(temporary, flags, 0o666)) as file:
+        with closing_file(os.open(hidden, flags, 0o666)) as file:
             write_all(file, content)
             if mode is not None:
                 os.fchmod(file, mode)
             if durable:
                 os.fsync(file)
-        os.replace(temporary, path)
+        os.replace(hidden, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            os.unlink(hidden)
         raise
     if durable:
         _sync_directory(path.parent)
+
+
+def _hidden(path: Path) -> str:
+    directory, slash, name = str(path).rpartition("/")
+    return f"{directory}{slash}.{name}.tmp"
 
 
 def _sync_directory(directory: Path) -> None:
@@ -193,11 +198,14 @@ def try_lock(path: Path) -> int | None:
     """The open file, locked; None: another has it, or the file was removed or replaced while we
     opened it."""
     file = open_lock_file(path)
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, file)
-        if try_flock(file, fcntl.LOCK_EX) and os.fstat(file).st_nlink:
-            undo.pop_all()
-            return file
+    try:
+        is_ours = try_flock(file, fcntl.LOCK_EX) and bool(os.fstat(file).st_nlink)
+    except BaseException:
+        os.close(file)
+        raise
+    if is_ours:
+        return file
+    os.close(file)
     return None
 
 

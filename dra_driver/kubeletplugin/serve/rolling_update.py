@@ -183,11 +183,14 @@ class PluginLease:
             file = try_lock(self._lock)
         if file is None:
             return None
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, file)
-            if self._is_undisputed(file):
-                undo.pop_all()
-                return file
+        try:
+            is_undisputed = self._is_undisputed(file)
+        except BaseException:
+            os.close(file)
+            raise
+        if is_undisputed:
+            return file
+        os.close(file)
         return None
 
     def _taken_in_turn(self, deadline: Deadline) -> int:

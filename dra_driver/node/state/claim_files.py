@@ -194,7 +194,8 @@ class MetadataFiles:
                 name for name in self._names() if claim_uid_of_file(name) == uid
             ]
             for name in names:
-                (self.directory / name).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self.directory}/{name}")
 
     def claims(self) -> frozenset[ClaimUid]:
         """The claims of which anything is there."""
@@ -214,11 +215,12 @@ class MetadataFiles:
 
 def _create(document: MetadataDocument) -> None:
     """Make the file, instead of one that is there: that one may be mounted in a container."""
-    path = Path(document.host_path)
+    path = document.host_path
     try:
         opened = _open_new(path)
     except FileExistsError:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         opened = _open_new(path)
     try:
         with closing_file(opened) as file:
@@ -226,11 +228,11 @@ def _create(document: MetadataDocument) -> None:
             os.fchmod(file, 0o644)  # containers' users may not be root
     except OSError:
         with suppress(OSError):
-            path.unlink(missing_ok=True)  # half of it
+            os.unlink(path)  # half of it
         raise
 
 
-def _open_new(path: Path) -> int:
+def _open_new(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 

@@ -35,6 +35,8 @@ def memory_limit_steps(
 ) -> tuple[SetMemoryLimits, ...]:
     """What limits the pods of *record*, with what they hold by other records already."""
     others = _others_of_its_pods(record, other_records)
+    if not _any_limited(record, *others):
+        return ()
     strict = {gpu for gpu, holdings in _by_gpu(record).items() if _strict(holdings)}
     return _steps(record, pod_memory_shares((record, *others)), pod_memory_shares(others), strict)
 
@@ -47,9 +49,16 @@ def restored_memory_limit_steps(
     Never strict: a claim is given back also where its limit cannot be removed.
     """
     others = _others_of_its_pods(record, other_records)
+    if not _any_limited(record, *others):
+        return ()
     return _steps(
         record, pod_memory_shares(others), pod_memory_shares((record, *others)), frozenset()
     )
+
+
+def _any_limited(*records: ClaimRecord) -> bool:
+    """Most claims are for whole GPUs."""
+    return any(record.limited for record in records)
 
 
 def _others_of_its_pods(

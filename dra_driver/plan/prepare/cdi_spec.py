@@ -20,6 +20,7 @@ program does not see makes a server of protocol 3 forget all of them: so there i
 single GPU only, which is number 0 whatever a program hides from itself.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def claim_spec(
             )
             for name, same in by_name.items()
         ),
-        container_edits=ContainerEdits(device_nodes=tuple(map(_node, nodes.common))),
+        container_edits=_common_edits(nodes.common),
     )
 
 
@@ -185,6 +186,13 @@ def _variable(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in bare).upper()
 
 
+# Every claim has these again. The same objects are also quickly compared where they are written.
+@functools.lru_cache(maxsize=8)
+def _common_edits(files: tuple[DeviceFile, ...]) -> ContainerEdits:
+    return ContainerEdits(device_nodes=tuple(map(_node, files)))
+
+
+@functools.lru_cache(maxsize=256)
 def _node(file: DeviceFile) -> DeviceNode:
     # Without its numbers: the runtime reads them when a container starts, so that a container that
     # is restarted after the driver was reloaded gets nvidia-uvm under its new major number.

@@ -8,7 +8,7 @@ still need.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from dra_driver.base.errors import ClaimError, DeviceHeldByClaim, UnknownDevice, join_problems
@@ -70,17 +70,17 @@ class ClaimPlan:
     grants: tuple[DeviceGrant, ...]
     holdings: tuple[Holding, ...]  # what the claim has by *grants*
     steps: tuple[Step, ...] = ()
+    record: ClaimRecord = field(init=False)  # what the ledger records before the first step
 
-    @property
-    def record(self) -> ClaimRecord:
-        """What the ledger records before the first step."""
-        return ClaimRecord(
+    def __post_init__(self) -> None:
+        record = ClaimRecord(
             self.claim.ref,
             self.holdings,
             self.steps,
             pods=self.claim.pods,
             pod_claim_name=self.claim.pod_claim_name,
         )
+        object.__setattr__(self, "record", record)
 
     def settled(self, instances: CreatedInstances) -> "ClaimPlan":
         """The plan with its instances, once its partitions were created."""
