@@ -228,7 +228,7 @@ def _follow_node(state: BoardState, gpu: SimulatedGpu) -> BoardState:
     if gpu.mig != state.specified:
         state = replace(state, on=gpu.mig, pending=gpu.mig, specified=gpu.mig)
     if not state.on:
-        return replace(state, instances=())
+        return replace(state, instances=()) if state.instances else state
     unmanaged = {(instance.profile, instance.start): instance for instance in gpu.instances}
     ended = tuple(name for name in state.ended if name in unmanaged)
     instances = tuple(
