@@ -116,6 +116,10 @@ class SettingsError(DriverError):
     """A flag, an environment variable or a file given to us is wrong."""
 
 
+class AddressInUse(SettingsError):
+    """Another socket listens at the address that was given to us."""
+
+
 def join_problems(opening: str, problems: Iterable[str]) -> str:
     """*opening* and *problems*, each once: as many as anybody reads, for whoever writes a claim
     decides how many there are, and how long."""

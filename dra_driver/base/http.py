@@ -5,6 +5,7 @@ of them sends, and for how long. When there is no room for another connection, t
 closed. So a probe is answered, also while clients that send nothing hold all connections.
 """
 
+import errno
 import http.client
 import io
 import logging
@@ -20,7 +21,7 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import SettingsError
+from dra_driver.base.errors import AddressInUse, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ class HttpServer:
     def __init__(
         self, address: str, registry: CollectorRegistry, client_seconds: float = CLIENT_SECONDS
     ) -> None:
-        """Bind the address; requests are answered from ``start`` on. SettingsError: it is invalid
-        or in use."""
+        """Bind the address; requests are answered from ``start`` on. SettingsError: it is invalid.
+        AddressInUse: another socket has it."""
         host, separator, port = address.rpartition(":")
         if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _LAST_PORT:
             raise SettingsError(
@@ -58,7 +59,8 @@ class HttpServer:
         try:
             self._server = kind((self._host, int(port)), BaseHTTPRequestHandler)
         except OSError as e:
-            raise SettingsError(f"--http-address {address!r} cannot be served: {e.strerror}") from e
+            kind_of_error = AddressInUse if e.errno == errno.EADDRINUSE else SettingsError
+            raise kind_of_error(f"--http-address {address!r} cannot be served: {e.strerror}") from e
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(3600.0,), name="http", daemon=True
         )

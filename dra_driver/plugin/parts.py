@@ -40,6 +40,7 @@ class PluginParts:
     node: GpuNode
     ledger: Ledger
     is_newest: Callable[[], bool]  # whether no newer process of this plugin runs
+    note_started: Callable[[], None]  # lets the startup probe succeed
     metrics: Metrics
     events: EventRecorder
     in_use: InUseCheck
@@ -108,6 +109,7 @@ def open_parts(
         node=node,
         ledger=ledger,
         is_newest=instances.is_newest,
+        note_started=instances.note_started,
         metrics=metrics,
         events=events,
         in_use=InUseCheck(processes, node.processes, ledger.neighbours),

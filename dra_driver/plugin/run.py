@@ -8,13 +8,13 @@ from contextlib import ExitStack
 
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import hanging_disk_calls, removed_directory
-from dra_driver.base.http import HttpServer
 from dra_driver.base.signals import Shutdown
 from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
 from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_paths
 from dra_driver.node.machine import OpenNode
 from dra_driver.plugin.claims import start as claims
+from dra_driver.plugin.http_port import HttpPort
 from dra_driver.plugin.memory import start as memory
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig import start as mig
@@ -50,26 +50,20 @@ def _start(
 ) -> None:
     """*stack* stops what was started, the last first. What may take long comes last."""
     metrics = Metrics(settings.metrics_claim_names)
-    server = _http_server(settings, metrics, stack)  # its port may be taken: first of all
+    # First of all: the address may be wrong.
+    http = HttpPort(settings, metrics.registry) if settings.http_address else None
     parts = open_parts(settings, open_node, metrics, stack)
     for start in CAPABILITIES:
         start(parts, stack)
     _serve_kubelet(parts, shutdown, stack)
-    if server is not None:
-        server.start(parts.liveness, parts.readiness)
+    if http is not None:
+        http.start(parts.liveness, parts.readiness, parts.note_started)
+        stack.callback(http.stop)  # first of all: the next process waits for the port
     for act in parts.before_publishing:
         act()
     parts.publish()
     for act in parts.after_publishing:
         act()
-
-
-def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
-    if not settings.http_address:
-        return None
-    server = HttpServer(settings.http_address, metrics.registry)
-    stack.callback(server.stop)
-    return server
 
 
 def _serve_kubelet(parts: PluginParts, shutdown: Shutdown, stack: ExitStack) -> None:

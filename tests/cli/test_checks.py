@@ -12,7 +12,8 @@ from dra_driver.cli.doctor import cluster_checks, gpu_checks, host_checks
 from dra_driver.cli.doctor.host_checks import DirectoryState
 from dra_driver.cli.findings import Level
 from dra_driver.k8s.claims import ClaimUid
-from dra_driver.kubeletplugin.serve.probes import PluginProcess, RegisteredPlugin
+from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin
+from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess
 from dra_driver.kubeletplugin.slices.features import SliceFeatures
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
 from dra_driver.model.gpus import Inventory, UnavailableGpu

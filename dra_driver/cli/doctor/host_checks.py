@@ -12,12 +12,8 @@ from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.cli.findings import Check, Finding, Level, abbreviated, fail, ok, warn
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve import probes
-from dra_driver.kubeletplugin.serve.probes import (
-    PluginProcess,
-    RegisteredPlugin,
-    plugin_processes,
-    registered_plugins,
-)
+from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin, registered_plugins
+from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess, plugin_processes
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id

@@ -1,11 +1,8 @@
 """Probes of plugins: whether the kubelet could reach this one, and which others serve the node.
 
-Nothing is changed. Every socket in the kubelet's registry is asked who answers there, and the lock
-files of ``rolling_update`` say which processes of our own are alive.
+Nothing is changed. Every socket in the kubelet's registry is asked who answers there.
 """
 
-import fcntl
-import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ from api.kubelet import dra_v1_pb2, registration_v1_pb2
 from api.kubelet import registration_v1_pb2 as messages
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import closing_file, disk_errors, try_flock
+from dra_driver.base.files import disk_errors
 from dra_driver.kubeletplugin.serve.services import DRA_SERVICE_VERSIONS, REGISTRATION_SERVICE
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths
 
@@ -38,19 +35,6 @@ class RegisteredPlugin:
     error: str = ""  # why there is no answer
 
 
-@dataclass(frozen=True, slots=True)
-class PluginProcess:
-    """A live plugin process of ours."""
-
-    number: int  # a higher one is newer
-    owner: str  # its pod's UID, or its process ID where it was given none
-
-    @property
-    def pod_uid(self) -> str | None:
-        """What its sockets are named by."""
-        return None if self.owner.isdecimal() else self.owner
-
-
 def registered_plugins(registry: Path, timeout_seconds: float) -> tuple[RegisteredPlugin, ...]:
     """Everybody in *registry*, all asked at once. NodeError: the directory cannot be read."""
     with disk_errors(f"read {registry}"):
@@ -64,33 +48,12 @@ def registered_plugins(registry: Path, timeout_seconds: float) -> tuple[Register
             channel.close()
 
 
-def plugin_processes(directory: Path) -> tuple[PluginProcess, ...]:
-    """The live processes with files in *directory* (see ``rolling_update``), oldest first."""
-    with disk_errors(f"read {directory}"):
-        names = sorted(os.listdir(directory)) if directory.is_dir() else []
-        processes = []
-        for name in names:
-            number, _, owner = name.partition("-")
-            if number.isdecimal() and _is_locked(directory / name):
-                processes.append(PluginProcess(int(number), owner))
-        return tuple(sorted(processes, key=lambda process: process.number))
-
-
 def _is_shown_socket(path: Path) -> bool:
     """The kubelet ignores names that begin with a dot, and what is no socket."""
     try:
         return not path.name.startswith(".") and stat.S_ISSOCK(path.stat().st_mode)
     except FileNotFoundError:
         return False
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    with closing_file(file):
-        return not try_flock(file, fcntl.LOCK_SH)
 
 
 def _ask_plugin(channel: grpc.Channel, timeout_seconds: float) -> "_Pending":

@@ -9,9 +9,11 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base.deadlines import Deadline
@@ -27,17 +29,20 @@ from dra_driver.base.files import (
 )
 
 _START_LOCK_SECONDS = 20.0
+_STARTED_MODE = 0o750
 
 
 class PluginInstances:
     """The plugin processes of this node, each a locked file ``<number>-<pod UID>`` in *directory*.
 
     A higher number is newer. A file whose lock is free belongs to a dead process; whoever sees it
-    removes it.
+    removes it. The file of a process that has started is executable: that needs no room on the
+    disk.
     """
 
     def __init__(self, directory: Path, pod_uid: str | None = None) -> None:
         self._directory = directory
+        self._started = False
         with disk_errors(f"note this plugin process in {directory}"):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             starting = directory / ".starting"
@@ -62,6 +67,12 @@ class PluginInstances:
             newer = [path for number, path in self._listed() if number > self._number]
             return not [path for path in newer if _is_alive(path)]
 
+    def note_started(self) -> None:
+        """Let the startup probe of our pod succeed. NodeError: the disk fails."""
+        self._started = True
+        with disk_errors(f"change {self._path}"):
+            os.fchmod(self._file, _STARTED_MODE)
+
     def leave(self) -> None:
         """Be forgotten: the next older process becomes the newest."""
         with contextlib.suppress(OSError):  # a file without a lock is of a dead process
@@ -74,6 +85,8 @@ class PluginInstances:
         hidden = self._directory / f".{secrets.token_hex(8)}.new"
         file = open_lock_file(hidden)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if self._started:
+            os.fchmod(file, _STARTED_MODE)
         os.rename(hidden, self._path)
         return file
 
@@ -100,6 +113,41 @@ def _remove_unfinished(directory: Path) -> None:
     """Files of processes that died before theirs had its name. The caller has the starting lock."""
     for path in directory.glob(".*.new"):
         path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginProcess:
+    """A live plugin process of ours."""
+
+    number: int  # a higher one is newer
+    owner: str  # its pod's UID, or its process ID where it was given none
+    started: bool = False  # the startup probe of its pod may succeed
+
+    @property
+    def pod_uid(self) -> str | None:
+        """What its sockets are named by."""
+        return None if self.owner.isdecimal() else self.owner
+
+
+def plugin_processes(directory: Path) -> tuple[PluginProcess, ...]:
+    """The live processes with files in *directory*, oldest first."""
+    with disk_errors(f"read {directory}"):
+        names = sorted(os.listdir(directory)) if directory.is_dir() else []
+        processes = []
+        for name in names:
+            number, _, owner = name.partition("-")
+            if number.isdecimal() and (mode := _mode_if_locked(directory / name)) is not None:
+                processes.append(PluginProcess(int(number), owner, bool(mode & stat.S_IXUSR)))
+        return tuple(sorted(processes, key=lambda process: process.number))
+
+
+def _mode_if_locked(path: Path) -> int | None:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with closing_file(file):
+        return None if try_flock(file, fcntl.LOCK_SH) else os.fstat(file).st_mode
 
 
 LEASE_WAIT_SECONDS = 20.0  # the claim's own work has to fit into the kubelet's 45 s as well

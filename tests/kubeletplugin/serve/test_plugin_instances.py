@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.base.errors import NodeError
-from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, plugin_processes
 
 LIVE = """
 import sys, threading
@@ -123,3 +123,45 @@ def test_a_directory_that_cannot_be_used_is_named(short: Path) -> None:
     (short / "instances").touch()
     with pytest.raises(NodeError, match=r"cannot note this plugin process in .*instances"):
         PluginInstances(short / "instances", "pod")
+
+
+def test_others_see_which_process_has_started(short: Path) -> None:
+    old, new = PluginInstances(short, "old"), PluginInstances(short, "new")
+    old.note_started()
+
+    started = {process.owner: process.started for process in plugin_processes(short)}
+
+    assert started == {"old": True, "new": False}
+    new.leave()
+    old.leave()
+
+
+def test_that_a_process_has_started_is_seen_also_after_its_file_was_removed(short: Path) -> None:
+    instance = PluginInstances(short, "pod")
+    instance.note_started()
+    for path in short.iterdir():
+        path.unlink()
+
+    assert instance.is_newest()
+    assert [process.started for process in plugin_processes(short)] == [True]
+    instance.leave()
+
+
+def test_live_processes_are_listed_the_oldest_first_and_dead_ones_stay_untouched(
+    tmp_path: Path,
+) -> None:
+    first = PluginInstances(tmp_path, "0b7e-1")
+    second = PluginInstances(tmp_path, None)
+    (tmp_path / "5-dead").write_text("")
+    try:
+        processes = plugin_processes(tmp_path)
+    finally:
+        first.leave()
+        second.leave()
+
+    assert [process.pod_uid for process in processes] == ["0b7e-1", None]
+    assert (tmp_path / "5-dead").exists()
+
+
+def test_where_none_ever_ran_there_is_none(tmp_path: Path) -> None:
+    assert plugin_processes(tmp_path / "instances") == ()

@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from dra_driver.base.errors import NodeError
-from dra_driver.kubeletplugin.serve.probes import plugin_processes, registered_plugins
-from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+from dra_driver.kubeletplugin.serve.probes import registered_plugins
 from tests.fakes.registrar import Registrar
 
 
@@ -55,21 +54,3 @@ def test_what_the_kubelet_ignores_is_ignored(tmp_path):
 def test_a_registry_that_is_not_there_is_named(tmp_path):
     with pytest.raises(NodeError, match="registry"):
         registered_plugins(tmp_path / "registry", timeout_seconds=1)
-
-
-def test_live_processes_are_listed_the_oldest_first_and_dead_ones_stay_untouched(tmp_path):
-    first = PluginInstances(tmp_path, "0b7e-1")
-    second = PluginInstances(tmp_path, None)
-    (tmp_path / "5-dead").write_text("")
-    try:
-        processes = plugin_processes(tmp_path)
-    finally:
-        first.leave()
-        second.leave()
-
-    assert [process.pod_uid for process in processes] == ["0b7e-1", None]
-    assert (tmp_path / "5-dead").exists()
-
-
-def test_where_none_ever_ran_there_is_none(tmp_path):
-    assert plugin_processes(tmp_path / "instances") == ()

@@ -16,6 +16,11 @@ def plugin_parts(fake: Any, guard_seconds: float = 60.0, **named: Any) -> Plugin
         kubelet_dir=Path("/nonexistent"),
     )
     defaults = dict.fromkeys(("api", "node", "ledger", "metrics", "events", "in_use"), fake)
-    parts = PluginParts(settings=settings, is_newest=fake.is_newest, **defaults | named)
+    parts = PluginParts(
+        settings=settings,
+        is_newest=fake.is_newest,
+        note_started=fake.note_started,
+        **defaults | named,
+    )
     parts.claims = parts.pods = parts.prepared_claims = fake
     return parts

@@ -1,0 +1,94 @@
+"""The HTTP port of the plugin, which two processes want during an update on the host's network.
+
+The older process keeps the port until it ends; its successor takes it then. Meanwhile the older one
+answers the liveness and readiness probes of both pods. So nobody relies on these before the pod's
+own process has said that it is ready: the startup probe asks for that, without the port
+(``dra-driver startup-probe``).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from dra_driver.base.deadlines import Deadline
+from dra_driver.base.errors import AddressInUse
+from dra_driver.base.http import HealthChecks, HttpServer
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
+from dra_driver.kubeletplugin.serve.rolling_update import plugin_processes
+from dra_driver.settings import PluginSettings
+
+log = logging.getLogger(__name__)
+
+_TRY_SECONDS = 0.5  # the kubelet has to miss three probes in a row, and sends one in 2 s
+_END_SECONDS = 2.0  # in which a process that ends frees its port
+
+
+class HttpPort:
+    """Serves HTTP as soon as the port can be had."""
+
+    def __init__(self, settings: PluginSettings, registry: CollectorRegistry) -> None:
+        """SettingsError: the address cannot be served. AddressInUse: somebody else than a plugin
+        process of ours has it."""
+        self._address = settings.http_address
+        self._registry = registry
+        self._instances = settings.plugin_dir / "instances"
+        self._server = self._open()
+        self._loop = Loop("http-port", self._take_over, _TRY_SECONDS)
+        self._problems: dict[str, str] = {}
+
+    def start(
+        self, live: HealthChecks, ready: HealthChecks, on_started: Callable[[], None]
+    ) -> None:
+        """*on_started* is called when the startup probe may succeed: if nobody has the port, the
+        pod's other probes are answered by us from now on; else when we are ready."""
+        self._live, self._ready, self._on_started = live, ready, on_started
+        if self._server is not None:
+            self._serve(self._server)
+            return
+        log.info("an older plugin process has the HTTP port", extra={"address": self._address})
+        self._loop.start()
+
+    def stop(self) -> None:
+        self._loop.stop()
+        if self._loop.alive:
+            self._loop.join(1.0)
+        if self._server is not None:
+            self._server.stop()
+
+    def _open(self) -> HttpServer | None:
+        """None: a plugin process of ours has the port."""
+        deadline = Deadline(_END_SECONDS)
+        while True:
+            try:
+                return HttpServer(self._address, self._registry)
+            except AddressInUse:
+                if plugin_processes(self._instances):
+                    return None
+                if deadline.expired:
+                    raise
+            time.sleep(0.1)
+
+    def _serve(self, server: HttpServer) -> None:
+        self._server = server
+        server.start(self._live, self._ready)
+        self._on_started()
+
+    def _take_over(self) -> float | None:
+        try:
+            server = HttpServer(self._address, self._registry)
+        except AddressInUse:
+            self._note_problems()
+            return None
+        self._serve(server)
+        return UNTIL_WOKEN
+
+    def _note_problems(self) -> None:
+        answers = {name: check() for name, check in self._ready.items()}
+        problems = {name: problem for name, problem in answers.items() if problem}
+        if not problems:
+            self._on_started()
+        elif problems != self._problems:
+            log.warning("not ready yet", extra={"problems": problems})
+        self._problems = problems
