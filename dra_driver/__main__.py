@@ -17,6 +17,8 @@ from dra_driver.settings import (
     DevicesSettings,
     DoctorSettings,
     PluginSettings,
+    StartupProbeSettings,
+    UninstallSettings,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +93,23 @@ def command_line() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this node and say what to do")
     DoctorSettings.add_flags(doctor)
     doctor.set_defaults(command=_doctor)
+    _add_chart_commands(commands)
     return parser
+
+
+def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """What the chart has Kubernetes ask."""
+    probe = commands.add_parser(
+        "startup-probe", help="fail until the plugin of this pod has started"
+    )
+    StartupProbeSettings.add_flags(probe)
+    probe.set_defaults(command=_startup_probe)
+
+    uninstall = commands.add_parser(
+        "uninstall-check", help="fail while claims hold devices of this driver, and name them"
+    )
+    UninstallSettings.add_flags(uninstall)
+    uninstall.set_defaults(command=_uninstall_check)
 
 
 def _add_output(parser: argparse.ArgumentParser, *forms: str) -> None:
@@ -170,6 +188,30 @@ def _doctor(arguments: argparse.Namespace) -> int:
     settings = DoctorSettings.read(arguments)
     logs.set_up_logging("error", settings.log_format)
     return doctor(settings, node_opener(settings, copy=True))
+
+
+def _startup_probe(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.startup_probe import startup_problem
+
+    return _print_problem(startup_problem(StartupProbeSettings.read(arguments)))
+
+
+def _uninstall_check(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.uninstall_check import uninstall_problem
+    from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
+    from dra_driver.k8s.client import ApiClient
+
+    settings = UninstallSettings.read(arguments)
+    kubeconfig = settings.kubeconfig
+    access = load_kubeconfig(kubeconfig) if kubeconfig else load_in_cluster()
+    with contextlib.closing(ApiClient(access)) as api:
+        return _print_problem(uninstall_problem(api, settings.driver_name))
+
+
+def _print_problem(problem: str) -> int:
+    if problem:
+        print(problem)
+    return 1 if problem else 0
 
 
 # This machine, or a simulated one: nothing else chooses.

@@ -57,9 +57,24 @@ def _memory(quantity: str) -> str:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
 NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
-PodUidFlag = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
+PodUidFlag = Annotated[
+    str,
+    StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$"),
+    Field(
+        description="the UID of this pod; with it, two plugins can serve at once during an update"
+    ),
+]
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
-DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
+DriverName = Annotated[
+    str,
+    StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN),
+    Field(description="the name of the driver"),
+]
+KubeletDirectory = Annotated[AbsolutePath, Field(description="the kubelet's root directory")]
+Kubeconfig = Annotated[
+    Path | None,
+    Field(description="how to reach the API server; default: the pod's service account"),
+]
 Quantity = Annotated[str, AfterValidator(_memory)]
 HttpAddress = Annotated[
     str, Field(description="the address of /metrics, /livez and /readyz; empty: none")
@@ -126,6 +141,25 @@ class HostSettings(_Settings):
         return NodeConfig(self.driver_root or None, self.host_root)
 
 
+class StartupProbeSettings(_Settings):
+    """`dra-driver startup-probe`: which plugin it asks about."""
+
+    driver_name: DriverName = DRIVER
+    kubelet_dir: KubeletDirectory = Path("/var/lib/kubelet")
+    pod_uid: PodUidFlag
+
+    @property
+    def instances_dir(self) -> Path:
+        return self.kubelet_dir / "plugins" / self.driver_name / "instances"
+
+
+class UninstallSettings(_Settings):
+    """`dra-driver uninstall-check`: which claims it looks for, and where."""
+
+    driver_name: DriverName = DRIVER
+    kubeconfig: Kubeconfig = None
+
+
 class AgentSettings(HostSettings):
     """The MPS agent."""
 
@@ -154,10 +188,8 @@ class ClaimsSettings(HostSettings):
     """`dra-driver claims`: where the plugin of this node writes down what it did, and who else
     knows."""
 
-    driver_name: DriverName = Field(DRIVER, description="the name of the driver")
-    kubelet_dir: AbsolutePath = Field(
-        Path("/var/lib/kubelet"), description="the kubelet's root directory"
-    )
+    driver_name: DriverName = DRIVER
+    kubelet_dir: KubeletDirectory = Path("/var/lib/kubelet")
     state_dir: AbsolutePath | None = Field(
         None,
         description="the directory for state that outlives a restart; default: "
@@ -214,13 +246,8 @@ class DoctorSettings(DevicesSettings):
         default_factory=lambda: os.uname().nodename.lower(),
         description="which Node to check; default: the name of this machine",
     )
-    pod_uid: PodUidFlag = Field(
-        "",
-        description="the UID of this pod; with it, two plugins can serve at once during an update",
-    )
-    kubeconfig: Path | None = Field(
-        None, description="how to reach the API server; default: the pod's service account"
-    )
+    pod_uid: PodUidFlag = ""
+    kubeconfig: Kubeconfig = None
     cdi_dir: AbsolutePath = Field(
         Path("/var/run/cdi"),
         description="the directory from which the container runtime reads CDI specs",

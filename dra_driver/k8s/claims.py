@@ -246,23 +246,50 @@ class ClaimReader:
 
         For a record whose claim's name is lost. ClaimError: the claim holds nothing of ours.
         """
-        for document in self._resources.claims():
+        documents = self._resources.claims(
+            lambda claim: [claim] if claim["metadata"]["uid"] == uid else []
+        )
+        for document in documents:
             metadata = document["metadata"]
-            if metadata["uid"] == uid:
-                ref = ClaimRef(metadata["namespace"], metadata["name"], uid)
-                return parse_claim(document, ref, self._driver)
+            ref = ClaimRef(metadata["namespace"], metadata["name"], uid)
+            return parse_claim(document, ref, self._driver)
         return None
 
     def allocated(self) -> frozenset[str]:
         """The devices of this node that are allocated to claims of the cluster, prepared or not;
         without those with admin access."""
-        return frozenset(
-            result["device"]
-            for claim in self._resources.claims()
-            for result in _results(claim)
-            if (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
-            and not result.get("adminAccess")
-        )
+
+        def of_this_node(claim: Mapping[str, Any]) -> list[str]:
+            return [
+                result["device"]
+                for result in _results(claim)
+                if (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
+                and not result.get("adminAccess")
+            ]
+
+        return frozenset(self._resources.claims(of_this_node))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldClaim:
+    """A claim with devices of our driver, on whatever node."""
+
+    namespace: str
+    name: str
+    pods: tuple[str, ...]  # their names
+
+
+def held_claims(resources: ResourceApi, driver: str) -> list[HeldClaim]:
+    """The claims of the cluster that have devices of *driver*, also with admin access."""
+
+    def held(claim: Mapping[str, Any]) -> list[HeldClaim]:
+        if not any(result.get("driver") == driver for result in _results(claim)):
+            return []
+        metadata = claim["metadata"]
+        pods = _pods(claim["status"].get("reservedFor") or ())
+        return [HeldClaim(metadata["namespace"], metadata["name"], tuple(p.name for p in pods))]
+
+    return resources.claims(held)
 
 
 def _results(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """``resource.k8s.io`` as one API server serves it: documents of v1 in, documents of v1 out."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from dra_driver.base.errors import NotFound
@@ -93,12 +93,17 @@ class ResourceApi:
         path = f"namespaces/{namespace}/resourceclaims/{name}"
         return convert_claim_to_v1(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
 
-    def claims(self) -> list[Document]:
-        """Every claim of the cluster; needs the right to list them."""
+    def claims(self, read_claim: Callable[[Document], Iterable[Answer]]) -> list[Answer]:
+        """What *read_claim* finds in the claims of the cluster, of which one page at a time is in
+        memory; needs the right to list them."""
 
-        def read(base: str) -> list[Document]:
-            pages = self._api.pages(f"{base}/resourceclaims")
-            return [convert_claim_to_v1(item) for page in pages for item in page.get("items") or ()]
+        def read(base: str) -> list[Answer]:
+            return [
+                found
+                for page in self._api.pages(f"{base}/resourceclaims")
+                for item in page.get("items") or ()
+                for found in read_claim(convert_claim_to_v1(item))
+            ]
 
         return self._call(read)
 

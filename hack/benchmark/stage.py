@@ -150,7 +150,13 @@ def _address(document: Document) -> tuple[str, str, str]:
 def _rendered(cluster: Cluster, progress: Progress) -> list[Document]:
     helm = str(cluster.program("helm", progress))
     command = [helm, "template", "dra-driver-gpu", str(_CHART), "--namespace", NAMESPACE]
-    command += ["--kube-version", cluster.version, "--api-versions", "resource.k8s.io/v1"]
+    command += [
+        "--no-hooks",
+        "--kube-version",
+        cluster.version,
+        "--api-versions",
+        "resource.k8s.io/v1",
+    ]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if answer.returncode != 0:
         raise BenchError(f"helm cannot render the chart: {answer.stderr.strip()}")

@@ -134,7 +134,7 @@ class Stage:
 
     def install(self) -> str:
         """What the chart installs, less its DaemonSet. The name of the plugin's service account."""
-        objects = [o for o in self._rendered() if o and o["kind"] != "DaemonSet"]
+        objects = [o for o in self._rendered() if o and _is_installed(o)]
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
         self._kubectl.apply(self._chart.read_text())
@@ -311,3 +311,10 @@ def _has(resource_slice: Document, pool: str, device: str) -> bool:
     spec = resource_slice["spec"]
     names = [each["name"] for each in spec.get("devices") or ()]
     return bool(spec["pool"]["name"] == pool and device in names)
+
+
+def _is_installed(document: Document) -> bool:
+    """Of what the chart renders: the demonstration runs its plugin itself, and removes what it
+    made without helm."""
+    annotations = document["metadata"].get("annotations") or {}
+    return document["kind"] != "DaemonSet" and "helm.sh/hook" not in annotations

@@ -75,16 +75,19 @@ def succeed(command: list[str], kubeconfig: Path) -> str:
 
 def stand_in(cluster: Cluster, directory: Path) -> None:
     """Make the node know an image whose programs, those of the DaemonSets, serve /livez and
-    /readyz."""
+    /readyz, and which finds nothing in the way of an uninstall."""
     busybox = static_busybox()
     assert busybox is not None
     directory.joinpath("serve").write_bytes(SERVE)
     directory.joinpath("serve").chmod(0o755)
+    directory.joinpath("succeed").write_text("#!/bin/sh\n")
+    directory.joinpath("succeed").chmod(0o755)
     image = images.Image(
         "dra.test/stand-in:v1",
         {
             "bin/busybox": busybox,
             **{f"bin/{name}": Link("busybox") for name in ("sh", "cat", "ls", "touch")},
+            **{f"bin/{name}": directory / "succeed" for name in ("dra-driver", "uninstall-check")},
             "bin/kubelet-plugin": directory / "serve",
             "bin/mps-agent": directory / "serve",
             "answers/livez": b"ok\n",

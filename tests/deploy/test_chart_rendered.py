@@ -14,6 +14,7 @@ from tests.deploy.chart import (
     MPS_AGENT,
     NODE_POLICY,
     RENDER_GOLDEN,
+    UNINSTALL,
     helm,
     host_paths,
     pod_spec,
@@ -261,7 +262,7 @@ def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> No
 @pytest.mark.parametrize(
     ("enabled", "message"),
     [
-        pytest.param("true", "before `helm uninstall` and before mps.enabled=false", id="on"),
+        pytest.param("true", "before mps.enabled=false", id="on"),
         pytest.param("false", "MPS is off.", id="off"),
     ],
 )
@@ -315,23 +316,77 @@ def test_what_kubernetes_defines_is_passed_on_as_it_is_to_plugins_and_agents() -
 
 
 @pytest.mark.parametrize(
-    ("component", "port", "probes"),
+    ("component", "port", "probes", "update"),
     [
-        pytest.param("", 9400, ("startupProbe", "livenessProbe", "readinessProbe"), id="plugins"),
-        pytest.param(MPS_AGENT, 8081, ("livenessProbe",), id="agents"),
+        pytest.param(
+            "", 9400, ("livenessProbe", "readinessProbe"), {"maxSurge": "10%", "maxUnavailable": 0}
+        ),
+        pytest.param(MPS_AGENT, 8081, ("livenessProbe",), {"maxSurge": 0, "maxUnavailable": "10%"}),
     ],
+    ids=["plugins", "agents"],
 )
-def test_pods_on_the_host_network_take_turns_and_serve_on_loopback(
-    component: str, port: int, probes: tuple[str, ...]
+def test_pods_on_the_host_network_serve_on_loopback_and_are_updated_as_elsewhere(
+    component: str, port: int, probes: tuple[str, ...], update: dict[str, Any]
 ) -> None:
     rendered = render("--set", "hostNetwork=true,httpPort=9400,updateAtOnce=10%")
     spec = rendered[f"{component} DaemonSet".lstrip()]["spec"]
-    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
+    assert spec["updateStrategy"]["rollingUpdate"] == update
     pod = pod_spec(rendered, component)
     assert pod["hostNetwork"] is True
     assert variables(pod)["HTTP_ADDRESS"] == f"127.0.0.1:{port}"
     for probe in probes:
         assert pod["containers"][0][probe]["httpGet"]["host"] == "127.0.0.1"
+
+
+def test_two_plugins_of_an_update_on_the_host_network_are_on_the_node_at_once() -> None:
+    """A port that is declared would be the host's, and the scheduler keep the new pod waiting."""
+    [plugin] = pod_spec(render("--set", "hostNetwork=true,httpPort=9400"))["containers"]
+    assert "ports" not in plugin
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert plugin[probe]["httpGet"]["port"] == 9400
+
+
+def test_on_the_host_network_the_startup_probe_asks_the_process_of_its_own_pod() -> None:
+    [plugin] = pod_spec(render("--set", "hostNetwork=true"))["containers"]
+    assert plugin["startupProbe"]["exec"] == {"command": ["dra-driver", "startup-probe"]}
+    assert plugin["startupProbe"]["timeoutSeconds"] >= 5  # a Python has to start
+
+
+def test_the_check_before_an_uninstall_may_list_claims_and_nothing_else() -> None:
+    rendered = render("--set", "hostNetwork=true,driverName=gpu.example.com")
+    account = rendered[f"{UNINSTALL} ServiceAccount"]["metadata"]
+    assert rendered[f"{UNINSTALL} ClusterRole"]["rules"] == [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list"]}
+    ]
+    [subject] = rendered[f"{UNINSTALL} ClusterRoleBinding"]["subjects"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+
+    job = rendered[f"{UNINSTALL} Job"]["spec"]
+    assert (job["backoffLimit"], job["activeDeadlineSeconds"]) == (0, 120)
+    pod = job["template"]["spec"]
+    [check] = pod["containers"]
+    assert (pod["serviceAccountName"], pod["hostNetwork"]) == (account["name"], True)
+    assert check["args"] == ["uninstall-check"]
+    assert variables(pod) == {"DRIVER_NAME": "gpu.example.com"}
+    assert check["securityContext"]["runAsNonRoot"] is True
+    assert check["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_what_an_uninstall_makes_is_no_part_of_the_release_and_only_a_failed_job_stays() -> None:
+    rendered = render()
+    policies = {
+        name: each["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
+        for name, each in rendered.items()
+        if name.startswith(f"{UNINSTALL} ")
+        and each["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    }
+    failed = {name: "hook-failed" in policy for name, policy in policies.items()}
+    kinds = ("ClusterRole", "ClusterRoleBinding", "ServiceAccount")
+    assert failed == {f"{UNINSTALL} Job": False} | {f"{UNINSTALL} {kind}": True for kind in kinds}
+    assert all(
+        {"before-hook-creation", "hook-succeeded"} <= set(each) for each in policies.values()
+    )
+    assert rendered[f"{UNINSTALL} Job"]["spec"]["ttlSecondsAfterFinished"] == 3600
 
 
 def test_a_kubelet_that_knows_one_plugin_per_driver_gets_one_at_a_time() -> None:

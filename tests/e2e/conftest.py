@@ -66,6 +66,7 @@ def chart(cluster, kube):
         [
             cluster.program("helm"),
             "template",
+            "--no-hooks",
             "dra-driver-gpu",
             CHART,
             "--namespace",

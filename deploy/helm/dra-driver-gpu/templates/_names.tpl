@@ -25,6 +25,17 @@
 {{- include "dra-driver-gpu.fullname" . -}}-mps-agent
 {{- end -}}
 
+{{- define "dra-driver-gpu.uninstall" -}}
+{{- include "dra-driver-gpu.fullname" . -}}-uninstall
+{{- end -}}
+
+{{/* Of the objects that `helm uninstall` makes for its check and removes again. */}}
+{{- define "dra-driver-gpu.uninstall.hook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: "-1"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}
+
 {{- define "dra-driver-gpu.profiles" -}}
 {{- .Values.existingProfilesConfigMap | default (printf "%s-profiles" (include "dra-driver-gpu.fullname" .)) -}}
 {{- end -}}
@@ -73,11 +84,11 @@ resource.k8s.io/v1beta1
 {{- end -}}
 
 {{/*
-"true" where the old pod may serve until the new one does: from kubelet 1.33 on (an older one deregisters the driver
-when the old pod's socket goes), and without hostNetwork (the two pods would want the same port).
+"true" where the old pod may serve until the new one does: from kubelet 1.33 on. An older one deregisters the driver
+when the old pod's socket goes.
 */}}
 {{- define "dra-driver-gpu.surge" -}}
-{{- if and (not .Values.hostNetwork) (semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version -}}
 true
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,33 @@
+"""``dra-driver uninstall-check``: which claims still need the driver, anywhere in the cluster."""
+
+from dra_driver.cli.findings import abbreviated
+from dra_driver.k8s.api import KubernetesApi
+from dra_driver.k8s.claims import HeldClaim, held_claims
+from dra_driver.k8s.resource_api import ResourceApi
+
+_MAX_SHOWN = 20  # claims; the kubelet keeps 2 KiB of what a container says at its end
+
+
+def uninstall_problem(api: KubernetesApi, driver: str) -> str:
+    """Which claims *driver* has to go on serving; empty: none. ApiServerError: it is not known."""
+    claims = sorted(held_claims(ResourceApi(api), driver))
+    if not claims:
+        return ""
+    lines = [f"  {_line(claim)}" for claim in claims[:_MAX_SHOWN]]
+    if len(claims) > _MAX_SHOWN:
+        lines.append(f"  and {len(claims) - _MAX_SHOWN} more")
+    return "\n".join(
+        [
+            f"{len(claims)} claims hold devices of {driver}. Without the driver their pods cannot "
+            "end, and containers of theirs that were restarted may lack devices:"
+            if len(claims) > 1
+            else f"a claim holds devices of {driver}. Without the driver its pods cannot end:",
+            *lines,
+            "Delete these pods first. `helm uninstall --no-hooks` does not ask.",
+        ]
+    )
+
+
+def _line(claim: HeldClaim) -> str:
+    pods = abbreviated(claim.pods) or "none"
+    return f"{claim.namespace}/{claim.name}  pods: {pods}"

@@ -1,0 +1,118 @@
+"""What the chart has Kubernetes ask: of a pod that starts, and before an uninstall."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+from tests.builders import claim, claim_document
+from tests.cli.conftest import Answer, Type
+from tests.fakes.api_server import ApiServer
+
+DRIVER = "gpu.nvidia.com"
+POD = "00000000-0000-4000-8000-00000000000a"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[PluginInstances]:
+    """The plugin process of a pod."""
+    made = PluginInstances(tmp_path / "plugins" / DRIVER / "instances", POD)
+    yield made
+    made.leave()
+
+
+def probe(type_in: Type, kubelet_dir: Path, pod: str = POD) -> Answer:
+    return type_in("startup-probe", "--kubelet-dir", kubelet_dir, "--pod-uid", pod)
+
+
+def test_a_pod_has_started_when_its_process_says_so(
+    type_in: Type, tmp_path: Path, instance: PluginInstances
+) -> None:
+    assert probe(type_in, tmp_path) == Answer(1, "it is not ready yet: its log says why\n", "")
+
+    instance.note_started()
+
+    assert probe(type_in, tmp_path) == Answer(0, "", "")
+
+
+def test_that_another_pods_process_has_started_says_nothing(
+    type_in: Type, tmp_path: Path, instance: PluginInstances
+) -> None:
+    instance.note_started()
+
+    answer = probe(type_in, tmp_path, pod="00000000-0000-4000-8000-00000000000b")
+
+    assert answer == Answer(1, "its process has not come so far yet\n", "")
+
+
+def test_a_process_that_has_died_has_not_started(type_in: Type, tmp_path: Path) -> None:
+    directory = tmp_path / "plugins" / DRIVER / "instances"
+    directory.mkdir(parents=True)
+    (directory / f"1-{POD}").touch(mode=0o750)
+
+    assert probe(type_in, tmp_path).code == 1
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+def check(type_in: Type, server: ApiServer, tmp_path: Path, *words: str) -> Answer:
+    return type_in("uninstall-check", "--kubeconfig", server.kubeconfig(tmp_path / "k"), *words)
+
+
+def test_where_no_claim_is_held_nothing_is_in_the_way(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    pending = claim_document(claim("gpu-0", name="pending"))
+    del pending["status"]
+    server.put(pending)
+    server.put(claim_document(claim("nic-0", name="other"), driver="nic.example.com"))
+
+    assert check(type_in, server, tmp_path) == Answer(0, "", "")
+
+
+def test_held_claims_are_named_with_their_pods(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    pods = (Pod("web-0", PodUid("uid-0")), Pod("web-1", PodUid("uid-1")))
+    server.put(claim_document(replace(claim("gpu-0", name="web"), pods=pods)))
+    server.put(claim_document(claim("gpu-1", name="alone")))
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.code == 1
+    assert answer.out.splitlines()[1:-1] == [
+        "  default/alone  pods: none",
+        "  default/web  pods: web-0, web-1",
+    ]
+
+
+def test_of_many_claims_some_are_named_and_the_others_counted(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    for number in range(30):
+        server.put(claim_document(claim("gpu-0", name=f"claim-{number:02}")))
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.startswith("30 claims hold devices of gpu.nvidia.com.")
+    assert "default/claim-19" in answer.out and "default/claim-20" not in answer.out
+    assert "  and 10 more\n" in answer.out
+    assert len(answer.out) < 2048  # what the kubelet keeps of it
+
+
+def test_where_the_api_server_does_not_say_the_uninstall_is_stopped(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    server.deny("list", "resourceclaims")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.code == 1
+    assert "resourceclaims" in answer.err
