@@ -147,12 +147,14 @@ def new_server_state(
 
 
 @dataclass(frozen=True, slots=True)
-class _IncidentDocument:
+class IncidentDocument:
+    """The last restarts of servers, oldest first."""
+
     incidents: tuple[MpsServerRestart, ...] = ()
 
 
-_STATES: Final = Codec[ServerState](ServerState)
-_INCIDENT_LOGS: Final = Codec[_IncidentDocument](_IncidentDocument)
+SERVER_STATES: Final = Codec[ServerState](ServerState)
+INCIDENT_LOGS: Final = Codec[IncidentDocument](IncidentDocument)
 
 
 class ServerStateFiles:
@@ -181,7 +183,7 @@ class ServerStateFiles:
 
     def write(self, state: ServerState) -> None:
         name = state.daemon.name
-        self._put(name, _STATES.encode(state, over=self._before.get(name)))
+        self._put(name, SERVER_STATES.encode(state, over=self._before.get(name)))
 
     def remove(self, name: MpsServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
@@ -198,7 +200,7 @@ class ServerStateFiles:
 
     def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
         before = self._before.get(_INCIDENTS)
-        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents), over=before))
+        self._put(_INCIDENTS, INCIDENT_LOGS.encode(IncidentDocument(incidents), over=before))
 
     def _load_incidents(self) -> tuple[MpsServerRestart, ...]:
         """If they are damaged, one incident that has their last number, as far as it is found."""
@@ -206,7 +208,7 @@ class ServerStateFiles:
         if (text := _read(path)) is None:
             return ()
         try:
-            incidents = _INCIDENT_LOGS.decode(text).incidents
+            incidents = INCIDENT_LOGS.decode(text).incidents
         except Undecodable as e:
             numbers = [int(number) for number in _NUMBER.findall(text)]
             self._put_aside(path, _problem(path, e))
@@ -222,7 +224,7 @@ class ServerStateFiles:
             return None
         name = MpsServerName(path.stem)
         try:
-            state = _STATES.decode(text)
+            state = SERVER_STATES.decode(text)
         except Undecodable as e:
             if e.release:
                 self.of_other_release[name] = _problem(path, e)

@@ -116,6 +116,11 @@ class Codec(Generic[T]):
             raise Undecodable(_problems(e)) from e
         return value
 
+    def schema(self) -> dict[str, Any]:
+        """What a document looks like, as JSON schema."""
+        schema: dict[str, Any] = self._adapter.json_schema()
+        return schema
+
     def _decode_of(self, release: str, document: dict[str, Any]) -> T:
         """A document of another release, without the fields that are not known."""
         from pydantic import ValidationError

@@ -18,7 +18,7 @@ from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreatePartition, Step
 
-_RECORDS: Final = Codec[ClaimRecord](ClaimRecord)
+CLAIM_RECORDS: Final = Codec[ClaimRecord](ClaimRecord)
 
 
 def encode_record(record: ClaimRecord, over: bytes | None = None) -> bytes:
@@ -26,12 +26,12 @@ def encode_record(record: ClaimRecord, over: bytes | None = None) -> bytes:
     replaces, which another release may have written (``Codec.encode``)."""
     if any(isinstance(step, CreatePartition) for step in record.steps):
         record = replace(record, steps=tuple(map(_recorded, record.steps)))
-    return _RECORDS.encode(record, over=over)
+    return CLAIM_RECORDS.encode(record, over=over)
 
 
 def decode_record(content: bytes) -> ClaimRecord:
     """The record in *content*. Undecodable says why it is none."""
-    record = _RECORDS.decode(content)
+    record = CLAIM_RECORDS.decode(content)
     if record.completed and record.spec is None:
         raise Undecodable("ClaimRecord.spec is missing")
     return record

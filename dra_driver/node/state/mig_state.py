@@ -36,7 +36,7 @@ class MigStateOfBoot:
     state: MigState
 
 
-_CODEC: Final = Codec[MigStateOfBoot](MigStateOfBoot)
+MIG_STATES: Final = Codec[MigStateOfBoot](MigStateOfBoot)
 _NOTHING: Final = MigState()
 
 
@@ -62,7 +62,7 @@ class MigStateFile:
                 signature = signature_of(os.stat(self._path))  # of this state, or an older one
                 if last is not None and last[0] == signature:
                     return last[1]
-                state = self._of_this_boot(_CODEC.decode(read_file(self._path)))
+                state = self._of_this_boot(MIG_STATES.decode(read_file(self._path)))
             except FileNotFoundError:
                 return _NOTHING
             except (NotAFile, Undecodable) as e:
@@ -122,6 +122,6 @@ class MigStateFile:
         with disk_errors(f"write {self._path}", {None: remedy}):
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             before = read_file(self._path) if self._path.is_file() else None
-            text = _CODEC.encode(MigStateOfBoot(self._boot, state), indent=2, over=before)
+            text = MIG_STATES.encode(MigStateOfBoot(self._boot, state), indent=2, over=before)
             write_atomically(self._path, text, durable=True)
             self._last = None

@@ -22,7 +22,7 @@ from dra_driver.model.profiles import Profile
 
 log = logging.getLogger(__name__)
 
-_PROFILES: Final = Codec[Profile](Profile)
+LAST_PROFILES: Final = Codec[Profile](Profile)
 
 
 class LastProfileFile:
@@ -34,7 +34,7 @@ class LastProfileFile:
     def read(self) -> Profile | None:
         """What was kept; None: nothing, or by a release that this one does not understand."""
         try:
-            return _PROFILES.decode(read_file(self._path))
+            return LAST_PROFILES.decode(read_file(self._path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as e:
@@ -46,7 +46,7 @@ class LastProfileFile:
         """Keep *profile* instead of what was kept before; a reader sees the one or the other."""
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            write_atomically(self._path, _PROFILES.encode(profile))
+            write_atomically(self._path, LAST_PROFILES.encode(profile))
         except OSError as e:
             facts = {"path": str(self._path), "error": str(e)}
             log.warning("the profile in force is not kept for a restart", extra=facts)
