@@ -36,6 +36,8 @@ claims under MPS.
 *Partition.* ``plugin.mig`` applies layouts, switches MIG modes and reports lost instances; what has
 to change is decided in ``plan.mig``.
 
+*Other drivers.* ``plugin.other_drivers`` tells of another driver of this name on the node.
+
 ``dra-driver mps-agent`` (``agent``) runs the MPS servers of the node and outlives the plugin.
 ``dra-driver devices``, ``claims`` and ``doctor`` (``cli``) read and print.
 

@@ -13,6 +13,7 @@ from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
 from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_paths
 from dra_driver.node.machine import OpenNode
+from dra_driver.plugin import other_drivers
 from dra_driver.plugin.claims import start as claims
 from dra_driver.plugin.http_port import HttpPort
 from dra_driver.plugin.memory import start as memory
@@ -31,6 +32,7 @@ CAPABILITIES = (  # each finds in the parts what those before it have set
     mig.start,
     memory.start,
     mps.start,
+    other_drivers.start,
 )
 
 

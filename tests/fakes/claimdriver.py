@@ -87,9 +87,10 @@ class Running:
         pod_uid: str | None = None,
         times: PluginTimeouts = DEFAULT_TIMES,
         on_round: Callable[[], bool] = lambda: False,
+        driver: str = DRIVER,
     ) -> None:
         self.paths = socket_paths(
-            DRIVER, directory / "plugins" / DRIVER, directory / "plugins_registry", pod_uid
+            driver, directory / "plugins" / driver, directory / "plugins_registry", pod_uid
         )
         self.fatal: list[DriverError] = []
         self.died = threading.Event()

@@ -1,9 +1,12 @@
 """A plugin as a process of its own, between a fake kubelet and a fake API server."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,3 +76,21 @@ def put(server: ApiServer, *devices: str, name: str = "claim", **fields: object)
     document = claim_document(claim(*devices, name=name, **fields))  # type: ignore[arg-type]
     stored = server.put(document)
     return ref(name, stored["metadata"]["uid"])
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def readiness(port: int) -> tuple[int, str]:
+    """The status and text of /readyz of the plugin there; 0 where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.code, e.read().decode()
+    except OSError as e:
+        return 0, str(e)

@@ -1,9 +1,6 @@
 """The plugin as a process on a node whose NVIDIA driver is missing, half there, late or gone."""
 
 import shutil
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import VERSION, install, relink
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.simulated import h100
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, free_port, put, readiness
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
@@ -42,9 +39,7 @@ class Plugin:
         fresh.replace(self.node_file)
 
     def start(self, **flags: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._start(
             sim=str(self.node_file),
             look_interval="0.2",
@@ -55,14 +50,7 @@ class Plugin:
         self.kubelet.wait_for_plugin(DRIVER)
 
     def readiness(self) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=10) as page:
-                return page.status, page.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
-        except OSError as e:
-            return 0, str(e)
+        return readiness(self.port)
 
     def devices(self) -> list[str]:
         (pool,) = self.server.objects("resourceslices")

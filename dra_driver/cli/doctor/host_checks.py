@@ -12,8 +12,8 @@ from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.cli.findings import Check, Finding, Level, abbreviated, fail, ok, warn
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve import probes
-from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin, registered_plugins
-from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess, plugin_processes
+from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin, other_plugins, own_sockets
+from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id
@@ -250,21 +250,18 @@ def check_plugin(kubelet: Path, driver: str) -> Iterator[Finding]:
     yield from plugin_process_findings(
         {
             process: _plugin_problem(paths)
-            for process, paths in _our_processes(kubelet, driver).items()
+            for process, paths in own_sockets(
+                kubelet / "plugins_registry", kubelet / "plugins" / driver, driver
+            ).items()
         }
     )
 
 
 def check_other_drivers(kubelet: Path, driver: str, cdi_dir: Path) -> Iterator[Finding]:
     """Whoever else speaks for *driver* here: a driver of NVIDIA's that was not removed, say."""
-    our_sockets = [
-        paths.registration for paths in _our_processes(kubelet, driver).values() if paths
-    ]
     registry = kubelet / "plugins_registry"
-    plugins = registered_plugins(registry, _ASK_SECONDS) if registry.is_dir() else ()
-    yield from other_plugin_findings(
-        [plugin for plugin in plugins if plugin.socket not in our_sockets], driver
-    )
+    plugins = other_plugins(registry, kubelet / "plugins" / driver, driver, _ASK_SECONDS)
+    yield from other_plugin_findings(plugins, driver)
     # Ours end in .json, theirs in .yaml.
     names = sorted(path.name for path in cdi_dir.glob(f"k8s.{driver}-{CDI_CLASS}_*.yaml"))
     if names:
@@ -306,7 +303,7 @@ def other_plugin_findings(plugins: Sequence[RegisteredPlugin], driver: str) -> I
             f"{plugin.socket} speaks for {driver} too, at {plugin.endpoint}, "
             "and is no process of ours",
             "remove the other driver from this node (NVIDIA's: its DaemonSet), or give one of the "
-            "two another --driver-name",
+            "two another name: driverName (chart), --driver-name",
         )
     silent = [plugin for plugin in plugins if plugin.error]
     for plugin in silent:
@@ -318,17 +315,6 @@ def other_plugin_findings(plugins: Sequence[RegisteredPlugin], driver: str) -> I
     if not rivals:
         names = abbreviated(sorted(plugin.name for plugin in plugins if plugin.name)) or "none"
         yield ok(OTHER_DRIVERS, f"nobody else speaks for {driver}; other plugins here: {names}")
-
-
-def _our_processes(kubelet: Path, driver: str) -> dict[PluginProcess, SocketPaths | None]:
-    """With their sockets. None: one has none; the check of the kubelet's directory says why."""
-    paths: dict[PluginProcess, SocketPaths | None] = {}
-    for process in plugin_processes(kubelet / "plugins" / driver / "instances"):
-        try:
-            paths[process] = _socket_paths(kubelet, driver, process.pod_uid)
-        except SettingsError:
-            paths[process] = None
-    return paths
 
 
 def _socket_paths(kubelet: Path, driver: str, pod_uid: str | None) -> SocketPaths:

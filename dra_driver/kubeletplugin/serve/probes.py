@@ -13,10 +13,11 @@ import grpc
 from api.kubelet import dra_v1_pb2, registration_v1_pb2
 from api.kubelet import registration_v1_pb2 as messages
 from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import NodeError
+from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.base.files import disk_errors
+from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess, plugin_processes
 from dra_driver.kubeletplugin.serve.services import DRA_SERVICE_VERSIONS, REGISTRATION_SERVICE
-from dra_driver.kubeletplugin.serve.sockets import SocketPaths
+from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
 
 if TYPE_CHECKING:
     _Pending = grpc.Future[messages.PluginInfo]  # generic in the type stubs alone
@@ -46,6 +47,32 @@ def registered_plugins(registry: Path, timeout_seconds: float) -> tuple[Register
     finally:
         for channel in channels:
             channel.close()
+
+
+def other_plugins(
+    registry: Path, plugin_dir: Path, driver: str, timeout_seconds: float
+) -> tuple[RegisteredPlugin, ...]:
+    """Everybody in *registry* but our own live processes, which have *plugin_dir*. NodeError: a
+    directory cannot be read."""
+    plugins = registered_plugins(registry, timeout_seconds) if registry.is_dir() else ()
+    # Afterwards: a process that started meanwhile is ours.
+    own = [
+        paths.registration for paths in own_sockets(registry, plugin_dir, driver).values() if paths
+    ]
+    return tuple(plugin for plugin in plugins if plugin.socket not in own)
+
+
+def own_sockets(
+    registry: Path, plugin_dir: Path, driver: str
+) -> dict[PluginProcess, SocketPaths | None]:
+    """Our live processes with their sockets. None: no socket of it fits into the directories."""
+    sockets: dict[PluginProcess, SocketPaths | None] = {}
+    for process in plugin_processes(plugin_dir / "instances"):
+        try:
+            sockets[process] = socket_paths(driver, plugin_dir, registry, process.pod_uid)
+        except SettingsError:
+            sockets[process] = None
+    return sockets
 
 
 def _is_shown_socket(path: Path) -> bool:
