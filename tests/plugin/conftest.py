@@ -39,7 +39,7 @@ def home() -> Iterator[Path]:
 def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def run(**flags: str) -> Process:
+    def run(cwd: Path | None = None, **flags: str) -> Process:
         arguments = {
             "node-name": POOL,
             "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
@@ -55,6 +55,7 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
             + [f"--{name}={value}" for name, value in arguments.items()],
             stderr=subprocess.PIPE,
             env={"PATH": os.environ["PATH"]},
+            cwd=cwd,
         )
         started.append(process)
         return process
