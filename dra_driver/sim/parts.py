@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
@@ -81,7 +82,8 @@ def _driver_on(live: LiveNode, config: NodeConfig, host: Path) -> DriverPrograms
     SimulatedHost(live, host)
     path = str(host.absolute())
     root = DriverRoot(config.driver_root or path, Path("/"), proc=f"{path}/proc")
-    return DriverPrograms(root, run_on_live_node(live), program_path)
+    placed = partial(program_path, host_root=config.host_root)
+    return DriverPrograms(root, run_on_live_node(live, config.host_root), placed)
 
 
 def _copy_settings(source: Path, host: Path) -> None:

@@ -229,21 +229,16 @@ def test_on_openshift_the_accounts_may_use_constraints_of_their_own() -> None:
     assert constraints["allowHostNetwork"] is constraints["allowHostPorts"] is True
 
 
-def test_simulated_gpus_need_no_privilege_of_the_plugin_and_the_same_of_the_agent() -> None:
-    rendered = render("--set", "sim=h100x2-615")
-    plugin, agent = pod_spec(rendered), pod_spec(rendered, MPS_AGENT)
-    assert variables(plugin)["SIM"] == variables(agent)["SIM"] == "h100x2-615"
-    assert "mountPropagation" not in str(plugin)
-    assert "hostPID" not in plugin
-    assert "/sys/fs/cgroup" not in str(plugin)
-    security = plugin["containers"][0]["securityContext"]
-    assert security["privileged"] is False
-    assert security["capabilities"] == {"drop": ["ALL"]}
-    assert agent["hostPID"] is True
-    mounts = agent["containers"][0]["volumeMounts"]
-    assert [mount["mountPath"] for mount in mounts if "mountPropagation" in mount] == [
-        "/run/dra-driver-gpu/mps"
-    ]
+@pytest.mark.parametrize("component", ["", MPS_AGENT], ids=["plugins", "agents"])
+@pytest.mark.parametrize("more", ["", "hostNetwork=true,log.level=debug"], ids=["", "host"])
+def test_a_simulated_node_has_the_pods_of_a_real_one_with_one_more_variable(
+    component: str, more: str
+) -> None:
+    kind = f"{component} DaemonSet".lstrip()
+    simulated = render("--set", f"sim=h100x2-615,{more}".rstrip(","))[kind]
+    environment = simulated["spec"]["template"]["spec"]["containers"][0]["env"]
+    environment.remove({"name": "SIM", "value": "h100x2-615"})
+    assert simulated == render(*(("--set", more) if more else ()))[kind]
 
 
 def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.node.driver.commands import Command, run_command
 from dra_driver.node.driver.pci import PciBus
-from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.host.directory import SimulatedHost, program_path
 from dra_driver.sim.host.libraries import library_directory, shared_object
 from dra_driver.sim.live_node import LiveNode
 from tests.fakes.shells import SHELLS
@@ -50,6 +51,15 @@ def run(root: Path, tool: str, *arguments: str, shell: tuple[str, ...] | list[st
         env=environment,
         timeout=30,
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may chroot")
+def test_the_hosts_shell_runs_a_tool_for_a_container_that_has_none(node, tmp_path):
+    (tmp_path / "host").symlink_to("/")
+    command = Command("/usr/bin/nvidia-smi", ("-L",), root=str(node.root))
+    placed = program_path(command, tmp_path / "host")
+    assert placed.root == str(tmp_path / "host")
+    assert run_command(placed, 10) == run_command(program_path(command), 10) != ""
 
 
 def test_device_nodes_are_character_devices(node):

@@ -32,35 +32,42 @@ from dra_driver.sim.mig.host_files import mig_lines
 from dra_driver.sim.node_spec import SimulatedNode
 
 
-def run_on_simulated_host(command: Command, timeout_seconds: float) -> str:
+def run_on_simulated_host(
+    command: Command, timeout_seconds: float, host_root: Path = Path("/")
+) -> str:
     """What stands for ``commands.run``.
 
     A simulated host is no root that one could change to: it has no shell. Its tools find their own
     root by the path that they are called by. Its libraries hold nothing, and must not be loaded.
     """
-    return run_command(program_path(command), timeout_seconds)
+    return run_command(program_path(command, host_root), timeout_seconds)
 
 
-def run_on_live_node(live: LiveNode) -> RunCommand:
+def run_on_live_node(live: LiveNode, host_root: Path = Path("/")) -> RunCommand:
     """Like :func:`run_on_simulated_host`, on a host that is first made what the node file says
     now.
     """
 
     def run_there(command: Command, timeout_seconds: float) -> str:
         live.current()
-        return run_on_simulated_host(command, timeout_seconds)
+        return run_on_simulated_host(command, timeout_seconds, host_root)
 
     return run_there
 
 
-def program_path(command: Command) -> Command:
+def program_path(command: Command, host_root: Path = Path("/")) -> Command:
     """*command* by its path on this machine.
 
     >>> program_path(Command("/usr/bin/nvidia-smi", ("-L",), root="/tmp/h")).argv
     ('/tmp/h/usr/bin/nvidia-smi', '-L')
+
+    In a container, which sees the host below *host_root* and its processes, the host's shell runs
+    it: the image has none. The files of the container are reached through this process.
     """
     program = command.root.rstrip("/") + command.program
-    return replace(command, program=program, root="/", library_path="")
+    if host_root != Path("/"):
+        program = f"/proc/{os.getpid()}/root{program}"
+    return replace(command, program=program, root=str(host_root), library_path="")
 
 
 MARKER: Final = ".simulated-host.json"  # what was put here: only that is ever taken away
