@@ -227,6 +227,7 @@ class Cluster:
             feature_gates=self.feature_gates,
             made_directories=host.shared_directories_to_make() if why is None else [],
             sysctls=host.sysctls() if why is None else {},
+            shares_root=why is None and not host.root_is_shared(),
         )
         state.save(self.layout.state)
         return state
@@ -281,5 +282,7 @@ class Cluster:
             host.forget_node()
         if state and state.node:
             host.restore_sysctls(state.sysctls)
+            if state.shares_root:
+                host.set_root_shared(False)
             host.remove_shared_directories(state.made_directories, self.layout.root)
         leftovers.empty(self.layout.root)

@@ -1,11 +1,13 @@
 """What `up` changes outside its own directory, and how `down` puts it back."""
 
+import subprocess
 from pathlib import Path
 
 from hack.testbed.components import NODE_NAME
 from hack.testbed.configs import NETWORK
 from hack.testbed.errors import ClusterError
 
+MOUNT_SECONDS = 30
 _HOSTS = Path("/etc/hosts")
 _HOSTS_LINE = f"127.0.0.1 {NODE_NAME} # by hack/cluster, while it is up\n"
 
@@ -65,6 +67,23 @@ def restore_sysctls(before: dict[str, str]) -> None:
         path = Path("/proc/sys", name)
         if path.read_text().strip() != value:
             path.write_text(value)
+
+
+def root_is_shared() -> bool:
+    """Whether mounts below / are seen where / is mounted elsewhere, as systemd has it."""
+    rows = [line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    of_root = [row[6 : row.index("-")] for row in rows if row[4] == "/"]
+    return any(option.startswith("shared:") for option in of_root[-1])  # the one on top
+
+
+def set_root_shared(shared: bool) -> None:
+    """Volumes that propagate mounts (Bidirectional, HostToContainer) need a shared one."""
+    command = ["mount", "--make-shared" if shared else "--make-private", "/"]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=MOUNT_SECONDS, check=False
+    )
+    if answer.returncode != 0:
+        raise ClusterError(f"{' '.join(command)}: {answer.stderr.strip()}")
 
 
 def name_node() -> None:

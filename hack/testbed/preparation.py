@@ -47,6 +47,8 @@ def _prepare_node(layout: Layout, state: State) -> None:
     host.name_node()
     machine.make_cgroups()
     _share(layout.kubelet)
+    if state.shares_root:
+        host.set_root_shared(True)
 
 
 def _found(path: Path | None, name: str) -> Path:

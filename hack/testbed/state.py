@@ -20,6 +20,7 @@ class State:
     feature_gates: Mapping[str, bool]
     made_directories: list[str]
     sysctls: dict[str, str]
+    shares_root: bool = False  # whether `up` made the machine's / a shared mount
 
     @property
     def node(self) -> bool:

@@ -1,12 +1,9 @@
 """What tests of the installed chart need: a stand-in for the driver, and the pod's own token."""
 
-import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ PLUGIN = f"{RELEASE}-dra-driver-gpu-kubelet-plugin"
 AGENT = f"{RELEASE}-dra-driver-gpu-mps-agent"
 MPS_DIR = Path("/run/chart-test-mps")
 ACCOUNT = f"system:serviceaccount:{SPACE}:{PLUGIN}"
-SHARE = 'mkdir -p "$1" && mount --bind "$1" "$1" && mount --make-shared "$1"'
 SERVE = b"""#!/bin/sh
 trap 'exit 0' TERM
 /bin/busybox httpd -f -p "$HTTP_ADDRESS" -h /answers & wait
@@ -96,18 +92,6 @@ def stand_in(cluster: Cluster, directory: Path) -> None:
     )
     images.write_images(directory / "image.tar", [image])
     cluster.import_images(directory / "image.tar")
-
-
-@contextlib.contextmanager
-def shared(directory: Path) -> Iterator[None]:
-    """*directory* of the node, where mounts of a container are there for the others, as below the
-    shared / that systemd makes."""
-    subprocess.run(["sh", "-ec", SHARE, "sh", directory], check=True, timeout=10)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", directory], check=True, timeout=10)
-        shutil.rmtree(directory)
 
 
 def free_port() -> int:

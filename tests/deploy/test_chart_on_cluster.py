@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from tests.deploy.installed import (
     as_account,
     free_port,
     run,
-    shared,
     stand_in,
     succeed,
 )
@@ -40,15 +38,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built o
 
 
 @pytest.fixture(scope="module")
-def mps_dir(cluster: Cluster) -> Iterator[Path]:
-    with shared(MPS_DIR):
-        yield MPS_DIR
-
-
-@pytest.fixture(scope="module")
-def installed(
-    cluster: Cluster, mps_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installed]:
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     directory = tmp_path_factory.mktemp("chart")
     stand_in(cluster, directory)
     helm, kubectl = str(cluster.program("helm")), str(cluster.kubectl)
@@ -66,7 +56,7 @@ def installed(
         "hostNetwork": "true",
         "httpPort": str(free_port()),
         "mps.httpPort": str(free_port()),
-        "mps.dir": str(mps_dir),
+        "mps.dir": str(MPS_DIR),
     }
     pairs = ",".join(f"{name}={value}" for name, value in options.items())
     install = [helm, "install", RELEASE, str(CHART), "--namespace", SPACE]
@@ -90,6 +80,7 @@ def installed(
         gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
         succeed([kubectl, *gone], cluster.kubeconfig)
         shutil.rmtree(cluster.kubelet_dir / "plugins" / DRIVER, ignore_errors=True)
+        shutil.rmtree(MPS_DIR, ignore_errors=True)
 
 
 @pytest.mark.point(103)
@@ -145,9 +136,9 @@ def test_the_agent_may_do_nothing(installed: Installed, action: str) -> None:
 
 
 def test_plugin_and_agent_meet_in_a_directory_that_the_agent_alone_writes(
-    installed: Installed, mps_dir: Path
+    installed: Installed,
 ) -> None:
-    file = mps_dir / "chart-test"
+    file = MPS_DIR / "chart-test"
     for name, command, allowed in (
         (PLUGIN, "touch", False),
         (AGENT, "touch", True),
@@ -158,8 +149,8 @@ def test_plugin_and_agent_meet_in_a_directory_that_the_agent_alone_writes(
     file.unlink()
 
 
-def test_what_the_agent_mounts_is_there_for_containers(installed: Installed, mps_dir: Path) -> None:
-    memory = mps_dir / "shm"
+def test_what_the_agent_mounts_is_there_for_containers(installed: Installed) -> None:
+    memory = MPS_DIR / "shm"
     memory.mkdir()
     mount = installed.inside(AGENT, "/bin/busybox", "mount", "-t", "tmpfs", "tmpfs", str(memory))
     assert mount.returncode == 0, mount.stderr
