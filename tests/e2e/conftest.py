@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -10,15 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.sim.node_spec import node_file
+from dra_driver.sim.node_spec import node_file as described
+from hack.container_image.build import build
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
-from tests.e2e.driver import LIMITING, NAMESPACE, Driver
+from tests.e2e.driver import LIMITING, Driver
 from tests.e2e.kube import NAMESPACES, Kube, wait
+from tests.e2e.release import IMAGE, RUNS, Release
 
-REPOSITORY = Path(__file__).parents[2]
-CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
-RUN_AS_PROCESS = ("DaemonSet",)  # tests start the plugin themselves, to be able to kill it
 PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
 LAYOUT_LABELS = ("nvidia.com/mig.config", "nvidia.com/mig.config.state")
 
@@ -61,31 +59,47 @@ def kube(cluster):
 
 @pytest.fixture(scope="session")
 def chart(cluster, kube):
-    """What an administrator installs, less the DaemonSet; rendered by the real helm."""
-    rendered = subprocess.run(
-        [
-            cluster.program("helm"),
-            "template",
-            "--no-hooks",
-            "dra-driver-gpu",
-            CHART,
-            "--namespace",
-            NAMESPACE,
-            "--kube-version",
-            cluster.version,
-            "--api-versions",
-            "resource.k8s.io/v1",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] not in RUN_AS_PROCESS]
-    for document in objects:
-        kube.apply(document, NAMESPACE)
-    return objects
+    """What an administrator installs. Its DaemonSets have no pods but where a module has them run:
+    other tests start the plugin as a process, to be able to kill it."""
+    with tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory:
+        node_file = Path(directory) / "node.yaml"
+        node_file.write_text(described("h100x8").read_text())
+        release = Release(cluster, kube, Path(directory), node_file)
+        kube.label_node(cluster.node_name, **{RUNS: None})  # a session that was killed had it
+        release.upgrade()
+        yield release
+        release.uninstall("--no-hooks")
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory):
+    """What hack/image builds."""
+    return build(IMAGE, tmp_path_factory.mktemp("image"), print)
+
+
+@pytest.fixture(scope="session")
+def imported(cluster, image):
+    """The image, where the node has it."""
+    if cluster.mode != "full":
+        pytest.skip(f"needs containers: {cluster.why}")
+    cluster.import_images(image.archive)
+    return image
+
+
+@pytest.fixture(scope="module")
+def installed(imported, chart, session_driver):
+    """The release with its pods on the node, where the processes of other tests rest meanwhile."""
+    session_driver.stop_all()
+    session_driver.agent.stop()
+    try:
+        chart.start()
+        yield chart
+        chart.kube.clean_up()
+    finally:
+        chart.stop()
+        chart.upgrade()
+        session_driver.agent.start()
+        session_driver.start()
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +192,7 @@ def simulated(driver, kube):
     usual = driver.node_file.read_text()
 
     def serve(node):
-        text = yaml.safe_dump(node) if isinstance(node, dict) else node_file(node).read_text()
+        text = yaml.safe_dump(node) if isinstance(node, dict) else described(node).read_text()
         driver.serve(text)
         wait("other devices", lambda: (now := kube.published()) and now != driver.usual, 30)
 

@@ -40,6 +40,7 @@ PATHS = {
     "ResourceClaimTemplate": (
         "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
     ),
+    "DaemonSet": "/apis/apps/v1/namespaces/{namespace}/daemonsets",
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",

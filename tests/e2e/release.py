@@ -89,8 +89,8 @@ class Release:
         adopt = ("--create-namespace", "--take-ownership", "--force-conflicts")
         self.helm("upgrade", "--install", NAME, CHART, "--values", values, *adopt)
 
-    def uninstall(self) -> None:
-        self.helm("uninstall", NAME, "--ignore-not-found")
+    def uninstall(self, *flags: str) -> None:
+        self.helm("uninstall", NAME, *flags)
 
     def start(self) -> None:
         """Have the DaemonSets run on the node, and wait until their pods are ready."""
@@ -123,9 +123,8 @@ class Release:
 
     def pods(self, component: str = "") -> list[Document]:
         """Those of both DaemonSets, or of one, that are there."""
-        labels = f"app.kubernetes.io/instance={NAME}"
-        if component:
-            labels += f",app.kubernetes.io/component={component}"
+        components = component or f"{PLUGIN},{AGENT}"
+        labels = f"app.kubernetes.io/component in ({components})"
         return self.kube.all("Pod", NAMESPACE, labelSelector=labels)
 
     def restart(self, component: str) -> None:

@@ -8,8 +8,7 @@ from hack.container_image import contents, debian
 from hack.container_image.build import build
 from tests.container_image.archives import Archive
 from tests.container_image.shared_libraries import needed
-
-NAME = "dra.test/dra-driver-gpu:e2e"
+from tests.e2e.release import IMAGE
 
 PROGRAMS = {contents.PYTHON, contents.PROGRAM, "usr/sbin/chroot"}
 IMPORT_EVERYTHING = """
@@ -26,30 +25,20 @@ print("imported everything")
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("image")
+def archive(image):
+    return Archive(image.archive)
 
 
-@pytest.fixture(scope="module")
-def built(directory):
-    return build(NAME, directory / "first", print)
-
-
-@pytest.fixture(scope="module")
-def archive(built):
-    return Archive(built.archive)
-
-
-def test_built_twice_it_is_the_same(built, directory):
-    again = build(NAME, directory / "second", print)
-    assert again.digest == built.digest
-    assert again.archive.read_bytes() == built.archive.read_bytes()
-    assert [p.read_bytes() for p in again.sboms] == [p.read_bytes() for p in built.sboms]
+def test_built_twice_it_is_the_same(image, tmp_path):
+    again = build(IMAGE, tmp_path, print)
+    assert again.digest == image.digest
+    assert again.archive.read_bytes() == image.archive.read_bytes()
+    assert [p.read_bytes() for p in again.sboms] == [p.read_bytes() for p in image.sboms]
 
 
 @pytest.mark.parametrize("architecture", debian.ARCHITECTURES)
 def test_it_has_no_shell_package_manager_compiler_or_perl(archive, architecture):
-    image = archive.image(NAME, architecture)
+    image = archive.image(IMAGE, architecture)
     executable = {name for name, file in image.files.items() if file.isfile() and file.mode & 0o111}
     libraries = {name for name in executable if ".so" in PurePosixPath(name).name}
     modules = {name for name in executable if name.endswith(".py")}
@@ -59,7 +48,7 @@ def test_it_has_no_shell_package_manager_compiler_or_perl(archive, architecture)
 
 @pytest.mark.parametrize("architecture", debian.ARCHITECTURES)
 def test_it_has_every_shared_library_that_one_of_its_files_needs(archive, architecture):
-    image = archive.image(NAME, architecture)
+    image = archive.image(IMAGE, architecture)
     libraries = {PurePosixPath(name).name for name in image.files if ".so" in name}
     missing = {
         (name, library)
@@ -75,7 +64,7 @@ def run(kube, name, *command, entrypoint=()):
     """What a container of the image printed, which is never pulled, once it has ended well."""
     main = {
         "name": "main",
-        "image": NAME,
+        "image": IMAGE,
         "imagePullPolicy": "Never",
         "args": list(command),
         "securityContext": {"readOnlyRootFilesystem": True},
@@ -93,13 +82,6 @@ def run(kube, name, *command, entrypoint=()):
         return printed
     finally:
         kube.delete_now(name)
-
-
-@pytest.fixture(scope="module")
-def imported(cluster, built):
-    if cluster.mode != "full":
-        pytest.skip(f"needs containers: {cluster.why}")
-    cluster.import_images(built.archive)
 
 
 def test_a_pod_of_it_shows_simulated_gpus(kube, imported):
