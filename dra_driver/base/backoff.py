@@ -1,4 +1,7 @@
-"""What failed is not tried again at once: the wait is twice as long each time, up to a limit."""
+"""What failed is not tried again at once: the wait is twice as long each time, up to a limit.
+
+The one place that knows ``tenacity``.
+"""
 
 import random
 import threading
@@ -6,6 +9,8 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, TypeVar
+
+import tenacity
 
 from dra_driver.base.deadlines import Deadline
 
@@ -22,18 +27,18 @@ class Backoff:
     ) -> None:
         """*randomized*: each wait is between half and all of what it would be, so that many
         processes that failed together do not come back together."""
-        self._first_seconds, self._last_seconds = first_seconds, last_seconds
+        self._wait = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)
         self._randomized = randomized
         self.reset()
 
     def reset(self) -> None:
         """An attempt succeeded: begin with the first wait again."""
-        self._next_seconds = min(self._first_seconds, self._last_seconds)
+        self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
 
     def next_seconds(self) -> float:
         """How long to wait after one more failure."""
-        seconds = self._next_seconds
-        self._next_seconds = min(2 * seconds, self._last_seconds)
+        seconds = self._wait(self._state)
+        self._state.attempt_number += 1
         return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
@@ -86,8 +91,8 @@ class Retrying:
         """*first_wait*: at most so many seconds before the second attempt, then twice that; no wait
         goes on once *stopping* is set.
         *asked_wait*: how long an error says to wait; None: it does not."""
-        self._first_wait = first_wait
-        self._stopping = stopping
+        self._random_wait = tenacity.wait_random_exponential(first_wait)
+        self._sleep = tenacity.sleep_using_event(stopping)
         self._asked_wait = asked_wait
 
     def call(
@@ -96,19 +101,28 @@ class Retrying:
         """What *attempt* answers. Attempts begin within *seconds*, and after errors that *again*
         accepts; the last error counts."""
         deadline = Deadline(seconds)
-        for number in range(1, _MAX_ATTEMPTS):
-            try:
-                return attempt()
-            except Exception as error:
-                wait = self._wait(error, number)
-                if not again(error) or wait >= deadline.remaining:
-                    raise
-            self._stopping.wait(wait)
-        return attempt()
+        try:
+            return attempt()  # not by tenacity, whose setup costs as much as a request to the API
+        except Exception as error:
+            if not again(error):
+                raise
+            failed = [error]
 
-    def _wait(self, error: Exception, number: int) -> float:
-        """In seconds, after attempt *number*, which begins with 1. Many clients that failed
-        together do not come back together."""
-        seconds = self._asked_wait(error)
-        most = self._first_wait * 2 ** (number - 1)
-        return random.uniform(0.0, most) if seconds is None else seconds
+        def attempt_again() -> Answer:
+            if failed:
+                raise failed.pop()
+            return attempt()
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(again),
+            stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS)
+            | tenacity.stop_before_delay(deadline.remaining),
+            wait=self._wait,
+            sleep=self._sleep,
+            reraise=True,
+        )(attempt_again)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        seconds = self._asked_wait(error) if error else None
+        return self._random_wait(state) if seconds is None else seconds
