@@ -603,13 +603,14 @@ def test_slices_and_classes_are_listed_once_for_claims_and_pods(server, client):
     assert server.count("GET", "deviceclasses") == 2  # and the one that claims usually name
 
 
-def test_pods_that_may_not_be_listed_are_skipped(server, client):
+def test_pods_that_may_not_be_listed_are_skipped_and_not_asked_for(server, client):
     server.deny("list", "pods")
 
-    (finding,) = of(examine(client), "pending pods")
-
-    assert finding.level is Level.SKIP
-    assert "--kubeconfig" in finding.message
+    for missing, asked in (({("list", "pods", "")}, 0), ((), 1)):
+        (finding,) = of(examine(client, missing), "pending pods")
+        assert finding.level is Level.SKIP
+        assert "--kubeconfig" in finding.message
+        assert server.count("GET", "pods") == asked
 
 
 @pytest.fixture

@@ -236,6 +236,7 @@ def test_two_intervals_on_one_gpu_are_refused(kube, driver, profile):
 
 
 def test_the_doctor_names_claims_that_can_never_be_served(cluster, kube, driver):
+    """With the plugin's own account, as in its pod."""
     large, unknown = fraction("100Gi"), request(capacity={"requests": {"vram": "1Gi"}})
     percent = request(capacity={"requests": {"memory": "10Gi", "cores": "101"}})
     for name, requested in (("large", large), ("unknown", unknown), ("percent", percent)):
@@ -247,7 +248,7 @@ def test_the_doctor_names_claims_that_can_never_be_served(cluster, kube, driver)
         f"--sim={driver.node_file}",
         f"--cdi-dir={cluster.cdi_dir}",
         f"--node-name={cluster.node_name}",
-        f"--kubeconfig={kube.config}",
+        f"--kubeconfig={driver.kubeconfig}",
     )
 
     findings = {line for line in answer.stdout.splitlines() if "can never be served" in line}

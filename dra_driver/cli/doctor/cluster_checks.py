@@ -112,18 +112,18 @@ def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
     """The API server is asked about each right by itself; nothing is tried out."""
     needed = (*NEEDED_PERMISSIONS, *(NEEDED_PERMISSIONS_FOR_MPS if cluster.mps else ()))
     try:
-        denied = {right: why for right in needed if (why := _denied(cluster.server, right))}
+        missing = {right: why for right in needed if (why := denied(cluster.server, right))}
     except (NotFound, Forbidden, Refused) as e:
         yield skip(RIGHTS, f"the API server does not say: {e}")
         return
-    for right, why in sorted(denied.items()):
+    for right, why in sorted(missing.items()):
         yield fail(
             RIGHTS,
             f"this account may not {right} ({why})",
             f'in the chart\'s ClusterRole (its name ends in -kubelet-plugin): verb "{right.verb}" '
             f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
         )
-    if not denied:
+    if not missing:
         yield ok(RIGHTS, f"all {len(needed)} that the plugin uses")
 
 
@@ -178,8 +178,9 @@ def api_feature_findings(kept: SliceFeatures) -> Iterator[Finding]:
         yield ok(FEATURES, _WITHOUT_COUNTERS)
 
 
-def _denied(server: KubernetesApi, right: ApiPermission) -> str:
-    """Why *right* is not ours, in the API server's words; empty where it is."""
+def denied(server: KubernetesApi, right: ApiPermission) -> str:
+    """Why *right* is not ours, in the API server's words; empty where it is. NotFound, Forbidden,
+    Refused: the API server does not say."""
     attributes = {"group": right.group, "resource": right.resource, "verb": right.verb}
     review = server.create(
         _REVIEWS,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dra_driver.base.errors import Forbidden
-from dra_driver.cli.doctor.cluster_checks import CheckedCluster
+from dra_driver.base.errors import Forbidden, NotFound, Refused
+from dra_driver.cli.doctor.cluster_checks import ApiPermission, CheckedCluster, denied
 from dra_driver.cli.doctor.scheduling.candidates import DeviceRequest, candidates, is_ours
 from dra_driver.cli.doctor.scheduling.pending_claims import unservable
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevices
@@ -184,6 +184,7 @@ def _request(amount: ExtendedResourceRequest, device_class: str) -> DeviceReques
 
 PODS = "pending pods"
 _MOST_TOLD = 20
+_LIST_PODS = ApiPermission("", "pods", "list")
 _WAITING = {"fieldSelector": "status.phase=Pending,spec.nodeName="}
 _WITHOUT_NAMES = (
     "no DeviceClass names a resource: that takes Kubernetes 1.36 (feature DRAExtendedResource) and "
@@ -196,6 +197,7 @@ def pending_pods(
 ) -> Iterator[Finding]:
     """Those that ask as they would ask a device plugin."""
     try:
+        _refuse_without_right(cluster)
         pods = [
             pod
             for page in cluster.server.pages("/api/v1/pods", _WAITING)
@@ -214,6 +216,17 @@ def pending_pods(
         )
         return
     yield from of_pods(verdict, published)
+
+
+def _refuse_without_right(cluster: CheckedCluster) -> None:
+    """Forbidden: this account may not list pods, as that of the plugin. Asked before it is tried,
+    so that no refused request of the driver is in the API server's audit log."""
+    try:
+        why = denied(cluster.server, _LIST_PODS)
+    except (NotFound, Refused):  # the API server does not say: the list itself will tell
+        return
+    if why:
+        raise Forbidden(f"{_LIST_PODS}: {why}")
 
 
 def of_pods(verdict: PodVerdict, published: PublishedDevices) -> Iterator[Finding]:
