@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from hack.testbed import audit
 from hack.testbed.api import ApiServer, answers
 from hack.testbed.layout import Layout
 from hack.testbed.network import SERVICE_CIDR
@@ -113,6 +114,10 @@ def _apiserver(site: Site) -> Component:
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
+            f"--audit-policy-file={site.layout.configs / 'audit.yaml'}",
+            f"--audit-log-path={site.layout.audit_log}",
+            f"--audit-log-maxsize={audit.LOG_MEGABYTES}",
+            "--audit-log-maxbackup=1",
             f"--runtime-config={_RUNTIME_CONFIG}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki / 'service-accounts.pub'}",

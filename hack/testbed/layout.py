@@ -51,6 +51,11 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def audit_log(self) -> Path:
+        """What service accounts asked of the API server, as JSON lines."""
+        return self.logs / "audit.log"
+
+    @property
     def kubeconfig(self) -> Path:
         return self.configs / "admin.kubeconfig"
 

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hack.testbed import configs, host, leftovers, machine, packages
+from hack.testbed import audit, configs, host, leftovers, machine, packages
 from hack.testbed.components import NODE_NAME
 from hack.testbed.errors import ClusterError
 from hack.testbed.layout import Layout
@@ -27,6 +27,7 @@ def prepare(layout: Layout, state: State, programs: Mapping[str, Path]) -> None:
     for user in _USERS:
         text = configs.kubeconfig(layout.pki, user, state.ports["apiserver"])
         _write(layout.configs / f"{user}.kubeconfig", text, mode=0o600)
+    _write(layout.configs / "audit.yaml", audit.policy())
     if state.node:
         _prepare_node(layout, state)
 
