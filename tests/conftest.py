@@ -9,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from hack.testbed.layout import default_layout
+from tests.account_audit import AccountAudit
 from tests.fakes.poison import Poison
 
 NEEDS = {
@@ -34,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says more about the machine than about the code.
     hypothesis.settings.register_profile("any machine", hypothesis.settings(deadline=None))
     hypothesis.settings.load_profile("any machine")
+    config.pluginmanager.register(AccountAudit(default_layout().audit_log), "account-audit")
     config.stash[left_out] = Counter()
     config.stash[poison] = Poison()
     config.stash[poison].swallow()

@@ -23,6 +23,7 @@ from tests.waiting import eventually
 Document = dict[str, Any]
 
 NAME = "policy-test"  # of release and namespace, and how what these tests make begins
+ACCOUNTS = ("kubelet-plugin", "uninstall")
 MINE, OTHER = f"{NAME}-mine", f"{NAME}-other"  # two nodes; the token belongs to the first
 DRIVER = "policy.test"
 STATE_LABEL = "nvidia.com/mig.config.state"
@@ -60,23 +61,15 @@ class Clients:
     admin: ApiClient
     plugin: ApiClient  # with a token of the plugin's account on node MINE
     nobody: ApiClient  # with one that belongs to no node
+    uninstall: Path  # the kubeconfig of the check before an uninstall
 
 
 @contextmanager
 def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
     """What of the chart concerns the API server is there, and two nodes without a kubelet."""
     admin = ApiClient(load_kubeconfig(cluster.kubeconfig))
-    objects = [*cluster_objects(), ALL_VERBS]
-    [binding] = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
-    role = {**binding["roleRef"], "name": ALL_VERBS["metadata"]["name"]}
-    objects.append({**binding, "metadata": ALL_VERBS["metadata"], "roleRef": role})
-    namespace: Document = {"metadata": {"name": NAME}}
-    made = [("/api/v1/namespaces", namespace)]
-    made += [
-        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}})
-        for name in (MINE, OTHER)
-    ]
-    made += [(PATHS[each["kind"]], each) for each in objects]
+    accounts = PATHS["ServiceAccount"]
+    plugin, uninstall = (f"{accounts}/{NAME}-dra-driver-gpu-{end}" for end in ACCOUNTS)
     opened = [admin]
 
     def client(token: str, name: str) -> ApiClient:
@@ -84,22 +77,41 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
         opened.append(ApiClient(access, user_agent=NAME))
         return opened[-1]
 
+    with made(admin):
+        eventually(lambda: is_there(admin, f"{accounts}/default"))
+        hook = as_account(cluster, token_of(admin, uninstall), directory / "uninstall")
+        bound, free = token_of(admin, plugin, MINE), token_of(admin, plugin)
+        yield Clients(admin, client(bound, "plugin"), client(free, "nobody"), hook)
+    for each in opened:
+        each.close()
+
+
+@contextmanager
+def made(admin: ApiClient) -> Iterator[None]:
+    """While it lasts, namespace, nodes and what of the chart concerns the API server are there."""
+    objects = [*cluster_objects(), ALL_VERBS]
+    bindings = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
+    [binding] = [each for each in bindings if "kubelet-plugin" in each["metadata"]["name"]]
+    role = {**binding["roleRef"], "name": ALL_VERBS["metadata"]["name"]}
+    objects.append({**binding, "metadata": ALL_VERBS["metadata"], "roleRef": role})
+    namespace: Document = {"metadata": {"name": NAME}}
+    documents = [("/api/v1/namespaces", namespace)]
+    documents += [
+        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}})
+        for name in (MINE, OTHER)
+    ]
+    documents += [(PATHS[each["kind"]], each) for each in objects]
     try:
-        for path, document in made:
+        for path, document in documents:
             admin.create(path, document)
-        account = f"{PATHS['ServiceAccount']}/{binding['subjects'][0]['name']}"
-        eventually(lambda: is_there(admin, f"{PATHS['ServiceAccount']}/default"))
-        plugin = client(token_of(admin, account, MINE), "plugin")
-        yield Clients(admin, plugin, client(token_of(admin, account), "nobody"))
+        yield
     finally:
-        for path, document in reversed(made):
+        for path, document in reversed(documents):
             remove(admin, f"{path}/{document['metadata']['name']}")
-        for each in opened:
-            each.close()
 
 
 def cluster_objects() -> list[Document]:
-    """Of the chart: account, rights and the policies on what the account writes."""
+    """Of the chart: accounts, rights and the policies on what the plugin's account writes."""
     options = ("--namespace", NAME, "--set", f"driverName={DRIVER}")
     rendered = helm("template", NAME, str(CHART), *options).stdout
     return [
@@ -107,7 +119,7 @@ def cluster_objects() -> list[Document]:
         for document in yaml.safe_load_all(rendered)
         if document
         and document["kind"] in PATHS
-        and "kubelet-plugin" in document["metadata"]["name"]
+        and not document["metadata"]["name"].endswith(("-mps-agent", "-claim-configs"))
     ]
 
 

@@ -1,6 +1,8 @@
 """The chart's policies on a real API server: what a plugin's token can write, and in which words
 the rest is refused."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from dra_driver.base.errors import ApiServerError
 from dra_driver.k8s.client import ApiClient
 from hack.testbed.cluster import Cluster
+from tests.deploy.chart import REPOSITORY
 from tests.deploy.policies import (
     DRIVER,
     EVENTS,
@@ -290,3 +293,18 @@ def test_others_write_as_before(clients: Clients, there: Mapping[str, Document])
         (EVENTS, event(OTHER, "kubelet", "else")),
     ):
         clients.admin.create(path, document, {"dryRun": "All"})
+
+
+def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
+    clients: Clients, there: Mapping[str, Document]
+) -> None:
+    command = ["uninstall-check", f"--driver-name={DRIVER}", f"--kubeconfig={clients.uninstall}"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "dra_driver", *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
