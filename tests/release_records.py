@@ -253,3 +253,33 @@ def _bare(schema: Any) -> Any:
             if name not in said or not isinstance(value, str)
         }
     return schema
+
+
+def broken_rules(older: Any, newer: Any, path: str = "") -> Iterator[str]:
+    """Where two formats, as JSON schema, keep a release from reading documents of the other."""
+    if "properties" in older and "properties" in newer:
+        yield from _broken_by_fields(older, newer, path)
+    for several in ("oneOf", "anyOf", "enum"):
+        if gone := [each for each in older.get(several, ()) if each not in newer.get(several, ())]:
+            yield f"{path} is no longer {json.dumps(gone)}"
+    for name in older.get("$defs", {}).keys() & newer.get("$defs", {}).keys():
+        yield from broken_rules(older["$defs"][name], newer["$defs"][name], name)
+    if "items" in older and "items" in newer:
+        yield from broken_rules(older["items"], newer["items"], f"{path}[]")
+    seen = {"properties", "required", "oneOf", "anyOf", "enum", "$defs", "items", "default"}
+    one, other = ({k: v for k, v in each.items() if k not in seen} for each in (older, newer))
+    if one != other:
+        yield f"{path} is of another type"
+
+
+def _broken_by_fields(older: Any, newer: Any, path: str) -> Iterator[str]:
+    fields, next_fields = older["properties"], newer["properties"]
+    for name in sorted(fields.keys() | next_fields.keys()):
+        if name not in fields:
+            if name in newer.get("required", ()):
+                yield f"{path}.{name} is new and has no default"
+        elif name not in next_fields:
+            if name in older.get("required", ()):
+                yield f"{path}.{name} is gone and had no default"
+        elif name != "release" or path:
+            yield from broken_rules(fields[name], next_fields[name], f"{path}.{name}")

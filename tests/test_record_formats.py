@@ -2,7 +2,7 @@
 the one before and after it wrote, and takes it back."""
 
 import json
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.release_records import (
     CODECS,
     DIRECTORY,
     RecordsWorld,
+    broken_rules,
     claim_files,
     other_documents,
     schemas,
@@ -27,7 +28,9 @@ from tests.release_records import (
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests/data/golden/records"
-RELEASES = sorted(path.name for path in RECORDS.iterdir())
+RELEASES = sorted(
+    (path.name for path in RECORDS.iterdir()), key=lambda name: [int(n) for n in name.split(".")]
+)
 
 
 def is_out(release):
@@ -46,6 +49,67 @@ def test_what_this_release_writes_is_kept(tmp_path, golden):
         golden(f"records/{RELEASE}/{name}", text)
     names = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
     assert names == documents.keys(), "remove the files that are not written any more"
+
+
+def schema(release, name):
+    return json.loads((RECORDS / release / "schemas" / f"{name}.json").read_text())
+
+
+def test_no_release_changes_a_format_so_that_its_neighbour_cannot_read_it():
+    problems = [
+        f"{newer}: {name}: {problem}"
+        for older, newer in pairwise(RELEASES)
+        for name in CODECS
+        for problem in broken_rules(schema(older, name), schema(newer, name))
+    ]
+
+    assert problems == []
+
+
+NUMBER = {"type": "integer"}
+
+
+def new_shape(holding):
+    kinds = holding["properties"]["shape"]["oneOf"]
+    kinds.append(json.loads(json.dumps(kinds[0]).replace("Exclusive", "Cube")))
+
+
+@pytest.mark.parametrize(
+    ("change", "problems"),
+    [
+        (lambda holding: holding["properties"].update(colour={"default": 1, **NUMBER}), []),
+        (lambda holding: holding["properties"].pop("share"), []),
+        (new_shape, []),
+        (
+            lambda holding: [
+                holding["properties"].update(colour=NUMBER),
+                holding["required"].append("colour"),
+            ],
+            ["Holding.colour is new and has no default"],
+        ),
+        (
+            lambda holding: holding["properties"].pop("gpu"),
+            ["Holding.gpu is gone and had no default"],
+        ),
+        (
+            lambda holding: holding["properties"].update(gpu=NUMBER),
+            ["Holding.gpu is of another type"],
+        ),
+        (
+            lambda holding: holding["properties"]["offered"].update(items=NUMBER),
+            ["Holding.offered[] is of another type"],
+        ),
+        (
+            lambda holding: holding["properties"]["limit"]["anyOf"].pop(),
+            ['Holding.limit is no longer [{"type": "null"}]'],
+        ),
+    ],
+)
+def test_a_format_that_a_neighbour_cannot_read_is_noticed(change, problems):
+    before, after = schema(RELEASE, "ClaimRecord"), schema(RELEASE, "ClaimRecord")
+    change(after["$defs"]["Holding"])
+
+    assert list(broken_rules(before, after)) == problems
 
 
 def written_by(release, directory):
