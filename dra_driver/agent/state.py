@@ -164,7 +164,7 @@ class ServerStateFiles:
         self._directory = directory
         self._lock = threading.Lock()
         self.set_aside: dict[MpsServerName, str] = {}  # servers with an unreadable file, and why
-        self.of_other_release: dict[MpsServerName, str] = {}  # and why they are left alone
+        self._of_other_release: dict[MpsServerName, tuple[str, bytes]] = {}  # why, and the files
         self._before: dict[str, bytes] = {}  # the files that were there
         self.incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
 
@@ -180,6 +180,17 @@ class ServerStateFiles:
         self.incidents = self._load_incidents()
         states = (self._load_state(path) for path in paths if path.stem != _INCIDENTS)
         return tuple(state for state in states if state is not None)
+
+    @property
+    def of_other_release(self) -> dict[MpsServerName, str]:
+        """Servers that only another release understands, and why they are left alone."""
+        return {name: why for name, (why, _) in self._of_other_release.items()}
+
+    def refuse_other_release(self, name: MpsServerName | MpsNamespaceName) -> None:
+        """NodeError: it is one of these servers, or in one of them."""
+        for server, (why, text) in self._of_other_release.items():
+            if name == server or f'"{name}"'.encode() in text:
+                raise NodeError(f"the MPS server {server} cannot be changed: {why}")
 
     def write(self, state: ServerState) -> None:
         name = state.daemon.name
@@ -227,7 +238,7 @@ class ServerStateFiles:
             state = SERVER_STATES.decode(text)
         except Undecodable as e:
             if e.release:
-                self.of_other_release[name] = _problem(path, e)
+                self._of_other_release[name] = _problem(path, e), text
             else:
                 self.set_aside[name] = _problem(path, e)
                 self._put_aside(path, _problem(path, e))

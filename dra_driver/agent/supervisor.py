@@ -128,8 +128,7 @@ class MpsSupervisor:
         """None: it belongs in another server by now."""
         if (holder := self._holder(namespace.name)) is not None:
             _refuse_other_limits(holder, namespace)
-        if (why := self._files.of_other_release.get(name)) is not None:
-            raise NodeError(f"the MPS server {name} cannot be changed: {why}")
+        self._files.refuse_other_release(name)
         if (server := self._servers.get(name)) is not None:
             self._finish_interrupted(server)
             if self._server_of(namespace) != name:  # it speaks an older protocol by now
@@ -161,14 +160,16 @@ class MpsSupervisor:
         return mps_server_name(namespace.gpus, namespace.tenant) if protocol == 2 else name
 
     def release(self, name: MpsNamespaceName) -> None:
-        """Serve it no longer. An unknown one is fine; a server without any other ends."""
+        """Serve it no longer. An unknown one is fine; a server without any other ends. NodeError:
+        only another release can do that."""
         with (
             request_deadline(self._dependencies.timeouts.release),
             self._namespace_locks.hold([name], seconds_within_request(_LOCK_SECONDS)),
         ):
-            if (server := self._holder(name)) is not None:
-                with self._changing(server.name, _LOCK_SECONDS):
-                    server.release(name)
+            if (server := self._holder(name)) is None:
+                return self._files.refuse_other_release(name)
+            with self._changing(server.name, _LOCK_SECONDS):
+                server.release(name)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
         """End clients of a namespace; a server that cannot do that is started again.

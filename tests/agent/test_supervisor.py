@@ -742,11 +742,12 @@ def test_a_server_that_only_another_release_understands_runs_on_and_serves_nobod
 
     older = host.agent()
     older.maintain()
-    older.release("c_1")
+    older.release("c_unknown")
 
     assert (names(older), len(host.daemons.running)) == ([], 1)
-    with pytest.raises(NodeError, match=f"{NAME} cannot be changed.*release 0.9.0 wrote it"):
-        older.serve(namespace("c_2"))
+    for ask in (lambda: older.serve(namespace("c_2")), lambda: older.release("c_1")):
+        with pytest.raises(NodeError, match=f"{NAME} cannot be changed.*release 0.9.0 wrote it"):
+            ask()
     assert path.read_text() == theirs
 
     path.write_text(ours)

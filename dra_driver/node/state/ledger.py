@@ -43,6 +43,7 @@ from dra_driver.node.state.ledger_files import (
     mark_ending,
     read_ledger_directory,
     read_record,
+    read_replaced_record,
     remove_record,
     set_aside_record,
     without_texts,
@@ -66,7 +67,7 @@ class PartitionFiles:
         if not record.created_partitions:
             self.remove(uid)
             return
-        before = read_record(self._path(uid)) if self._written.get(uid) == b"" else None
+        before = read_replaced_record(self._path(uid)) if self._written.get(uid) == b"" else None
         text = encode_record(_partitions_of(record), before)
         if self._written.get(uid) == text:
             return
@@ -333,14 +334,10 @@ class Ledger:
             self._replace(uid, None)
 
     def _text_of_others(self, uid: ClaimUid) -> bytes | None:
-        """What an earlier process, perhaps of another release, wrote of a claim. None: none did, or
-        it is damaged by now."""
+        """What an earlier process, perhaps of another release, wrote of a claim; None: none did."""
         if uid not in self._index or uid in self._has_one_file:
             return None
-        try:
-            return read_record(self._path(uid))
-        except Undecodable:
-            return None
+        return read_replaced_record(self._path(uid))
 
     def _put(self, record: ClaimRecord, text: bytes) -> None:
         path = self._path(record.claim.uid)

@@ -134,6 +134,15 @@ def read_record(path: Path) -> bytes | None:
             raise
 
 
+def read_replaced_record(path: Path) -> bytes | None:
+    """What is there of a record that is about to be replaced. None: nothing, or no file. NodeError:
+    it cannot be read now."""
+    try:
+        return read_record(path)
+    except Undecodable:
+        return None
+
+
 def remove_record(path: Path) -> None:
     """Whatever is there, if anything. OSError: among others where it is a directory with files."""
     try:

@@ -1,14 +1,17 @@
 """The partitions that were created for claims are known, whatever becomes of their records."""
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 
+from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreatePartition, SetMemoryLimits, SetMigMode
 from dra_driver.node.state.ledger import Ledger
-from tests.builders import gpu_uuid, holding, prepared_device, record, ref
+from tests.builders import gpu_uuid, holding, pod, prepared_device, record, ref
 
 GPU = GpuUuid("GPU-0")
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
@@ -155,3 +158,29 @@ def test_what_another_process_gave_back_is_known_since_before(tmp_path, ledger):
 
     assert ledger.partitions_since(mark) == {ONE}
     assert ledger.partitions_since(ledger.mark()) == frozenset()
+
+
+def test_what_another_release_wrote_of_partitions_stays(tmp_path, ledger):
+    ledger.write(of(uuid="MIG-1", completed=True))
+    for path in (tmp_path / "boot").iterdir():
+        document = json.loads(path.read_text()) | {"release": "0.9.0"}
+        document["ClaimRecord"]["holdings"][0]["colour"] = "green"
+        path.write_text(json.dumps(document))
+
+    again = opened(tmp_path)
+    again.write(replace(again.record(ref().uid), pods=(pod(),)))
+
+    for path in (tmp_path / "boot").iterdir():
+        (kept,) = json.loads(path.read_text())["ClaimRecord"]["holdings"]
+        assert kept["colour"] == "green"
+    assert opened(tmp_path).known(ref().uid).pods == (pod(),)
+
+
+def test_a_directory_in_place_of_the_file_is_an_error_that_says_so(tmp_path, ledger):
+    ledger.write(of())
+    path = tmp_path / "boot/uid-claim.partitions"
+    path.unlink()
+    path.mkdir()
+
+    with pytest.raises(NodeError, match=r"uid-claim\.partitions.*remove the directory"):
+        opened(tmp_path).write(of())
