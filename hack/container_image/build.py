@@ -84,6 +84,7 @@ def _unpack(
     contents.unpack_wheels(locked, libraries)
     contents.unpack_wheels([own_wheel], driver)
     contents.write_program(driver)
+    contents.write_host_links(driver)
     return _Inputs(architecture, own_packages, [*locked, own_wheel], [base, libraries, driver])
 
 

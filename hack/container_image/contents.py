@@ -143,6 +143,14 @@ def unpack_wheels(wheels: Iterable[Path], tree: Path) -> None:
                     _write(tree / SITE / name, archive.read(entry), 0o644)
 
 
+def write_host_links(tree: Path) -> None:
+    """What leads into /usr in the root of a node, for a chart that mounts only directories of it
+    below /host."""
+    (tree / "host").mkdir(parents=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (tree / "host" / name).symlink_to(f"usr/{name}")
+
+
 def write_program(tree: Path) -> None:
     """The command dra-driver."""
     _write(tree / PROGRAM, _START.encode(), 0o755)

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from hack.container_image.contents import (
     is_kept_of_wheel,
     unpack_base,
     unpack_wheels,
+    write_host_links,
     write_program,
 )
 from hack.container_image.errors import ImageError
@@ -131,3 +133,20 @@ def test_the_command_starts_the_driver_with_the_python_of_the_image(tmp_path):
     program = tmp_path / "usr/local/bin/dra-driver"
     assert program.read_text().startswith("#!/usr/bin/python3.11\n")
     assert program.stat().st_mode & 0o111 == 0o111
+
+
+def test_the_programs_of_a_node_find_their_libraries_where_only_usr_is_mounted(tmp_path):
+    if not Path("/lib").is_symlink():
+        pytest.skip("/lib of this machine is no link into /usr")
+    write_host_links(tmp_path)
+    (tmp_path / "host/usr").mkdir()
+    script = f"mount --rbind /usr {tmp_path}/host/usr && chroot {tmp_path}/host /bin/true"
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounting is not permitted here")
+
+    ran = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stderr
+    assert files_in(tmp_path) == {
+        f"host/{name}": Link(f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")
+    }

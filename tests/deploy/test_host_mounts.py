@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import GOLDEN, MPS_AGENT, REPOSITORY, objects, pod_spec
+from tests.deploy.chart import GOLDEN, MPS_AGENT, REPOSITORY, objects, pod_spec, render
 
 CHART = objects(GOLDEN.read_text())
 INSTALL = REPOSITORY / "docs/install.md"
@@ -30,9 +30,10 @@ def mounted(pod: dict[str, Any]) -> list[Mount]:
     )
 
 
-def documented(component: str) -> list[Mount]:
-    """What the table says, of which each row has a reason."""
-    rows = re.findall(r"^\| `(/[^`]*)` \| ([^|`]+) \| (.+) \|$", INSTALL.read_text(), re.MULTILINE)
+def documented(component: str, table: int = 0) -> list[Mount]:
+    """What a table says, of which each row has a reason. The second one is for less of the node."""
+    text = INSTALL.read_text().split("### Less of the node")[table]
+    rows = re.findall(r"^\| `(/[^`]*)` \| ([^|`]+) \| (.+) \|$", text, re.MULTILINE)
     mounts = []
     for directory, of, rest in rows:
         inside, written, created, reason = rest.split(" | ")
@@ -66,3 +67,34 @@ def test_nothing_is_made_on_the_node_but_our_own_directories_and_that_of_cdi(
         "/var/run/cdi",
         "/run/dra-driver-gpu/mps",
     }
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("others", "besides"),
+    [
+        pytest.param("", [], id="by default"),
+        pytest.param(",driverRoot=/", [], id="with a driver on the host"),
+        pytest.param(",driverRoot=/run/nvidia/driver", [], id="with a driver container"),
+        pytest.param(
+            ",driverRoot=/home/kubernetes/bin/nvidia/,runtimeDir=/var/snap/microk8s/run",
+            ["/home/kubernetes/bin/nvidia", "/var/snap/microk8s/run"],
+            id="with directories elsewhere",
+        ),
+        pytest.param(
+            ",driverRoot=/opt/nvidia,nvidiaCdiHook=/opt/nvidia/bin/nvidia-cdi-hook",
+            ["/opt/nvidia"],
+            id="with one directory below the other",
+        ),
+    ],
+)
+def test_less_of_the_node_is_what_is_documented(others: str, besides: list[str]) -> None:
+    rendered = render("--set", f"mountHostRoot=false{others}")
+    own = [mount for mount in documented("plugin") if mount[1] != "/host"]
+    less = [*documented("plugin", 1), *((path, f"/host{path}", "no", "no") for path in besides)]
+
+    assert mounted(pod_spec(rendered)) == sorted([*own, *less])
+    assert mounted(pod_spec(rendered, MPS_AGENT)) == documented("MPS agent")
+    for mount in pod_spec(rendered)["containers"][0]["volumeMounts"]:
+        if mount["mountPath"].startswith("/host"):
+            assert mount["mountPropagation"] == "HostToContainer"

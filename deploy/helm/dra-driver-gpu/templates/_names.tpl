@@ -166,3 +166,25 @@ securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{/*
+What the plugin sees of the node below /host, as JSON: all of it, or what every Linux has and what the values name besides.
+A directory that a node may lack cannot be mounted: the pod would not start there, or the runtime would create it.
+*/}}
+{{- define "dra-driver-gpu.host-directories" -}}
+{{- $seen := list "/" -}}
+{{- if not .Values.mountHostRoot -}}
+{{- $seen = list "/dev" "/etc" "/proc" "/run" "/sys" "/usr" -}}
+{{- $hookDirectory := "" -}}
+{{- with .Values.nvidiaCdiHook -}}{{- $hookDirectory = dir . -}}{{- end -}}
+{{- range list .Values.driverRoot .Values.runtimeDir $hookDirectory -}}
+{{- $directory := clean . | trimSuffix "/" -}}
+{{- $isSeen := has $directory (list "" ".") -}}
+{{- range $seen -}}
+{{- if or (eq . $directory) (hasPrefix (printf "%s/" .) $directory) -}}{{- $isSeen = true -}}{{- end -}}
+{{- end -}}
+{{- if not $isSeen -}}{{- $seen = append $seen $directory -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $seen -}}
+{{- end -}}
