@@ -72,8 +72,8 @@ class SelinuxLabels:
         self._warned = True
         log.log(
             level,
-            "a directory cannot be labelled for SELinux: containers may be kept from their MPS "
-            "server; it takes the label container_file_t",
+            "a directory cannot be labelled for SELinux: containers may be kept from what is "
+            "in it; it takes the label container_file_t",
             extra={"directory": directory, "label": SELINUX_LABEL, "error": why},
         )
 

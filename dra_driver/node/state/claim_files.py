@@ -8,7 +8,7 @@ found by its claim's UID. Without fsync: a power cut ends the boot, and with it 
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -142,8 +142,13 @@ class MetadataFiles:
     the mend. One call at a time for each claim.
     """
 
-    def __init__(self, data: Path) -> None:
+    def __init__(
+        self, data: Path, share_with_containers: Callable[[str], None] = lambda directory: None
+    ) -> None:
+        """*share_with_containers* is called with a directory that was just made: what is in it is
+        mounted into containers."""
         self.directory = data.absolute() / _SUBDIRECTORY
+        self._share_with_containers = share_with_containers
 
     def write(self, documents: Sequence[MetadataDocument]) -> None:
         """Write every document, whatever is there of it. A container that runs keeps its own."""
@@ -154,6 +159,7 @@ class MetadataFiles:
                 except FileNotFoundError:
                     self.directory.mkdir(parents=True, exist_ok=True)
                     self.directory.chmod(0o755)  # whatever the umask, as with the files
+                    self._share_with_containers(str(self.directory))
                     _create(document)
 
     def restore(self, documents: Sequence[MetadataDocument]) -> None:

@@ -9,6 +9,7 @@ from dra_driver.base.errors import DriverError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import NodeRef
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.node.mps.directories import SelinuxLabels
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
@@ -36,7 +37,8 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
 def _preparer(parts: PluginParts) -> Preparer:
     settings = parts.settings
     specs = CdiSpecFiles(settings.cdi_dir, cdi_vendor(settings.driver_name))
-    files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir))
+    labels = SelinuxLabels(settings.host_root / "sys/fs/selinux/enforce")
+    files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, labels.put_on))
 
     def recover() -> None:
         preparer.recover()

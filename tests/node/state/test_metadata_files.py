@@ -44,7 +44,8 @@ class World:
         self.directory = directory
         self.data = directory / "plugins" / DRIVER
         self.cdi = directory / "cdi"
-        self.metadata = MetadataFiles(self.data)
+        self.shared: list[str] = []
+        self.metadata = MetadataFiles(self.data, self.shared.append)
         self.files = ClaimFiles(CdiSpecFiles(self.cdi, VENDOR), self.metadata)
 
     def documents(self, uid: ClaimUid = UID, name: str = "train") -> tuple[MetadataDocument, ...]:
@@ -353,3 +354,9 @@ def test_of_a_claim_whose_record_is_known_everything_is_removed_and_nothing_of_a
     world.files.remove(UID, record)
     assert of_both.keys() - world.everything().keys() == {path for path in of_both if UID in path}
     world.files.remove(UID, record)
+
+
+def test_the_directory_is_shared_with_containers_once_it_is_made(world: World) -> None:
+    world.write()
+    world.write(OTHER_UID)
+    assert world.shared == [str(world.data / "metadata")]
