@@ -130,6 +130,8 @@ LIBRARY_DIRECTORIES: Final = (
     "/usr/lib",  # Arch; on RHEL the 32-bit libraries, which are passed over
     "/lib",
     "/run/opengl-driver/lib",  # NixOS
+    "/usr/local/glibc/usr/lib",  # Talos before 1.13
+    "/usr/lib/nvidia/tesla",  # Bottlerocket
 )
 TOOL_DIRECTORIES: Final = (
     "/usr/bin",
@@ -138,6 +140,7 @@ TOOL_DIRECTORIES: Final = (
     "/sbin",
     "/usr/local/bin",
     "/run/current-system/sw/bin",  # NixOS
+    "/usr/libexec/nvidia/tesla/bin",  # Bottlerocket, where /usr/bin has none yet
 )
 # Not nvidia-modprobe: it makes device files, and a container has those that it may have.
 TOOLS: Final = (
