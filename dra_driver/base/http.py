@@ -113,6 +113,13 @@ class _BoundedServer(ThreadingHTTPServer):
         with self._lock:
             self._waiting[connection] = None
 
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)  # until a file descriptor is free; it is tried again at once
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._make_room():
             self.shutdown_request(request)

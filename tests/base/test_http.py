@@ -13,6 +13,7 @@ import pytest
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
 from dra_driver.plugin.metrics import Metrics
+from tests.fakes.open_files import no_more_files
 from tests.waiting import eventually
 
 
@@ -255,6 +256,20 @@ def test_clients_that_go_away_leave_nothing_in_the_log(port, caplog, capfd):
 
     assert caplog.records == []
     assert capfd.readouterr().err == ""
+
+
+def test_a_process_without_a_free_file_descriptor_waits_for_one_without_computing(port):
+    client = socket.socket()
+    port.open.append(client)
+    with no_more_files():
+        began = time.process_time()
+        client.connect(("127.0.0.1", port.server.port))
+        client.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+        time.sleep(0.5)
+        computed = time.process_time() - began
+
+    assert computed < 0.1
+    assert " 200 " in read(client)
 
 
 def test_a_check_that_fails_in_an_unforeseen_way_is_logged(port, caplog):
