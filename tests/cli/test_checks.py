@@ -9,7 +9,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.cli import findings, terminal
 from dra_driver.cli.doctor import cluster_checks, gpu_checks, host_checks
-from dra_driver.cli.doctor.host_checks import DirectoryState
+from dra_driver.cli.doctor.host_checks import DirectoryState, LedgerSnapshot
 from dra_driver.cli.findings import Level
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin
@@ -186,6 +186,16 @@ class TestDisk:
         assert finding.level is Level.FAIL
         assert finding.message == "/s/uid-x cannot be read: it is cut short"
         assert finding.remedy.startswith(f"{held} takes no new claim")
+
+    def test_a_record_of_another_release_says_which_one_to_install(self):
+        damaged = ledger(damaged={"uid-x": ["gpu-0"]}).unreadable
+        theirs = {uid: replace(each, release="0.9.0") for uid, each in damaged.items()}
+
+        (finding,) = host_checks.ledger_findings(Path("/s"), LedgerSnapshot({}, theirs))
+
+        assert finding.remedy == (
+            "gpu-0 takes no new claim until release 0.9.0 is installed again, or the node reboots"
+        )
 
     def test_a_claim_that_was_only_begun_is_told(self):
         begun, known = host_checks.ledger_findings(Path("/s"), ledger(record("a", completed=False)))
