@@ -115,13 +115,12 @@ def test_what_several_workers_found_adds_up() -> None:
     assert findings.refused == ["kubelet-plugin: get pods: no"]
 
 
-RUN = """
-import sys
+CONFTEST = """
 from pathlib import Path
-import pytest
 from tests.account_audit import AccountAudit
-options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ".", "test_it.py"]
-sys.exit(pytest.main(options, plugins=[AccountAudit(Path("audit.log"))]))
+
+def pytest_configure(config):
+    config.pluginmanager.register(AccountAudit(Path(__file__).with_name("audit.log")))
 """
 REFUSED = """
 import datetime, json, pathlib, pytest
@@ -130,7 +129,7 @@ import datetime, json, pathlib, pytest
 {mark}
 def test_it():
     now = datetime.datetime.now(datetime.timezone.utc).isoformat()
-    pathlib.Path("audit.log").write_text(json.dumps({{
+    pathlib.Path(__file__).with_name("audit.log").write_text(json.dumps({{
         "auditID": "1", "verb": "list", "objectRef": {{"resource": "pods"}}, "requestURI": "/",
         "user": {{"username": "system:serviceaccount:gpus:dra-driver-gpu-kubelet-plugin"}},
         "responseStatus": {{"code": 403, "message": "no role"}}, "requestReceivedTimestamp": now,
@@ -138,6 +137,7 @@ def test_it():
 """
 
 
+@pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
     ("mark", "status", "line"),
     [
@@ -147,17 +147,19 @@ def test_it():
     ],
 )
 def test_a_run_fails_in_which_something_was_refused_outside_of_marked_tests(
-    tmp_path: Path, mark: str, status: int, line: str
+    tmp_path: Path, mark: str, status: int, line: str, workers: str
 ) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(REFUSED.format(mark=mark))
+    options = ("-q", "-c", "/dev/null", "--rootdir", str(tmp_path), "-n", workers)
 
     run = subprocess.run(
-        [sys.executable, "-c", RUN],
+        [sys.executable, "-m", "pytest", *options, "test_it.py"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
