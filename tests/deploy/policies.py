@@ -61,7 +61,8 @@ class Clients:
     admin: ApiClient
     plugin: ApiClient  # with a token of the plugin's account on node MINE
     nobody: ApiClient  # with one that belongs to no node
-    uninstall: Path  # the kubeconfig of the check before an uninstall
+    plugin_kubeconfig: Path  # with the token of *plugin*
+    uninstall_kubeconfig: Path  # with one of the account of the check before an uninstall
 
 
 @contextmanager
@@ -81,7 +82,8 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
         eventually(lambda: is_there(admin, f"{accounts}/default"))
         hook = as_account(cluster, token_of(admin, uninstall), directory / "uninstall")
         bound, free = token_of(admin, plugin, MINE), token_of(admin, plugin)
-        yield Clients(admin, client(bound, "plugin"), client(free, "nobody"), hook)
+        plugin_client, nobody = client(bound, "plugin"), client(free, "nobody")
+        yield Clients(admin, plugin_client, nobody, directory / "plugin", hook)
     for each in opened:
         each.close()
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from dra_driver.base.errors import ApiServerError
+from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.events import Event as PodEvent
+from dra_driver.k8s.events import EventRecorder, PodRef
 from hack.testbed.cluster import Cluster
 from tests.deploy.chart import REPOSITORY
 from tests.deploy.policies import (
@@ -295,10 +298,32 @@ def test_others_write_as_before(clients: Clients, there: Mapping[str, Document])
         clients.admin.create(path, document, {"dryRun": "All"})
 
 
+def test_what_happens_again_is_counted_in_the_event_that_the_plugin_wrote(
+    clients: Clients, there: Mapping[str, Document]
+) -> None:
+    client = ApiClient(load_kubeconfig(clients.plugin_kubeconfig))
+    events = EventRecorder(client, DRIVER, MINE, min_update_seconds=0)
+    pod = PodRef(NAME, f"{NAME}-again", "1")
+
+    def is_counted(count: int) -> bool:
+        found = clients.admin.list(EVENTS, {"fieldSelector": f"involvedObject.name={pod.name}"})
+        return [each["count"] for each in found["items"]] == [count]
+
+    for count in (1, 2):
+        events.emit(PodEvent(pod, "Tested", "a test", "it happened"))
+        eventually(lambda c=count: is_counted(c))  # type: ignore[misc]
+    events.stop()
+    client.close()
+
+
 def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
     clients: Clients, there: Mapping[str, Document]
 ) -> None:
-    command = ["uninstall-check", f"--driver-name={DRIVER}", f"--kubeconfig={clients.uninstall}"]
+    command = [
+        "uninstall-check",
+        f"--driver-name={DRIVER}",
+        f"--kubeconfig={clients.uninstall_kubeconfig}",
+    ]
     answer = subprocess.run(
         [sys.executable, "-m", "dra_driver", *command],
         cwd=REPOSITORY,
