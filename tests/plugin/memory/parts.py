@@ -19,7 +19,7 @@ def plugin_parts(fake: Any, guard_seconds: float = 60.0, **named: Any) -> Plugin
     parts = PluginParts(
         settings=settings,
         is_newest=fake.is_newest,
-        note_started=fake.note_started,
+        note_started=lambda: None,
         **defaults | named,
     )
     parts.claims = parts.pods = parts.prepared_claims = fake
