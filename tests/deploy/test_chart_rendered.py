@@ -269,6 +269,7 @@ def test_what_is_installed_says_that_servers_outlive_it(enabled: str, message: s
     assert notes.returncode == 0, notes.stderr
     _, _, text = notes.stdout.partition("NOTES:")
     assert message in text
+    assert "get events --field-selector reason=FailedCreate" in text
     assert "run on until their nodes restart" in text
 
 
