@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hack.container_image import debian
-from hack.container_image.build import LOCK, REPOSITORY, Built, build
+from hack.container_image.build import LOCK, REPOSITORY, Built, build, fetch
 from hack.container_image.commands import run
 from hack.container_image.errors import ImageError
 from hack.testbed.errors import ClusterError
@@ -26,6 +26,9 @@ def main() -> int:
         if options.update:
             LOCK.write_text(debian.lock_text(debian.newest(_progress)))
             print(f"wrote {LOCK.relative_to(REPOSITORY)}")
+            return 0
+        if options.fetch:
+            fetch(_progress)
             return 0
         built = build(with_tag(options.name), options.directory, _progress)
         print(report(built))
@@ -49,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("dist"),
         help="where to write it, from the root of the repository (dist)",
+    )
+    parser.add_argument(
+        "--fetch", action="store_true", help="only download what it is made of, for a later build"
     )
     parser.add_argument("--update", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -70,6 +70,14 @@ def build(name: str, directory: Path, progress: Progress) -> Built:
         return _write(name, directory, inputs, platforms)
 
 
+def fetch(progress: Progress) -> None:
+    """Have here what is downloaded: then the image can be built without a network."""
+    for package in debian.parse_lock(LOCK.read_text()):
+        debian.fetch(package, progress)
+    for architecture in debian.ARCHITECTURES:
+        wheels.locked(WHEELS_LOCK, architecture, progress)
+
+
 def _unpack(
     architecture: str,
     packages: Sequence[debian.Package],

@@ -1,7 +1,9 @@
 """One real Kubernetes for all end-to-end tests, with the chart on it and a plugin on its node."""
 
 import contextlib
+import fcntl
 import os
+import pickle
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -73,8 +75,16 @@ def chart(cluster, kube):
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory):
-    """What hack/image builds."""
-    return build(IMAGE, tmp_path_factory.mktemp("image"), print)
+    """What hack/image builds; once for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "image"
+    directory.mkdir(exist_ok=True)
+    record = directory / "built.pickle"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not record.exists():
+            record.write_bytes(pickle.dumps(build(IMAGE, directory, print)))
+        return pickle.loads(record.read_bytes())
 
 
 @pytest.fixture(scope="session")
@@ -87,17 +97,22 @@ def imported(cluster, image):
 
 
 @pytest.fixture(scope="module")
-def installed(imported, chart, session_driver):
-    """The release with its pods on the node, where the processes of other tests rest meanwhile."""
+def installed(request, imported, chart, session_driver):
+    """The release with its pods on the node, where the processes of other tests rest meanwhile. A
+    module may have VALUES that differ from the usual ones."""
     session_driver.stop_all()
     session_driver.agent.stop()
+    chart.node_file.write_text(described("h100x8").read_text())
+    chart.upgrade(**getattr(request.module, "VALUES", {}))
     try:
         chart.start()
         yield chart
         chart.kube.clean_up()
     finally:
+        chart.kube.label_node(
+            chart.cluster.node_name, **dict.fromkeys((*PROFILE_LABELS, *LAYOUT_LABELS))
+        )
         chart.stop()
-        chart.upgrade()
         session_driver.agent.start()
         session_driver.start()
 
