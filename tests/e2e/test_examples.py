@@ -1,4 +1,5 @@
-"""Every example under deploy/examples is applied as it is, and does what its header says."""
+"""Every example under deploy/examples is applied as it is, and does what its header says: with the
+chart installed from the image, on a simulated node."""
 
 import contextlib
 import os
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.sim.node_spec import read_node
+from dra_driver.sim.node_spec import node_file, read_node
 from tests.deploy.examples import Events, Example, Log, Uses, examples, uuids, wrong
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC
+from tests.e2e.release import PLUGIN
 
+PROFILE = "gpu.nvidia.com/profile"  # the node's label
+IN_FORCE = "profile in force"  # in the plugin's log
 PATIENCE_SECONDS = 15  # a pod that is Running may need a moment until its log is complete
 
 
@@ -24,42 +28,72 @@ def with_local_image(document):
     return document
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_the_example_does_what_it_says(kube, driver, simulated, profile, example: Example):
-    minor = int(driver.cluster.version.split(".")[1])
+def by_node(example):
+    """One after the other on the same simulated node, the last one what divides its GPUs."""
+    return example.simulated, bool(example.layouts), example.name
+
+
+EXAMPLES = sorted(examples(), key=by_node)
+PROFILES = {example.name: example.profile for example in EXAMPLES if example.profile}
+LAYOUTS = {f"{example.name}-layouts": example.layouts for example in EXAMPLES if example.layouts}
+VALUES = {"profiles": {name: file.read_text() for name, file in (PROFILES | LAYOUTS).items()}}
+
+
+@pytest.fixture
+def node(kube, installed, session_driver):
+    """The node, where nothing is left of an example afterwards."""
+    yield installed
+    wait("its claims to be given back", lambda: not session_driver.claims(), 70)
+    assert not session_driver.specs()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_the_example_does_what_it_says(kube, node, example: Example):
+    minor = int(node.cluster.version.split(".")[1])
     if minor < example.minor:
         pytest.skip(f"needs Kubernetes 1.{example.minor}")
-    if example.uses and driver.cluster.mode != "full":
-        pytest.skip(f"needs containers, to tell whose processes are whose: {driver.cluster.why}")
-    if example.simulated:
-        simulated(example.simulated)
-    follow(kube, driver, profile, example)
-    with unchanged(driver.node_file):
+    serve(kube, node, example.simulated or "h100x8")
+    follow(kube, node, example)
+    with unchanged(node.node_file):
         try:
-            play(kube, driver, example)
+            play(kube, node, example)
         finally:
             remove(kube, example)
 
 
-def follow(kube, driver, profile, example):
+def serve(kube, node, name):
+    """The release serves that simulated node."""
+    text = node_file(name).read_text()
+    if node.node_file.read_text() != text:
+        before = kube.published()
+        replace(node.node_file, text)
+        wait("other devices", lambda: (now := kube.published()) and now != before, 30)
+
+
+def follow(kube, node, example):
     """The profile of the example holds, and its GPUs are partitioned as that says."""
+    profile = example.name if example.profile else example.bundled or None
+    labels = kube.api.get(f"/api/v1/nodes/{node.cluster.node_name}")["metadata"]["labels"]
+    if labels.get(PROFILE) != profile:
+        before = node.log(PLUGIN).count(IN_FORCE)
+        kube.label_node(node.cluster.node_name, **{PROFILE: profile})
+        wait(IN_FORCE, lambda: node.log(PLUGIN).count(IN_FORCE) > before, 15, 0.5)
     if example.layouts:
-        (driver.profiles / "layouts.yaml").write_text(example.layouts.read_text())
-    if example.profile:
-        profile(example.name, example.profile.read_text())
-    if example.bundled:
-        profile(example.bundled)
-    if example.layouts:
-        wait("the layout", lambda: driver.layout_state() == "success", 30)
+        wait("the layout", lambda: layout_state(kube, node) == "success", 30)
 
 
-def play(kube, driver, example):
+def layout_state(kube, node):
+    labels = kube.api.get(f"/api/v1/nodes/{node.cluster.node_name}")["metadata"]["labels"]
+    return labels.get("nvidia.com/mig.config.state")
+
+
+def play(kube, node, example):
     for document in example.objects():
         kube.apply(with_local_image(document))
         if document["kind"] == "Pod":
             wait_decided(kube, document["metadata"])
     for use in example.uses:
-        tell_simulation(kube, driver, use)
+        tell_simulation(kube, node, use)
     for expected in example.expectations:
         kube.wait_pod(expected.pod, expected.phase, namespace=expected.namespace, seconds=100)
         for check in expected.checks:
@@ -108,7 +142,7 @@ def replace(file, text):
     os.replace(new, file)
 
 
-def tell_simulation(kube, driver, use: Uses):
+def tell_simulation(kube, release, use: Uses):
     """That the main process of a pod uses so much of the GPU which the pod has."""
     kube.wait_pod(use.pod, "Running", namespace=use.namespace, seconds=100)
 
@@ -116,13 +150,13 @@ def tell_simulation(kube, driver, use: Uses):
         return uuids(kube.logs(use.pod, None, use.namespace))
 
     (uuid,) = wait("its GPU in the log", its_gpus, PATIENCE_SECONDS)
-    uuids_of_node = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
+    uuids_of_node = [gpu.uuid for gpu in read_node(release.node_file).gpus]
     status = kube.get("Pod", use.pod, use.namespace)["status"]["containerStatuses"][0]
     pid = main_process(status["containerID"].rpartition("/")[2])
-    node = yaml.safe_load(driver.node_file.read_text())
+    node = yaml.safe_load(release.node_file.read_text())
     processes = node["gpus"][uuids_of_node.index(uuid)].setdefault("processes", [])
     processes.append({"pid": pid, "memory_bytes": use.memory_bytes})
-    replace(driver.node_file, yaml.safe_dump(node))
+    replace(release.node_file, yaml.safe_dump(node))
 
 
 def main_process(container: str) -> int:
