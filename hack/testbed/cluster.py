@@ -172,17 +172,24 @@ class Cluster:
 
     def import_images(self, archive: Path) -> None:
         """Make the images of an archive known to the node."""
+        self._images("import", str(archive.absolute()))
+
+    def tag_image(self, name: str, other: str) -> None:
+        """Give an image of the node another name besides."""
+        self._images("tag", "--force", name, other)
+
+    def _images(self, *arguments: str) -> None:
         socket = str(self.layout.containerd_socket)
         command = [str(self.layout.bin / "ctr"), "--address", socket, "--namespace", "k8s.io"]
         answer = subprocess.run(
-            [*command, "images", "import", str(archive.absolute())],
+            [*command, "images", *arguments],
             capture_output=True,
             text=True,
             timeout=COMMAND_SECONDS,
             check=False,
         )
         if answer.returncode != 0:
-            raise ClusterError(f"containerd refused {archive}: {answer.stderr.strip()}")
+            raise ClusterError(f"containerd refused to {arguments}: {answer.stderr.strip()}")
 
     def _state(self) -> State | None:
         return load_state(self.layout.state)
