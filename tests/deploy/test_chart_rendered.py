@@ -217,6 +217,7 @@ def test_on_openshift_the_accounts_may_use_constraints_of_their_own() -> None:
     rendered = render("--api-versions", "security.openshift.io/v1")
     constraints = rendered["SecurityContextConstraints"]
     accounts = [pod_spec(rendered, part)["serviceAccountName"] for part in ("", MPS_AGENT)]
+    accounts.append(rendered["uninstall Job"]["spec"]["template"]["spec"]["serviceAccountName"])
     assert constraints["users"] == [f"system:serviceaccount:gpus:{name}" for name in accounts]
     for component in ("", MPS_AGENT):
         pod = pod_spec(rendered, component)
