@@ -95,6 +95,9 @@ def test_less_of_the_node_is_what_is_documented(others: str, besides: list[str])
 
     assert mounted(pod_spec(rendered)) == sorted([*own, *less])
     assert mounted(pod_spec(rendered, MPS_AGENT)) == documented("MPS agent")
-    for mount in pod_spec(rendered)["containers"][0]["volumeMounts"]:
-        if mount["mountPath"].startswith("/host"):
-            assert mount["mountPropagation"] == "HostToContainer"
+    later = {  # where a driver can be mounted, and where containers are
+        mount["mountPath"]
+        for mount in pod_spec(rendered)["containers"][0]["volumeMounts"]
+        if mount.get("mountPropagation") == "HostToContainer"
+    }
+    assert later == {"/host/run", *(f"/host{path}" for path in besides)}
