@@ -65,8 +65,9 @@ def program_path(command: Command, host_root: Path = Path("/")) -> Command:
     it: the image has none. The files of the container are reached through this process.
     """
     program = command.root.rstrip("/") + command.program
-    if host_root != Path("/"):
-        program = f"/proc/{os.getpid()}/root{program}"
+    if host_root == Path("/") or not (host_root / "bin/sh").exists():
+        return replace(command, program=program, root="/", library_path="")
+    program = f"/proc/{os.getpid()}/root{program}"
     return replace(command, program=program, root=str(host_root), library_path="")
 
 
