@@ -14,7 +14,7 @@ from tests.e2e.driver import NAMESPACE
 from tests.e2e.kube import wait
 from tests.e2e.manifests import fraction, on, pod, template
 from tests.e2e.processes import container_ids, main_process
-from tests.e2e.release import HTTP_PORT, IMAGE, NAME, PLUGIN, REPOSITORY
+from tests.e2e.release import AGENT, HTTP_PORT, IMAGE, NAME, PLUGIN, REPOSITORY
 
 pytestmark = [pytest.mark.usefixtures("containers"), pytest.mark.timeout(600)]
 
@@ -23,12 +23,15 @@ HOLDER, JOB = "holder", f"{NAME}-uninstall"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def new_driver(chart):
+def new_driver(installed, kube):
     """A driver whose MPS servers need no shared memory with their clients."""
-    usual = chart.node_file.read_text()
-    chart.node_file.write_text(f'driver_version: "615.71.09"\ncuda_version: "13.4"\n{usual}')
-    yield
-    chart.node_file.write_text(usual)
+    usual = installed.node_file.read_text()
+    newer = installed.node_file.with_suffix(".new")
+    newer.write_text(f'driver_version: "615.71.09"\ncuda_version: "13.4"\n{usual}')
+    newer.replace(installed.node_file)
+    wait("devices of the new driver", lambda: "615.71.9" in json.dumps(kube.published()), 20)
+    installed.restart(PLUGIN)
+    installed.restart(AGENT)
 
 
 @pytest.fixture(scope="module")
