@@ -102,6 +102,12 @@ class Release:
         self.kube.label_node(self.cluster.node_name, **{RUNS: None})
         wait("the pods of the release to go", lambda: not self.pods(), POD_SECONDS)
 
+    def serve(self, node: str) -> None:
+        """Something happens to the simulated node: it is what *node* describes now."""
+        fresh = self.node_file.with_suffix(".new")
+        fresh.write_text(node)
+        fresh.rename(self.node_file)
+
     def wait_ready(self, *components: str) -> None:
         """Until each of *components* (default: both) has one pod, of the DaemonSet as it is now,
         and that is ready."""

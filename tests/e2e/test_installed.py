@@ -1,19 +1,83 @@
 """The DaemonSets that ship, from the image that hack/image builds, on a simulated node."""
 
-import pytest
+import contextlib
+import json
 
-from tests.e2e.manifests import GLIBC, pod, template
+import pytest
+import yaml
+
+from tests.e2e.kube import wait
+from tests.e2e.manifests import GLIBC, fraction, on, pod, template
+from tests.e2e.processes import main_process
 from tests.e2e.release import PLUGIN
 
 
-def test_a_pod_gets_a_gpu(installed, kube):
-    kube.apply(template("one"))
-    kube.apply(pod("with-gpu", "nvidia-smi -L", template="one", image=GLIBC))
-    kube.wait_pods(["with-gpu"], "Succeeded")
-    assert kube.logs("with-gpu").count("GPU-") == 1
-
-
-@pytest.mark.parametrize("command", ["devices", "claims", "doctor"])
-def test_commands_work(installed, command):
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("devices", "gpu-7 "),
+        ("claims", "no claim is prepared on this node"),
+        ("doctor", "0 failed, 0 warnings"),
+    ],
+)
+def test_the_commands_answer_in_the_plugins_container(installed, command, words):
     answer = installed.inside(PLUGIN, "dra-driver", command)
     assert answer.returncode == 0, answer.stderr
+    assert words in answer.stdout
+
+
+@contextlib.contextmanager
+def driver_removed(installed):
+    """As if somebody had unloaded NVIDIA's driver on the node, until the end."""
+    text = installed.node_file.read_text()
+    installed.serve(yaml.safe_dump({**yaml.safe_load(text), "driver": "not-loaded"}))
+    try:
+        yield
+    finally:
+        installed.serve(text)
+
+
+def status(installed, component):
+    """Whether its container is ready, and how often it was started anew."""
+    [document] = installed.pods(component)
+    [container] = document["status"]["containerStatuses"]
+    return container["ready"], container["restartCount"]
+
+
+def test_a_plugin_without_nvidias_driver_is_not_ready_but_lives(installed, kube):
+    with driver_removed(installed):
+        wait("the plugin to be not ready", lambda: not status(installed, PLUGIN)[0], 20)
+        answer = installed.inside(PLUGIN, "dra-driver", "doctor")
+        assert answer.returncode == 1
+        assert "[FAIL] kernel module" in answer.stdout
+        assert kube.devices() == []
+
+    installed.wait_ready(PLUGIN)
+    wait("its GPUs", lambda: len(kube.devices()) == 8, 20)
+    assert status(installed, PLUGIN) == (True, 0)
+
+
+def half(kube, name):
+    """A pod under MPS with a half of the first GPU."""
+    asked = fraction("20Gi", cel=on(kube.uuid("gpu-0")))
+    asked["exactly"]["capacity"]["requests"]["cores"] = "50"
+    kube.apply(template(name, asked))
+    kube.apply(pod(name, template=name, image=GLIBC))
+    kube.wait_pod(name, "Running")
+    return main_process(kube, name)
+
+
+def client(session_driver, call, pid):
+    """What becomes of a process that uses MPS, or of its limits."""
+    answer = session_driver.agent.client(call, pid, "-o", "json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def test_a_pod_computes_under_mps(installed, kube, session_driver):
+    process = half(kube, "computes")
+    client(session_driver, "attach", process)
+    assert client(session_driver, "show", process)["percent"] == 50
+    kube.clean_up()
+    servers = "s" + "[0-9a-f]" * 12
+    wait("its server to go", lambda: not list(installed.mps_dir.glob(servers)), 20)

@@ -112,7 +112,8 @@ class DaemonLoop:
         self.control = SimulatedControlDaemon(options, places, self, ServerProcesses(options.root))
         protocol = SimulatedProtocol3 if options.protocol == 3 else SimulatedProtocol2
         self._words: CommandProtocol = protocol(self.control, self.finish)
-        self._marker = Path(f"/dev/shm/cuda.shm.{options.uid:x}.{os.getpid():x}.1")
+        shared_memory = os.environ.get("SIMULATED_SHARED_MEMORY", "/dev/shm")
+        self._marker = Path(f"{shared_memory}/cuda.shm.{options.uid:x}.{os.getpid():x}.1")
         self.finished = False
         self._answered = threading.Event()  # whoever had it finish
 
