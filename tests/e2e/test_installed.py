@@ -9,7 +9,7 @@ import yaml
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC, fraction, on, pod, template
 from tests.e2e.processes import main_process
-from tests.e2e.release import PLUGIN
+from tests.e2e.release import AGENT, PLUGIN
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,21 @@ def client(session_driver, call, pid):
     return json.loads(answer.stdout)
 
 
-def test_a_pod_computes_under_mps(installed, kube, session_driver):
+def test_clients_compute_on_while_the_pods_of_agent_and_plugin_are_replaced(
+    installed, kube, session_driver
+):
     process = half(kube, "computes")
     client(session_driver, "attach", process)
-    assert client(session_driver, "show", process)["percent"] == 50
+    before = client(session_driver, "show", process)
+    assert before["percent"] == 50
+
+    installed.restart(AGENT)
+    installed.restart(PLUGIN)
+
+    assert client(session_driver, "show", process) == before
+    second = half(kube, "second")
+    client(session_driver, "attach", second)
+    assert client(session_driver, "show", second)["server"] == before["server"]
     kube.clean_up()
     servers = "s" + "[0-9a-f]" * 12
-    wait("its server to go", lambda: not list(installed.mps_dir.glob(servers)), 20)
+    wait("their server to go", lambda: not list(installed.mps_dir.glob(servers)), 20)
