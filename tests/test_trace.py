@@ -101,7 +101,7 @@ def share(memory, **capacity):
     ("sim", "profile", "claim", "most"),
     [
         pytest.param("h100x8", "default", claim("gpu-0"), 41, id="a whole GPU"),
-        pytest.param("h100x8", "default", share("20Gi"), 42, id="a share"),
+        pytest.param("h100x8", "default", share("20Gi"), 43, id="a share"),
         pytest.param("h100x2-mig", "mig", claim("gpu-0-mig-1g10gb-19-0"), 50, id="a partition"),
     ],
 )

@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 
 import tenacity
 
-from dra_driver.base.deadlines import Deadline
-
 Answer = TypeVar("Answer")
 
 _MAX_ATTEMPTS: Final = 3
@@ -100,7 +98,7 @@ class Retrying:
     ) -> Answer:
         """What *attempt* answers. Attempts begin within *seconds*, and after errors that *again*
         accepts; the last error counts."""
-        deadline = Deadline(seconds)
+        begun = time.monotonic()
         try:
             return attempt()  # not by tenacity, whose setup costs as much as a request to the API
         except Exception as error:
@@ -116,7 +114,7 @@ class Retrying:
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(again),
             stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS)
-            | tenacity.stop_before_delay(deadline.remaining),
+            | tenacity.stop_before_delay(begun + seconds - time.monotonic()),
             wait=self._wait,
             sleep=self._sleep,
             reraise=True,

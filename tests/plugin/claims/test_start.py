@@ -34,6 +34,7 @@ def started(tmp_path: Path, stack: ExitStack) -> Any:
         driver_name="gpu.nvidia.com",
         node_name=POOL,
         plugin_dir=tmp_path,
+        host_root=tmp_path / "host",
         pod_uid="new",
         cdi_dir=tmp_path / "cdi",
         nvidia_cdi_hook="",
