@@ -29,12 +29,15 @@ class CgroupMirror:
         self._copies: dict[Path, Path] = {}  # by what they are copies of
         self._watcher = DirectoryWatcher(self._appeared, self._remove_gone)
         levels = real.levels()
-        self._base = levels[0] if levels else real.root
+        # One for each kubelet: there may be another cluster on this machine.
+        self._bases = [level for level in levels if level.parent not in levels]
         # On cgroup v1 there is a tree for each controller, and one is enough.
-        self._root = real.root if real.unified else real.root / _first(self._base, real.root)
-        if levels:
-            self._copy(self._base)
-            self._remove_old()
+        self._root = real.root
+        if self._bases and not real.unified:
+            self._root /= self._bases[0].relative_to(real.root).parts[0]
+        for base in self._bases:
+            self._copy(base)
+            self._remove_old(base)
 
     def stop(self) -> None:
         """Copy nothing any more."""
@@ -50,11 +53,11 @@ class CgroupMirror:
                 del self._copies[original]
                 self._remove(copy)
 
-    def _remove_old(self) -> None:
-        """What an earlier process copied, and has gone since."""
-        top = self._copies[self._base]
+    def _remove_old(self, base: Path) -> None:
+        """What an earlier process copied of *base*, and has gone since."""
         copies = {*self._copies.values()}
-        for copy in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
+        inside = (path for path in self._copies[base].rglob("*") if path.is_dir())
+        for copy in sorted(inside, reverse=True):
             if copy not in copies:
                 self._remove(copy)
 
@@ -66,14 +69,10 @@ class CgroupMirror:
                 raise
 
     def _copy(self, original: Path) -> None:
-        if len(original.relative_to(self._base).parts) <= _DEEPEST:
+        base = next(base for base in self._bases if original.is_relative_to(base))
+        if len(original.relative_to(base).parts) <= _DEEPEST:
             self._watcher.watch(original)  # first: nothing that appears in it is missed
             self._copies[original] = self._tree.make(original.relative_to(self._root))
             for inside in sorted(original.iterdir()):
                 if inside.is_dir():
                     self._copy(inside)
-
-
-def _first(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).parts
-    return parts[0] if parts else ""

@@ -13,7 +13,7 @@ from hack.testbed.waits import wait_for
 
 # Short on purpose: a unix socket path has at most 107 characters, and the longest one here,
 # kubelet/plugins_registry/gpu.nvidia.com-<36 characters>-reg.sock, takes 106 of them.
-ROOT = Path("/var/lib/dra-testbed")
+ROOT = Path(os.environ.get("TESTBED_ROOT", "/var/lib/dra-testbed"))  # hack/lib/apart sets another
 LOCK_SECONDS = 120
 
 

@@ -89,3 +89,14 @@ def test_a_copy_in_which_another_process_put_something_stays(tmp_path, mirror, c
 def test_without_a_kubelet_there_is_nothing_to_copy(tmp_path, mirror):
     (tmp_path / "real").mkdir()
     assert [path for path in mirror().iterdir() if path.is_dir()] == []
+
+
+def test_the_pods_of_two_kubelets_are_copied(tmp_path, mirror):
+    for cluster in ("first", "second"):
+        (tmp_path / "real/pids" / cluster / "kubepods/besteffort").mkdir(parents=True)
+    copy = mirror()
+
+    for cluster in ("first", "second"):
+        (tmp_path / "real/pids" / cluster / "kubepods/besteffort/poda").mkdir()
+        pod = copy / cluster / "kubepods/besteffort/poda/dmem.max"
+        eventually(pod.exists)
