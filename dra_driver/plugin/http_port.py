@@ -3,18 +3,21 @@
 The older process keeps the port until it ends; its successor takes it then. Meanwhile the older one
 answers the liveness and readiness probes of both pods. So nobody relies on these before the pod's
 own process has said that it is ready: the startup probe asks for that, without the port
-(``dra-driver startup-probe``).
+(``dra-driver startup-probe``). An older process that is not ready itself, with a wrong driver root
+say, answers as ready from then on: otherwise its successor's pod never would be, and the update
+that mends it would not go on.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
 from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import AddressInUse
-from dra_driver.base.http import HealthChecks, HttpServer
+from dra_driver.base.errors import AddressInUse, NodeError
+from dra_driver.base.http import HealthCheck, HealthChecks, HttpServer
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.kubeletplugin.serve.rolling_update import plugin_processes
 from dra_driver.settings import PluginSettings
@@ -34,6 +37,7 @@ class HttpPort:
         self._address = settings.http_address
         self._registry = registry
         self._instances = settings.plugin_dir / "instances"
+        self._owner = settings.pod_uid or str(os.getpid())
         self._server = self._open()
         self._loop = Loop("http-port", self._take_over, _TRY_SECONDS)
         self._problems: dict[str, str] = {}
@@ -72,8 +76,25 @@ class HttpPort:
 
     def _serve(self, server: HttpServer) -> None:
         self._server = server
-        server.start(self._live, self._ready)
+        server.start(
+            self._live, {name: self._for_both_pods(check) for name, check in self._ready.items()}
+        )
         self._on_started()
+
+    def _for_both_pods(self, check: HealthCheck) -> HealthCheck:
+        def problem_for_both() -> str | None:
+            problem = check()
+            return None if problem and self._has_successor() else problem
+
+        return problem_for_both
+
+    def _has_successor(self) -> bool:
+        """Whether a newer process has started: while we have the port, only one that is ready."""
+        try:
+            processes = plugin_processes(self._instances)
+        except NodeError:
+            return False
+        return bool(processes) and processes[-1].started and processes[-1].owner != self._owner
 
     def _take_over(self) -> float | None:
         try:

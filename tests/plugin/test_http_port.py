@@ -46,20 +46,22 @@ class Plugin:
     """A plugin process, as far as its port goes."""
 
     def __init__(self, home: Path, address: str, name: str) -> None:
-        settings: Any = SimpleNamespace(http_address=address, plugin_dir=home)
+        settings: Any = SimpleNamespace(http_address=address, plugin_dir=home, pod_uid=name)
         self.address = address
         self.problem: str | None = "not yet"
         self.started = False
         self._name = name
         self._port = HttpPort(settings, CollectorRegistry())
+        self._instances = PluginInstances(home / "instances", name)
         self._ending = ExitStack()
-        self._ending.callback(PluginInstances(home / "instances", name).leave)
+        self._ending.callback(self._instances.leave)
         self._ending.callback(self._port.stop)
 
     def start(self) -> None:
         self._port.start({}, {self._name: lambda: self.problem}, self._note_started)
 
     def _note_started(self) -> None:
+        self._instances.note_started()
         self.started = True
 
     def end(self) -> None:
@@ -113,6 +115,18 @@ def test_a_newer_one_that_is_not_ready_has_not_started_before_the_older_one_ends
 
     eventually(lambda: ask(old.address) == "[-] new: not yet\n", "the new one to say what is wrong")
     assert new.started  # from now on, its other probes are its own
+
+
+def test_an_older_one_that_is_never_ready_does_not_keep_the_newer_ones_pod_from_being_so(plugin):
+    old = plugin("old")
+    new = plugin("new")
+    assert ask(old.address) == "[-] old: not yet\n", "neither is ready"
+
+    new.problem = None
+
+    eventually(lambda: ask(old.address) == "[+] old: ok\n", "the new one's pod to be ready")
+    new.end()
+    eventually(lambda: ask(old.address) == "[-] old: not yet\n", "the old one to be alone")
 
 
 def test_a_port_that_somebody_else_has_is_an_error(tmp_path):
