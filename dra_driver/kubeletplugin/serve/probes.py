@@ -54,12 +54,16 @@ def other_plugins(
 ) -> tuple[RegisteredPlugin, ...]:
     """Everybody in *registry* but our own live processes, which have *plugin_dir*. NodeError: a
     directory cannot be read."""
+    # Before and afterwards: a process that ended or started meanwhile is ours, too.
+    own = _own_registrations(registry, plugin_dir, driver)
     plugins = registered_plugins(registry, timeout_seconds) if registry.is_dir() else ()
-    # Afterwards: a process that started meanwhile is ours.
-    own = [
-        paths.registration for paths in own_sockets(registry, plugin_dir, driver).values() if paths
-    ]
+    own |= _own_registrations(registry, plugin_dir, driver)
     return tuple(plugin for plugin in plugins if plugin.socket not in own)
+
+
+def _own_registrations(registry: Path, plugin_dir: Path, driver: str) -> set[Path]:
+    sockets = own_sockets(registry, plugin_dir, driver).values()
+    return {paths.registration for paths in sockets if paths}
 
 
 def own_sockets(

@@ -1,11 +1,13 @@
 """Who serves a node, seen from outside."""
 
 import socket
+import threading
 
 import pytest
 
 from dra_driver.base.errors import NodeError
-from dra_driver.kubeletplugin.serve.probes import registered_plugins
+from dra_driver.kubeletplugin.serve.probes import other_plugins, registered_plugins
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from tests.fakes.registrar import Registrar
 
 
@@ -40,6 +42,25 @@ def test_a_process_that_does_not_answer_is_waited_for_so_long_and_no_longer(tmp_
         (plugin,) = registered_plugins(tmp_path, timeout_seconds=0.1)
 
     assert "deadline" in plugin.error.lower()
+
+
+def test_a_process_of_ours_that_ends_while_others_are_asked_is_no_other_driver(tmp_path):
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    ours = registry / "gpu.example.com-reg.sock"
+    instance = PluginInstances(tmp_path / "instances")
+    ending = threading.Timer(0.3, instance.leave)
+    with (
+        Registrar(ours, "gpu.example.com", "/plugins/gpu.example.com/dra.sock"),
+        socket.socket(socket.AF_UNIX) as mute,  # so long the others are asked
+    ):
+        mute.bind(str(registry / "mute-reg.sock"))
+        mute.listen()
+        ending.start()
+        plugins = other_plugins(registry, tmp_path, "gpu.example.com", timeout_seconds=1)
+    ending.join()
+
+    assert [plugin.socket.name for plugin in plugins] == ["mute-reg.sock"]
 
 
 def test_what_the_kubelet_ignores_is_ignored(tmp_path):
