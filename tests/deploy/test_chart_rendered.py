@@ -11,6 +11,7 @@ from tests.conftest import Golden
 from tests.deploy.chart import (
     CHART,
     CONFIGS_POLICY,
+    EVENTS_POLICY,
     MPS_AGENT,
     NODE_POLICY,
     RENDER_GOLDEN,
@@ -180,7 +181,7 @@ def test_the_account_of_the_plugin_is_followed_everywhere() -> None:
     assert pod_spec(rendered)["serviceAccountName"] == "gpus"
     [subject] = rendered["ClusterRoleBinding"]["subjects"]
     assert (subject["name"], subject["namespace"]) == ("gpus", "gpus")
-    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY):
+    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY, EVENTS_POLICY):
         [condition] = rendered[policy]["spec"]["matchConditions"]
         assert condition["expression"].endswith("== 'system:serviceaccount:gpus:gpus'")
     assert pod_spec(rendered, MPS_AGENT)["serviceAccountName"] == "dra-driver-gpu-mps-agent"
@@ -367,6 +368,17 @@ def test_the_check_before_an_uninstall_may_list_claims_and_nothing_else() -> Non
     assert variables(pod) == {"DRIVER_NAME": "gpu.example.com"}
     assert check["securityContext"]["runAsNonRoot"] is True
     assert check["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_check_before_an_uninstall_rather_runs_where_a_plugin_has_brought_the_image() -> None:
+    rendered = render("--set", "nameOverride=gpus")
+    pod = rendered[f"{UNINSTALL} Job"]["spec"]["template"]["spec"]
+    affinity = pod["affinity"]["podAffinity"]
+    [preferred] = affinity.pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert not affinity, "without a plugin any node has to do"
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    selector = preferred["podAffinityTerm"]["labelSelector"]
+    assert selector == rendered["DaemonSet"]["spec"]["selector"]
 
 
 def test_what_an_uninstall_makes_is_no_part_of_the_release_and_only_a_failed_job_stays() -> None:
