@@ -53,6 +53,14 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - linked <= {README}
 
 
+def test_an_update_of_the_chart_takes_the_values_that_are_new_in_it() -> None:
+    """With ``--reuse-values`` the chart has only the values of the release before."""
+    text = "".join(page.read_text() for page in POINTING)
+    commands = re.findall(r"helm upgrade \S+ deploy/(?:.*\\\n)*.*", text)
+    assert commands
+    assert all(" --reset-then-reuse-values " in command for command in commands)
+
+
 def profiles() -> dict[str, Any]:
     [block] = [block for block in BLOCKS if block.lstrip("# ").startswith("helm upgrade")]
     values: dict[str, Any] = yaml.safe_load(block)
