@@ -381,6 +381,14 @@ def test_the_check_before_an_uninstall_rather_runs_where_a_plugin_has_brought_th
     assert selector == rendered["DaemonSet"]["spec"]["selector"]
 
 
+def test_the_check_before_an_uninstall_is_admitted_as_the_other_pods_are() -> None:
+    """A sidecar of a service mesh, for example, would keep it from ending."""
+    options = "podAnnotations.mesh=out,podSecurityContext.supplementalGroups={44}"
+    pod = render("--set", options)[f"{UNINSTALL} Job"]["spec"]["template"]
+    assert pod["metadata"]["annotations"] == {"mesh": "out"}
+    assert pod["spec"]["securityContext"] == {"supplementalGroups": [44]}
+
+
 def test_what_an_uninstall_makes_is_no_part_of_the_release_and_only_a_failed_job_stays() -> None:
     rendered = render()
     policies = {
