@@ -92,7 +92,10 @@ class ClaimReconciler:
 
     def _settle_unreadable(self) -> int:
         """First find out what all of them hold: until then each of them is in the others' way."""
-        refs = [(aside, self._find(aside)) for aside in self._ledger.set_aside()]
+        # What one of another release holds stands in it, wherever its claim is allocated by now.
+        asides = self._ledger.set_aside()
+        unclear = [aside for aside in asides if not (aside.release and aside.names)]
+        refs = [(aside, self._find(aside)) for aside in unclear]
         return sum(self._settle(aside, ref) for aside, ref in refs if ref is not _UNKNOWN)
 
     def _find(self, aside: DamagedRecord) -> ClaimRef | _ClaimUnknown | None:

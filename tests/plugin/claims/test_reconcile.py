@@ -167,10 +167,13 @@ def test_a_record_that_only_another_release_understands_stays_whatever_becomes_o
     ledger = opened(tmp_path)
     preparer = Preparer(ledger)
 
-    for api in (Api(ref("a")), Api()):
+    elsewhere = Api(ref("a"))
+    elsewhere.allocations[ref("a").uid] = allocation("gpu-1")
+    for api in (Api(ref("a")), elsewhere, Api()):
         assert reconciler_of(ledger, api, preparer).look() == 0
     assert preparer.prepared == []
-    assert [aside.release for aside in ledger.set_aside()] == ["0.9.0"]
+    (aside,) = ledger.set_aside()
+    assert (aside.release, aside.names, aside.gpus) == ("0.9.0", {"gpu-0"}, {gpu_uuid(0)})
 
     path.write_bytes(theirs)
     assert opened(tmp_path).records() == (replace(record("a"), spec=None),)
