@@ -273,6 +273,7 @@ class UnavailableGpu:
 
     what: str  # "GPU 0000:65:00.0 (GPU-…)", or "all GPUs"
     reason: str
+    by_profile: bool = False  # the profile says so: nothing is wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def _of_gpu(  # noqa: PLR0913 - all that decides what becomes of one GPU
     rules, problem = possible_rules(gpu, gpu_rules, mps)
     if not rules.include and not holds:
         reason = f"{where}include: false leaves it out; remove that to offer it"
-        left_out = UnavailableGpu(f"GPU {gpu.pci_bus_id} ({gpu.uuid})", reason)
+        left_out = UnavailableGpu(f"GPU {gpu.pci_bus_id} ({gpu.uuid})", reason, by_profile=True)
         return _GpuOffer(unavailable=(left_out,))
     context = GpuContext(gpu, rules, features, holds, unmanaged_instances(gpu, ours))
     shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, rules, features)

@@ -40,7 +40,8 @@ class DeviceScanner:
         self.error: str | None = None  # why the last scan failed
         self.scanned_at = float("-inf")  # when the last scan began that succeeded
         self.scan_soon: Callable[[], None] = lambda: None
-        # Called with each GPU that is not offered, when that begins and from time to time.
+        # Called with each GPU that is not offered, when that begins and from time to time, but for
+        # those that the profile leaves out.
         self.report: Callable[[UnavailableGpu], None] = lambda unavailable: None
 
     @property
@@ -85,12 +86,11 @@ class DeviceScanner:
     def _report_unavailable(self, offer: Offer) -> None:
         now = self._clock()
         due = {u: at for u, at in self._reported.items() if now - at < _REPORT_SECONDS}
-        for unavailable in offer.unavailable:
+        wrong = [unavailable for unavailable in offer.unavailable if not unavailable.by_profile]
+        for unavailable in wrong:
             if unavailable not in due:
                 self.report(unavailable)
-        self._reported = {
-            unavailable: due.get(unavailable, now) for unavailable in offer.unavailable
-        }
+        self._reported = {unavailable: due.get(unavailable, now) for unavailable in wrong}
 
     def _offer(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]

@@ -170,3 +170,18 @@ def test_what_is_not_offered_is_reported_once_and_again_before_the_event_is_forg
     scene.node.now = Inventory((), (gone,))
     scene.scanner.scan()
     assert reported == [gone] * 3
+
+
+def test_a_gpu_that_the_profile_leaves_out_is_not_offered_and_nothing_is_wrong():
+    reported = []
+    scene = Scene()
+    scene.scanner.report = reported.append
+    entry = ProfileEntry(GpuSelector(), Rules(include=False), "spec.gpus[0]")
+    profile = Profile("p", (entry,))
+    scene.profile = lambda: profile
+
+    scene.scanner.scan()
+
+    assert scene.names() == []
+    assert reported == []
+    assert scene.scanner.not_ready is None
