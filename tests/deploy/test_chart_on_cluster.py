@@ -299,6 +299,7 @@ def test_a_namespace_that_admits_no_privileged_pods_is_refused(cluster: Cluster)
         label = "pod-security.kubernetes.io/enforce=baseline"
         succeed([kubectl, "label", "namespace", space, label], cluster.kubeconfig)
         install = [helm, "install", RELEASE, str(CHART), "--namespace", space]
+        install += ["--set", "driverName=restricted.example.com"]  # the usual one may be there
         answer = run(install, cluster.kubeconfig)
         assert answer.returncode != 0
         assert f"kubectl label namespace {space} pod-security" in answer.stderr

@@ -22,6 +22,17 @@ from tests.e2e.release import IMAGE, RUNS, Release
 PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
 LAYOUT_LABELS = ("nvidia.com/mig.config", "nvidia.com/mig.config.state")
 
+# An API server that starts refuses everybody, for as long as it has not read the roles.
+restarts_api_server = pytest.mark.refused(
+    "/apis/resource.k8s.io",
+    "deviceclasses.resource.k8s.io",
+    "events",
+    "nodes",
+    "resourceclaims.resource.k8s.io",
+    "resourceslices.resource.k8s.io",
+    "selfsubjectaccessreviews.authorization.k8s.io",
+)
+
 # The UIDs of the plugin's pods in a rolling update.
 OLD = "00000000-0000-4000-8000-00000000000a"
 NEW = "00000000-0000-4000-8000-00000000000b"

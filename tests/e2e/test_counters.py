@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.e2e.conftest import restarts_api_server
 from tests.e2e.kube import wait
 from tests.e2e.manifests import on, pod, request, template
 from tests.e2e.mig import change_gpu, partitions, serving
@@ -44,6 +45,7 @@ def api_server(cluster, kube, driver):
     serve()
 
 
+@restarts_api_server
 def test_without_counters_existing_partitions_are_offered_and_with_them_possible_ones(
     cluster, kube, driver, api_server
 ):

@@ -15,6 +15,7 @@ import yaml
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from hack.benchmark.calls import Calls
 from hack.benchmark.errors import BenchError
+from tests.e2e.conftest import restarts_api_server
 from tests.e2e.driver import LIMITING
 from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
@@ -215,6 +216,7 @@ def test_a_pod_deleted_while_the_kubelet_is_down_is_unprepared_after_its_start(
     assert driver.specs() == []
 
 
+@restarts_api_server
 @pytest.mark.point(50, 71)
 def test_an_api_server_that_was_away_changes_nothing_for_running_pods(cluster, kube, driver):
     kube.apply(pod("steady", template="one"))
@@ -235,6 +237,7 @@ def test_an_api_server_that_was_away_changes_nothing_for_running_pods(cluster, k
     kube.wait_pods(["next"], "Succeeded")
 
 
+@restarts_api_server
 def test_a_plugin_that_starts_without_an_api_server_serves_when_it_is_there(cluster, kube, driver):
     driver.stop()
     cluster.stop("apiserver")
