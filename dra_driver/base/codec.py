@@ -207,6 +207,8 @@ def _with_unknown(before: Any, known: Any, after: Any) -> Any:
 
 def _take_equal(remaining: list[tuple[Any, Any]], item: Any) -> Any:
     """What another release wrote of *item*, taken out of *remaining*; else *item*."""
+    if not isinstance(item, dict | list):  # of a set, perhaps, which has another order each time
+        return item
     places = (place for place, (known, _) in enumerate(remaining) if known == item)
     place = next(places, None)
     return item if place is None else remaining.pop(place)[1]
