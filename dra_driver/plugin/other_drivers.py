@@ -1,4 +1,5 @@
-"""Tells of another driver of this name on the node: NVIDIA's, or a second release of the chart.
+"""Tells of another driver of this name on the node: NVIDIA's. A second release of this chart is
+none: its process looks like the other one of an update.
 
 The kubelet asks whichever registered last, and each removes the slices of the other.
 """
