@@ -1,7 +1,7 @@
-"""Tells of another driver of this name on the node: NVIDIA's. A second release of this chart is
-none: its process looks like the other one of an update.
+"""Tells of another driver of this name on the node, such as NVIDIA's.
 
-The kubelet asks whichever registered last, and each removes the slices of the other.
+The kubelet asks whichever registered last, and each removes the slices of the other. A second
+release of this chart is not told: its process looks like the other one of an update.
 """
 
 import logging
