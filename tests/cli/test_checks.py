@@ -1,6 +1,7 @@
 """What the doctor makes of what it sees: facts in, findings out."""
 
 import doctest
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.cli import findings, terminal
 from dra_driver.cli.doctor import cluster_checks, gpu_checks, host_checks
-from dra_driver.cli.doctor.host_checks import DirectoryState, LedgerSnapshot
+from dra_driver.cli.doctor.host_checks import DirectoryState, LedgerSnapshot, inspect_directory
 from dra_driver.cli.findings import Level
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin
@@ -126,6 +127,19 @@ class TestDisk:
         finding = host_checks.directory_finding("state", DirectoryState(Path("/d"), **state), "--d")
 
         assert finding.level is level
+
+    def test_a_directory_that_was_removed_while_it_is_mounted_is_a_failure(self, tmp_path):
+        mounted = os.open(tmp_path, os.O_RDONLY)  # its path stays, as that of a mount does
+        try:
+            path = Path(f"/proc/self/fd/{mounted}/.")
+            assert host_checks.cdi_directory_finding(inspect_directory(path)).level is Level.OK
+            tmp_path.rmdir()
+            finding = host_checks.cdi_directory_finding(inspect_directory(path))
+        finally:
+            os.close(mounted)
+
+        assert finding.level is Level.FAIL
+        assert finding.message == f"{path} was removed from the node while this pod had it"
 
     @pytest.mark.parametrize(
         ("files", "known", "level", "message"),

@@ -42,6 +42,7 @@ class DirectoryState:
     is_there: bool = True
     is_directory: bool = True
     is_writable: bool = True  # or could be made, where it is not there
+    is_removed: bool = False  # from the node; what is mounted here is what it was
 
 
 def inspect_directory(path: Path) -> DirectoryState:
@@ -58,6 +59,7 @@ def inspect_directory(path: Path) -> DirectoryState:
         is_there=nearest == path,
         is_directory=nearest.is_dir(),
         is_writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
+        is_removed=nearest.stat().st_nlink == 0,
     )
 
 
@@ -100,6 +102,12 @@ def check_ledger(directory: Path, read: Callable[[], LedgerSnapshot]) -> Iterato
 def directory_finding(subject: str, state: DirectoryState, flag: str) -> Finding:
     if state.is_there and not state.is_directory:
         return fail(subject, f"{state.path} is no directory", f"remove it, or give another {flag}")
+    if state.is_removed:
+        return fail(
+            subject,
+            f"{state.path} was removed from the node while this pod had it",
+            "delete the pod: the next one makes the directory anew, and finds what is prepared",
+        )
     if not state.is_writable:
         return fail(
             subject,
