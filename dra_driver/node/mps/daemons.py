@@ -20,16 +20,13 @@ from dra_driver.node.mps import directories
 from dra_driver.node.mps.control import PROGRAM, ControlProgram, DaemonTimeouts
 from dra_driver.node.mps.daemon import TOKEN_VARIABLE, ControlDaemon, DaemonStatus
 from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
-from dra_driver.node.mps.directories import (
-    SHARED_MEMORY_BYTES,
-    DaemonDirectories,
-    SelinuxLabels,
-)
+from dra_driver.node.mps.directories import SHARED_MEMORY_BYTES, DaemonDirectories
 from dra_driver.node.mps.draining import drain_clients
 from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses, describe_unmanaged
 from dra_driver.node.mps.protocol2 import Protocol2
 from dra_driver.node.mps.protocol3 import Protocol3, speaks_protocol3
 from dra_driver.node.nvml.values import driver_version
+from dra_driver.node.selinux import SelinuxLabels
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@
 
 A daemon that is started again keeps the directories that containers have mounted, and nothing else.
 
-SELinux: without a label that containers may use, no client reaches its server. Rules for containers
-do not allow the label of the host's ``/run``; what is created in a directory gets its label.
+SELinux: without a label that containers may use (``node.selinux``), no client reaches its server.
 
 Logs are read for the error that says why a daemon does not start, and cut when they grow.
 """
@@ -31,71 +30,9 @@ from dra_driver.node.mps import mounts, untrusted_trees
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.mps.daemon import SERVER, ControlDaemon
 from dra_driver.node.mps.formats import DEFAULT_NAMESPACE
-from dra_driver.node.mps.untrusted_trees import open_directory
+from dra_driver.node.selinux import SelinuxLabels
 
 log = logging.getLogger(__name__)
-
-SELINUX_ATTRIBUTE: Final = "security.selinux"
-SELINUX_LABEL: Final = "system_u:object_r:container_file_t:s0"
-_LEVELS: Final = 3  # below a pipe directory: servers, namespaces, their sockets
-
-
-SetXattr = Callable[..., None]  # as os.setxattr
-
-
-class SelinuxLabels:
-    """*enforce*: a file that exists where the host's kernel has SELinux switched on."""
-
-    def __init__(self, enforce: Path, setxattr: SetXattr = os.setxattr) -> None:
-        self._enforce = enforce
-        self._setxattr = setxattr
-        self._warned = False
-
-    @property
-    def mount_option(self) -> str:
-        """Gives a tmpfs the label; empty where there is no SELinux."""
-        return f"context={SELINUX_LABEL}" if self._enforce.exists() else ""
-
-    def put_on(self, directory: str) -> None:
-        """Label it and what is in it. What is removed meanwhile is skipped; a failure is logged,
-        once."""
-        if not self._enforce.exists():
-            return
-        try:
-            with open_directory(directory) as at:
-                self._put_on(at, _LEVELS)
-        except OSError as e:
-            self.warn(directory, e.strerror or str(e))
-
-    def warn(self, directory: str, why: str) -> None:
-        level = logging.DEBUG if self._warned else logging.WARNING
-        self._warned = True
-        log.log(
-            level,
-            "a directory cannot be labelled for SELinux: containers may be kept from what is "
-            "in it; it takes the label container_file_t",
-            extra={"directory": directory, "label": SELINUX_LABEL, "error": why},
-        )
-
-    def _put_on(self, at: int, levels: int) -> None:
-        path = f"/proc/self/fd/{at}"  # a socket cannot be opened, and no path is followed to it
-        self._set(f"{path}/.")
-        for name in os.listdir(at):
-            try:
-                with open_directory(name, at) as inside:
-                    if levels > 1:
-                        self._put_on(inside, levels - 1)
-            except NotADirectoryError:
-                self._set(f"{path}/{name}")
-            except FileNotFoundError:
-                continue
-
-    def _set(self, path: str) -> None:
-        try:
-            self._setxattr(path, SELINUX_ATTRIBUTE, SELINUX_LABEL.encode(), follow_symlinks=False)
-        except FileNotFoundError:
-            log.debug("it is gone", extra={"path": path})
-
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dra_driver.base.errors import DriverError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import NodeRef
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
-from dra_driver.node.mps.directories import SelinuxLabels
+from dra_driver.node.selinux import SelinuxLabels
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies

@@ -15,13 +15,9 @@ from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mps import mounts
 from dra_driver.node.mps.daemons import MpsDaemons
-from dra_driver.node.mps.directories import (
-    KEPT_LOG_BYTES,
-    MAX_LOG_BYTES,
-    SELINUX_ATTRIBUTE,
-    SELINUX_LABEL,
-)
+from dra_driver.node.mps.directories import KEPT_LOG_BYTES, MAX_LOG_BYTES
 from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.node.selinux import SELINUX_ATTRIBUTE, SELINUX_LABEL
 from dra_driver.sim.host.directory import program_path
 from tests.fakes.daemon_host import BRIEF, PATIENT, needs_mounts
 from tests.node.mps.conftest import both, only_2

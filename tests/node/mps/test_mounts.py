@@ -11,7 +11,7 @@ import pytest
 from dra_driver.node.driver.commands import run_command
 from dra_driver.node.mps import directories, mounts
 from dra_driver.node.mps.control import ControlProgram
-from dra_driver.node.mps.directories import SelinuxLabels
+from dra_driver.node.selinux import SelinuxLabels
 from tests.fakes.daemon_host import DaemonHost, needs_mounts
 
 INFO = """\
@@ -96,7 +96,8 @@ def in_container(place, propagation: str) -> str:
     """What comes of mounting there in a container whose mounts are seen outside (shared) or not."""
     program = (
         "from pathlib import Path; from dra_driver.node.mps import mounts\n"
-        "from dra_driver.node.mps.directories import SelinuxLabels, mount_shared_memory\n"
+        "from dra_driver.node.mps.directories import mount_shared_memory\n"
+        "from dra_driver.node.selinux import SelinuxLabels\n"
         "labels = SelinuxLabels(Path('/nowhere'))\n"
         f"try: mount_shared_memory('{place}/shm', True, labels, 'size=1m')\n"
         "except Exception as e: print(type(e).__name__, e)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.mps.directories import SELINUX_LABEL, SelinuxLabels
+from dra_driver.node.selinux import SELINUX_LABEL, SelinuxLabels
 
 
 class Attributes:
