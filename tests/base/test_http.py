@@ -14,6 +14,7 @@ from dra_driver.base.errors import SettingsError
 from dra_driver.base.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
 from dra_driver.plugin.metrics import Metrics
 from tests.fakes.open_files import no_more_files
+from tests.pages import read_page
 from tests.waiting import eventually
 
 
@@ -30,17 +31,7 @@ def ask(wrong):
     server = HttpServer("127.0.0.1:0", metrics.registry)
     server.start({"sockets": lambda: None}, {"slices": lambda: wrong["slices"]})
 
-    def get(path):
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{server.port}{path}", timeout=5
-            ) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
-
-    yield get
+    yield lambda path: read_page(server.port, path, 5)
     server.stop()
 
 

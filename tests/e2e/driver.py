@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from dra_driver.settings import ClaimsSettings
 from dra_driver.sim.node_spec import node_file
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
+from tests.pages import read_page
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
@@ -162,15 +161,7 @@ class Driver:
     def ask(self, path: str, pod_uid: str = "") -> tuple[int, str]:
         """The status and text of a page of the plugin's HTTP server; 0 where it does not answer."""
         self.check_alive(pod_uid)
-        try:
-            url = f"http://127.0.0.1:{self.ports[pod_uid]}{path}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
-        except OSError as e:
-            return 0, str(e)
+        return read_page(self.ports[pod_uid], path)
 
     def check_alive(self, pod_uid: str = "") -> None:
         process = self.processes[pod_uid]

@@ -5,8 +5,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from tests.builders import POOL, claim, claim_document, ref
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host
+from tests.pages import read_page
 
 Process = subprocess.Popen[bytes]
 
@@ -87,11 +86,4 @@ def free_port() -> int:
 
 def readiness(port: int) -> tuple[int, str]:
     """The status and text of /readyz of the plugin there; 0 where it does not answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as page:
-            return page.status, page.read().decode()
-    except urllib.error.HTTPError as e:
-        with e:
-            return e.code, e.read().decode()
-    except OSError as e:
-        return 0, str(e)
+    return read_page(port, "/readyz")

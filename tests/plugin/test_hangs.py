@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.builders import config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import program
 from tests.fakes.kubelet import FakeKubelet
+from tests.pages import read_page
 from tests.plugin.conftest import Process, put
 
 DRIVER = "gpu.nvidia.com"
@@ -196,17 +196,6 @@ def test_an_agent_ends_in_time_whatever_hangs(home: Path, hangs: Hangs) -> None:
             process.communicate()
 
 
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SECONDS) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as e:
-        with e:
-            return e.code, e.read().decode()
-    except OSError as e:
-        return 0, str(e)
-
-
 def test_a_directory_that_was_made_anew_on_the_host_is_neither_live_nor_ready(
     server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], home: Path
 ) -> None:
@@ -218,15 +207,16 @@ def test_a_directory_that_was_made_anew_on_the_host_is_neither_live_nor_ready(
         port = free.getsockname()[1]
     try:
         start(http_address=f"127.0.0.1:{port}", cdi_dir=f"/proc/{os.getpid()}/fd/{held}")
-        wait("it to be ready", lambda: get(port, "/readyz")[0] == 200)
-        assert get(port, "/livez") == (200, "[+] disk: ok\n[+] directories: ok\n[+] sockets: ok\n")
+        page = partial(read_page, port, seconds=SECONDS)
+        wait("it to be ready", lambda: page("/readyz")[0] == 200)
+        assert page("/livez") == (200, "[+] disk: ok\n[+] directories: ok\n[+] sockets: ok\n")
 
         shutil.rmtree(home / "cdi")
         (home / "cdi").mkdir()
 
-        wait("it to be dead", lambda: get(port, "/livez")[0] == 503)  # an answer holds a second
+        wait("it to be dead", lambda: page("/livez")[0] == 503)  # an answer holds a second
         for path in ("/livez", "/readyz"):
-            status, body = get(port, path)
+            status, body = page(path)
             assert status == 503
             assert f"[-] directories: /proc/{os.getpid()}/fd/{held} was removed on the host" in body
     finally:
