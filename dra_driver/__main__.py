@@ -198,13 +198,11 @@ def _startup_probe(arguments: argparse.Namespace) -> int:
 
 def _uninstall_check(arguments: argparse.Namespace) -> int:
     from dra_driver.cli.uninstall_check import uninstall_problem
-    from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
+    from dra_driver.k8s.access import load_access
     from dra_driver.k8s.client import ApiClient
 
     settings = UninstallSettings.read(arguments)
-    kubeconfig = settings.kubeconfig
-    access = load_kubeconfig(kubeconfig) if kubeconfig else load_in_cluster()
-    with contextlib.closing(ApiClient(access)) as api:
+    with contextlib.closing(ApiClient(load_access(settings.kubeconfig))) as api:
         return _print_problem(uninstall_problem(api, settings.driver_name))
 
 

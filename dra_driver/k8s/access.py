@@ -94,6 +94,11 @@ def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
     )
 
 
+def load_access(kubeconfig: pathlib.Path | None) -> ApiServerAccess:
+    """What *kubeconfig* says; None: the service account of our pod. SettingsError: it cannot be."""
+    return load_kubeconfig(kubeconfig) if kubeconfig else load_in_cluster()
+
+
 def load_in_cluster(
     directory: pathlib.Path = SERVICE_ACCOUNT_DIRECTORY, environ: Mapping[str, str] = os.environ
 ) -> ApiServerAccess:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from dra_driver.base.http import HealthCheck
-from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
+from dra_driver.k8s.access import load_access
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import EventRecorder
@@ -90,9 +90,7 @@ class PluginParts:
 def open_parts(
     settings: PluginSettings, open_node: OpenNode, metrics: Metrics, stack: ExitStack
 ) -> PluginParts:
-    api = ApiClient(
-        load_kubeconfig(settings.kubeconfig) if settings.kubeconfig else load_in_cluster()
-    )
+    api = ApiClient(load_access(settings.kubeconfig))
     stack.callback(api.close)
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
