@@ -65,6 +65,13 @@ MONITOR_TAINT: Final = "gpu.nvidia.com/monitor"
 PROFILE_LABEL: Final = "gpu.nvidia.com/profile"
 DEVICE_PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"  # as NVIDIA's plugin has it
 
+# Of the controller: the annotation of a Node that says which revision of a NodeProfile it gets ("":
+# none holds there), the condition of a Node in which the plugin says what became of it, and the
+# label of a ControllerRevision that names its profile.
+PROFILE_REVISION_ANNOTATION: Final = "gpu.nvidia.com/profile-revision"
+GPUS_CONFIGURED: Final = "GPUsConfigured"
+REVISION_PROFILE_LABEL: Final = f"{CONFIG_GROUP}/node-profile"
+
 # Labels of a Node as NVIDIA's MIG manager has them: the layout that is wanted, and how far it is.
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"

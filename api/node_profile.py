@@ -17,6 +17,9 @@ The API is ``resource.nvidia.com/v1beta1``::
 The first entry that selects a GPU holds for it; one without ``select`` selects every GPU, and a
 GPU that no entry selects is offered as if there were no profile. What is left out keeps its
 default. Words are read in any case, ``never`` for ``Never``.
+
+A profile in a file is chosen by name. One that is an object of the API server says in its ``spec``
+which nodes it holds for, too (``NodeProfileObjectSpec``).
 """
 
 import re
@@ -31,15 +34,22 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from api.claim_configs import QUANTITY_PATTERN
 from api.strict import StrictModel
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MIG_PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([-+][a-z.]+)?")
+_LABEL_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?" + _LABEL_VALUE.pattern
+)
+_NODES_AT_ONCE = re.compile(r"(100|[1-9][0-9]?)%")
 _DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
 MAX_REPLICAS = 1000
 """Of one GPU. Each is a device of its own where the API server keeps no consumable capacity."""
+MOST_NODES = 100_000
+"""That a number of nodes can say. More than Kubernetes has in a cluster."""
 
 
 def _matching(pattern: re.Pattern[str], otherwise: str) -> AfterValidator:
@@ -225,10 +235,21 @@ class GpuRules(_Section):
     mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = MigSectionConfig()
 
 
+def _not_in_a_file(value: Any) -> Any:
+    raise ValueError("has no effect in a file; apply the profile with kubectl, or remove it")
+
+
+_ObjectOnly = Annotated[SkipJsonSchema[Any], AfterValidator(_not_in_a_file)]
+
+
 class NodeProfileSpec(StrictModel):
-    """The rules, first match first."""
+    """The rules, first match first. The other fields are those of objects, refused in a file."""
 
     gpus: Annotated[list[GpuRules], Field(min_length=1)]
+    node_selector: _ObjectOnly = None
+    priority: _ObjectOnly = None
+    rollout: _ObjectOnly = None
+    revision_history_limit: _ObjectOnly = None
 
 
 class NodeProfileMetadata(StrictModel):
@@ -244,3 +265,84 @@ class NodeProfile(StrictModel):
     kind: Literal["NodeProfile"]
     metadata: NodeProfileMetadata = NodeProfileMetadata()
     spec: NodeProfileSpec
+
+
+def _nodes_at_once(value: Any) -> Any:
+    """Told in one message: pydantic would have one for each type."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if is_number and 1 <= value <= MOST_NODES:
+        return value
+    if isinstance(value, str) and _NODES_AT_ONCE.fullmatch(value):
+        return value
+    raise ValueError("is no number of nodes from 1 on, and no percentage; write for example 10%")
+
+
+_LabelKey = Annotated[
+    str,
+    Field(max_length=317),
+    _matching(_LABEL_KEY, "is no key that a node's label can have"),
+    WithJsonSchema({"type": "string", "format": "label"}),
+]
+_LabelValue = Annotated[
+    str,
+    _matching(re.compile(f"({_LABEL_VALUE.pattern})?"), "is no value that a node's label can have"),
+]
+
+
+class RolloutConfig(StrictModel):
+    """How a change reaches the nodes."""
+
+    max_unavailable: Annotated[
+        int | str,
+        BeforeValidator(_nodes_at_once),
+        WithJsonSchema({"type": "string", "format": "number or percentage"}),
+    ] = Field(
+        default="10%",
+        description="A change is given to this many nodes at a time: a number, or a percentage of "
+        "the nodes of the profile. Default: `10%`.",
+    )
+    max_failures: int = Field(
+        default=3,
+        ge=1,
+        le=MOST_NODES,
+        description="The rollout of a change stops when this many nodes have failed. Default: `3`.",
+    )
+    progress_deadline_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=24 * 3600,
+        description="A node that does not report within this many seconds has failed. Default: "
+        "`600`.",
+    )
+    paused: bool = Field(
+        default=False,
+        description="With `true`, no further node is given a change. Default: `false`.",
+    )
+
+
+class NodeProfileObjectSpec(NodeProfileSpec):
+    """Of a NodeProfile in the API server: what a file says, for which nodes, and how it gets there.
+
+    ``gpus`` is as it is written. What it means is decided with the rules of the node.
+    """
+
+    gpus: Annotated[list[Any], Field(min_length=1)]
+    node_selector: Annotated[dict[_LabelKey, _LabelValue], Field(max_length=64)] = Field(
+        default={},
+        description="The profile holds for the nodes that have all of these labels. Default: every "
+        "node.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-1_000_000,
+        le=1_000_000,
+        description="Of several profiles that select a node, the one with the highest priority "
+        "holds, and of these the oldest. Default: `0`.",
+    )
+    rollout: RolloutConfig = RolloutConfig()
+    revision_history_limit: int = Field(
+        default=10,
+        ge=0,
+        le=100,
+        description="How many revisions are kept to go back to. Default: `10`.",
+    )

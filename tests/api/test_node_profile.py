@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import strict
-from api.node_profile import MAX_REPLICAS, Duration, MigSectionConfig, NodeProfile
+from api.node_profile import (
+    MAX_REPLICAS,
+    MOST_NODES,
+    Duration,
+    MigSectionConfig,
+    NodeProfile,
+    NodeProfileObjectSpec,
+)
 from api.strict import ConfigError, StrictModel, validated
 
 HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
@@ -230,3 +237,101 @@ def test_every_sum_of_times_is_a_duration(parts):
 def test_anything_else_than_a_profile_is_refused_and_nothing_breaks(value):
     with pytest.raises(ConfigError):
         validated(NodeProfile, {**HEAD, "spec": value})
+
+
+IN_A_FILE = "has no effect in a file; apply the profile with kubectl, or remove it"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("nodeSelector", {"pool": "a"}, "{'pool': 'a'}"),
+        ("priority", 10, "10"),
+        ("rollout", {}, "{}"),
+        ("revisionHistoryLimit", 0, "0"),
+    ],
+)
+def test_what_only_objects_say_is_refused_in_a_file(field, value, shown):
+    assert problems(spec={"gpus": [{}], field: value}) == (f"spec.{field}: {shown} {IN_A_FILE}",)
+
+
+def object_spec(**fields):
+    return validated(NodeProfileObjectSpec, {"gpus": [{"replicas": 2}], **fields})
+
+
+def test_every_field_of_an_object_is_read():
+    spec = object_spec(
+        nodeSelector={"cloud.example.com/pool": "gpu", "empty": ""},
+        priority=-5,
+        rollout={
+            "maxUnavailable": 2,
+            "maxFailures": 1,
+            "progressDeadlineSeconds": 30,
+            "paused": True,
+        },
+        revisionHistoryLimit=0,
+    )
+
+    assert spec.model_dump() == {
+        "gpus": [{"replicas": 2}],
+        "node_selector": {"cloud.example.com/pool": "gpu", "empty": ""},
+        "priority": -5,
+        "rollout": {
+            "max_unavailable": 2,
+            "max_failures": 1,
+            "progress_deadline_seconds": 30,
+            "paused": True,
+        },
+        "revision_history_limit": 0,
+    }
+
+
+def test_an_object_that_says_nothing_of_nodes_holds_for_all_and_changes_a_tenth_at_a_time():
+    assert object_spec().model_dump() == {
+        "gpus": [{"replicas": 2}],
+        "node_selector": {},
+        "priority": 0,
+        "rollout": {
+            "max_unavailable": "10%",
+            "max_failures": 3,
+            "progress_deadline_seconds": 600,
+            "paused": False,
+        },
+        "revision_history_limit": 10,
+    }
+
+
+AT_ONCE = "is no number of nodes from 1 on, and no percentage; write for example 10%"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        *(
+            (
+                {"rollout": {"maxUnavailable": value}},
+                f"spec.rollout.maxUnavailable: {value!r} {AT_ONCE}",
+            )
+            for value in (0, MOST_NODES + 1, True, "0%", "101%", "10", 1.5)
+        ),
+        (
+            {"nodeSelector": {"pool a": "b"}},
+            "spec.nodeSelector.pool a.[key]: 'pool a' is no key that a node's label can have",
+        ),
+        (
+            {"nodeSelector": {"pool": "a b"}},
+            "spec.nodeSelector.pool: 'a b' is no value that a node's label can have",
+        ),
+        ({"priority": 1_000_001}, "spec.priority: 1000001 should be less than or equal to 1000000"),
+    ],
+)
+def test_wrong_fields_of_an_object_are_named(fields, problem):
+    with pytest.raises(ConfigError) as refused:
+        object_spec(**fields)
+
+    assert [f"spec.{text}" for text in refused.value.problems] == [problem]
+
+
+@pytest.mark.parametrize("value", [1, MOST_NODES, "1%", "99%", "100%"])
+def test_nodes_at_a_time_are_a_number_or_a_percentage(value):
+    assert object_spec(rollout={"maxUnavailable": value}).rollout.max_unavailable == value
