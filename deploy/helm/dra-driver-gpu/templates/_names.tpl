@@ -105,6 +105,21 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/*
+"true" where this release has the controller, and with it the NodeProfiles: their CRD belongs to one release in a cluster.
+It stays after `helm uninstall`, and belongs to the release of that name and namespace still.
+*/}}
+{{- define "dra-driver-gpu.node-profiles" -}}
+{{- if dig "enabled" true (.Values.controller | default dict) -}}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "nodeprofiles.resource.nvidia.com" | default dict -}}
+{{- $release := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $crd -}}
+{{- $space := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $crd -}}
+{{- if or (not $crd) (and (eq $release .Release.Name) (eq $space .Release.Namespace)) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A profile of MIG as a label of DNS. "-me" is spelled "-no-me", or it would be called as "+me" is. */}}
 {{- define "dra-driver-gpu.mig-profile.label" -}}
 {{- . | replace "-" "-no-" | replace "+" "-" | replace "." "-" -}}
