@@ -110,7 +110,7 @@ true
 It stays after `helm uninstall`, and belongs to the release of that name and namespace still.
 */}}
 {{- define "dra-driver-gpu.node-profiles" -}}
-{{- if dig "enabled" true (.Values.controller | default dict) -}}
+{{- if .Values.controller.enabled -}}
 {{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "nodeprofiles.resource.nvidia.com" | default dict -}}
 {{- $release := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $crd -}}
 {{- $space := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $crd -}}
