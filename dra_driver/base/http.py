@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import AddressInUse, SettingsError
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ _ROOM_SECONDS: Final = 0.1  # in which a connection that was closed makes room
 _LIVE_SECONDS: Final = 1.0  # for which an answer of /livez is given again
 _MAX_WAITING: Final = 8  # requests that wait for the same answer
 _ANSWER_SECONDS: Final = 5.0  # for which they wait: as long as the kubelet does
+_TRY_SECONDS: Final = 0.5  # the kubelet has to miss three probes in a row, and sends one in 2 s
+_END_SECONDS: Final = 2.0  # in which a process that ends frees its port
 
 
 class HttpServer:
@@ -90,6 +93,71 @@ class HttpServer:
             socket.create_connection((self._host or "localhost", self.port), timeout=1).close()
         stopping.join(2)
         self._server.server_close()
+
+
+class SharedHttpPort:
+    """An address that several processes of ours want: one serves it, and the next one takes it when
+    that one ends. Meanwhile it answers the probes of all."""
+
+    def __init__(
+        self, address: str, registry: CollectorRegistry, is_ours: Callable[[], bool]
+    ) -> None:
+        """*is_ours*: whether a process of ours can have the address. SettingsError: it cannot be
+        served. AddressInUse: somebody else has it."""
+        self._address = address
+        self._registry = registry
+        self._server = self._open(is_ours)
+        self._loop = Loop("http-port", self._take_over, _TRY_SECONDS)
+
+    def start(
+        self,
+        live: HealthChecks,
+        ready: HealthChecks,
+        on_serving: Callable[[], None] = lambda: None,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """*on_serving* is called once it serves, *while_waiting* every half second before."""
+        self._live, self._ready = live, ready
+        self._on_serving, self._while_waiting = on_serving, while_waiting
+        if self._server is not None:
+            self._serve(self._server)
+            return
+        log.info("another process of ours has the HTTP port", extra={"address": self._address})
+        self._loop.start()
+
+    def stop(self) -> None:
+        self._loop.stop()
+        if self._loop.alive:
+            self._loop.join(1.0)
+        if self._server is not None:
+            self._server.stop()
+
+    def _open(self, is_ours: Callable[[], bool]) -> HttpServer | None:
+        """None: a process of ours has it."""
+        deadline = Deadline(_END_SECONDS)
+        while True:
+            try:
+                return HttpServer(self._address, self._registry)
+            except AddressInUse:
+                if is_ours():
+                    return None
+                if deadline.expired:
+                    raise
+            time.sleep(0.1)
+
+    def _serve(self, server: HttpServer) -> None:
+        self._server = server
+        server.start(self._live, self._ready)
+        self._on_serving()
+
+    def _take_over(self) -> float | None:
+        try:
+            server = HttpServer(self._address, self._registry)
+        except AddressInUse:
+            self._while_waiting()
+            return None
+        self._serve(server)
+        return UNTIL_WOKEN
 
 
 class _BoundedServer(ThreadingHTTPServer):

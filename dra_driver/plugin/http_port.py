@@ -10,22 +10,16 @@ that mends it would not go on.
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import AddressInUse, NodeError
-from dra_driver.base.http import HealthCheck, HealthChecks, HttpServer
-from dra_driver.base.threads import UNTIL_WOKEN, Loop
+from dra_driver.base.errors import NodeError
+from dra_driver.base.http import HealthCheck, HealthChecks, SharedHttpPort
 from dra_driver.kubeletplugin.serve.rolling_update import plugin_processes
 from dra_driver.settings import PluginSettings
 
 log = logging.getLogger(__name__)
-
-_TRY_SECONDS = 0.5  # the kubelet has to miss three probes in a row, and sends one in 2 s
-_END_SECONDS = 2.0  # in which a process that ends frees its port
 
 
 class HttpPort:
@@ -34,12 +28,11 @@ class HttpPort:
     def __init__(self, settings: PluginSettings, registry: CollectorRegistry) -> None:
         """SettingsError: the address cannot be served. AddressInUse: somebody else than a plugin
         process of ours has it."""
-        self._address = settings.http_address
-        self._registry = registry
         self._instances = settings.plugin_dir / "instances"
         self._owner = settings.pod_uid or str(os.getpid())
-        self._server = self._open()
-        self._loop = Loop("http-port", self._take_over, _TRY_SECONDS)
+        self._port = SharedHttpPort(
+            settings.http_address, registry, lambda: bool(plugin_processes(self._instances))
+        )
         self._problems: dict[str, str] = {}
 
     def start(
@@ -47,39 +40,12 @@ class HttpPort:
     ) -> None:
         """*on_started* is called when the startup probe may succeed: if nobody has the port, the
         pod's other probes are answered by us from now on; else when we are ready."""
-        self._live, self._ready, self._on_started = live, ready, on_started
-        if self._server is not None:
-            self._serve(self._server)
-            return
-        log.info("an older plugin process has the HTTP port", extra={"address": self._address})
-        self._loop.start()
+        self._ready, self._on_started = ready, on_started
+        for_both = {name: self._for_both_pods(check) for name, check in ready.items()}
+        self._port.start(live, for_both, on_started, self._note_problems)
 
     def stop(self) -> None:
-        self._loop.stop()
-        if self._loop.alive:
-            self._loop.join(1.0)
-        if self._server is not None:
-            self._server.stop()
-
-    def _open(self) -> HttpServer | None:
-        """None: a plugin process of ours has the port."""
-        deadline = Deadline(_END_SECONDS)
-        while True:
-            try:
-                return HttpServer(self._address, self._registry)
-            except AddressInUse:
-                if plugin_processes(self._instances):
-                    return None
-                if deadline.expired:
-                    raise
-            time.sleep(0.1)
-
-    def _serve(self, server: HttpServer) -> None:
-        self._server = server
-        server.start(
-            self._live, {name: self._for_both_pods(check) for name, check in self._ready.items()}
-        )
-        self._on_started()
+        self._port.stop()
 
     def _for_both_pods(self, check: HealthCheck) -> HealthCheck:
         def problem_for_both() -> str | None:
@@ -95,15 +61,6 @@ class HttpPort:
         except NodeError:
             return False
         return bool(processes) and processes[-1].started and processes[-1].owner != self._owner
-
-    def _take_over(self) -> float | None:
-        try:
-            server = HttpServer(self._address, self._registry)
-        except AddressInUse:
-            self._note_problems()
-            return None
-        self._serve(server)
-        return UNTIL_WOKEN
 
     def _note_problems(self) -> None:
         answers = {name: check() for name, check in self._ready.items()}
