@@ -24,12 +24,14 @@ from dra_driver.k8s.quantity import rounded_up
 from dra_driver.node.driver.config import NodeConfig
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_DNS_LABEL_OR_NONE = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _MPS_DIR = "/run/dra-driver-gpu/mps"
 _LEAST_SHARED_MEMORY = 1 << 20
 _EMPTY_MEANS_NONE = ("mps_socket",)  # an empty variable counts, although the default is not empty
 _FORMS = {
     "pod_uid": "write letters, digits and dashes",
+    "revision_namespace": "write lower-case letters, digits and dashes",
     "profile": "write letters, digits, dashes, dots and underscores, as in a label's value",
 }
 
@@ -65,6 +67,14 @@ PodUidFlag = Annotated[
     ),
 ]
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
+RevisionNamespace = Annotated[
+    str,
+    StringConstraints(max_length=63, pattern=_DNS_LABEL_OR_NONE),
+    Field(
+        description="the namespace in which the controller keeps the revisions of NodeProfile "
+        "objects; empty: those objects are not looked at"
+    ),
+]
 DriverName = Annotated[
     str,
     StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN),
@@ -233,9 +243,8 @@ class DevicesSettings(ClaimsSettings):
     )
     profile: ProfileName = Field(
         "",
-        description="the profile of this node; empty: the one that the node label "
-        "gpu.nvidia.com/profile or nvidia.com/device-plugin.config names, or else the one called "
-        "default",
+        description="the profile of a node for which neither a label nor a NodeProfile object "
+        "chooses one (`devices` looks at neither); empty: the one called default",
     )
 
 
@@ -248,6 +257,7 @@ class DoctorSettings(DevicesSettings):
     )
     pod_uid: PodUidFlag = ""
     kubeconfig: Kubeconfig = None
+    revision_namespace: RevisionNamespace = ""
     cdi_dir: AbsolutePath = Field(
         Path("/var/run/cdi"),
         description="the directory from which the container runtime reads CDI specs",

@@ -119,11 +119,13 @@ class Profile:
     """One named profile. A GPU that no entry selects follows the default ``Rules``.
 
     *warnings*: what in its document has no meaning here, one line each, with the field path.
+    *revision*: which one of a NodeProfile object it is; empty: it is of a file, or bundled.
     """
 
     name: str
     entries: tuple[ProfileEntry, ...] = ()
     warnings: tuple[str, ...] = ()
+    revision: str = ""
 
 
 DEFAULT_PROFILE = Profile("default")

@@ -17,6 +17,7 @@ GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
 MPS_AGENT = "mps-agent"  # the component
 UNINSTALL = "uninstall"  # what `helm uninstall` runs first
 NODE_POLICY = "node ValidatingAdmissionPolicy"
+STATUS_POLICY = "node-status ValidatingAdmissionPolicy"
 EVENTS_POLICY = "events ValidatingAdmissionPolicy"
 CONFIGS_POLICY = "claim-configs ValidatingAdmissionPolicy"
 RENDER_GOLDEN = (
@@ -38,8 +39,8 @@ def schema() -> dict[str, Any]:
 def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
     agent by component and kind, as in ``mps-agent DaemonSet``, and likewise those that `helm
-    uninstall` makes, and the policies on nodes, on events and on configurations, with their
-    bindings; DeviceClasses by name."""
+    uninstall` makes, and the policies on nodes and their status, on events and on
+    configurations, with their bindings; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     rendered_objects = {_key(document): document for document in documents}
     assert len(rendered_objects) == len(documents)
@@ -50,7 +51,7 @@ def _key(document: dict[str, Any]) -> str:
     kind, name = str(document["kind"]), str(document["metadata"]["name"])
     if kind == "DeviceClass":
         return name
-    parts = (MPS_AGENT, UNINSTALL, "node", "events", "claim-configs")
+    parts = (MPS_AGENT, UNINSTALL, "node", "node-status", "events", "claim-configs")
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()
 

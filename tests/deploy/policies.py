@@ -14,7 +14,7 @@ import yaml
 
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
-from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from hack.testbed.cluster import Cluster
 from tests.deploy.chart import CHART, helm
 from tests.deploy.installed import as_account
@@ -27,6 +27,7 @@ ACCOUNTS = ("kubelet-plugin", "uninstall")
 MINE, OTHER = f"{NAME}-mine", f"{NAME}-other"  # two nodes; the token belongs to the first
 DRIVER = "policy.test"
 STATE_LABEL = "nvidia.com/mig.config.state"
+CONDITION = "GPUsConfigured"
 NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVENTS = f"/api/v1/namespaces/{NAME}/events"
@@ -47,10 +48,19 @@ ALL_VERBS: Document = {
     "rules": [
         {
             "apiGroups": ["", "resource.k8s.io", "events.k8s.io"],
-            "resources": ["nodes", "events", "resourceslices"],
+            "resources": ["nodes", "nodes/status", "events", "resourceslices"],
             "verbs": ["*"],
         }
     ],
+}
+STATUS: Document = {  # as a kubelet leaves it, cut short
+    "capacity": {"cpu": "8"},
+    "conditions": [
+        {"type": "MemoryPressure", "status": "False", "reason": "a", "message": "b"},
+        {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "it is ready"},
+    ],
+    "images": [{"names": ["image"], "sizeBytes": 1}],
+    "nodeInfo": {"kernelVersion": "6.1"},
 }
 
 
@@ -99,7 +109,7 @@ def made(admin: ApiClient) -> Iterator[None]:
     namespace: Document = {"metadata": {"name": NAME}}
     documents = [("/api/v1/namespaces", namespace)]
     documents += [
-        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}})
+        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}, "status": STATUS})
         for name in (MINE, OTHER)
     ]
     documents += [(PATHS[each["kind"]], each) for each in objects]
@@ -264,3 +274,16 @@ def spec_of_node(**fields: Any) -> Call:
 
 def metadata_of_node(**fields: Any) -> Call:
     return patch_node({"metadata": fields})
+
+
+def condition(status: str | None = "True", kind: str = CONDITION) -> Document:
+    """A change of a Node's status by this condition; None: it goes."""
+    if status is None:
+        return {"status": {"conditions": [{"type": kind, "$patch": "delete"}]}}
+    said = {"reason": "Tested", "message": f"it is {status}"}
+    return {"status": {"conditions": [{"type": kind, "status": status, **said}]}}
+
+
+def status_of_node(change: Document, node: str = MINE) -> Call:
+    path = f"{NODES}/{node}/status"
+    return lambda client, _: client.patch(path, change, content_type=STRATEGIC_MERGE_PATCH)

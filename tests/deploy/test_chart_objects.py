@@ -27,6 +27,7 @@ from tests.deploy.chart import (
     GOLDEN,
     MPS_AGENT,
     NODE_POLICY,
+    STATUS_POLICY,
     host_paths,
     objects,
     pod_spec,
@@ -76,9 +77,18 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
         ("resource.k8s.io", "resourceslices"): [*("list", "watch", "create", "update", "delete")],
         ("resource.k8s.io", "deviceclasses"): ["get", "list"],
         ("", "nodes"): ["get", "list", "watch", "patch"],
+        ("", "nodes/status"): ["patch"],
+        ("resource.nvidia.com", "nodeprofiles"): ["get", "list"],
         ("", "events"): ["create", "patch"],
         ("", "pods"): ["get"],
     }
+    [revisions] = CHART["Role"]["rules"]
+    assert revisions == {
+        "apiGroups": ["apps"],
+        "resources": ["controllerrevisions"],
+        "verbs": ["get"],
+    }
+    assert settings().revision_namespace == CHART["Role"]["metadata"]["namespace"]
 
 
 def test_the_role_allows_what_the_doctor_asks_about() -> None:
@@ -102,8 +112,10 @@ def test_rights_token_and_policy_are_those_of_the_account_that_the_pods_run_as()
     assert (
         CHART["ClusterRoleBinding"]["roleRef"]["name"] == CHART["ClusterRole"]["metadata"]["name"]
     )
+    assert CHART["RoleBinding"]["subjects"] == CHART["ClusterRoleBinding"]["subjects"]
+    assert CHART["RoleBinding"]["roleRef"]["name"] == CHART["Role"]["metadata"]["name"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY, EVENTS_POLICY):
+    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY, STATUS_POLICY, EVENTS_POLICY):
         [condition] = CHART[policy]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
         binding = CHART[f"{policy}Binding"]["spec"]

@@ -169,6 +169,18 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
     assert variables(pod)["PROFILE"] == "any"
 
 
+def test_without_the_controller_the_plugin_looks_at_no_nodeprofile_and_writes_no_condition() -> (
+    None
+):
+    rendered = render("--set", "controller.enabled=false")
+    rights = [
+        resource for rule in rendered["ClusterRole"]["rules"] for resource in rule["resources"]
+    ]
+    assert "REVISION_NAMESPACE" not in variables(pod_spec(rendered))
+    assert not {"nodes/status", "nodeprofiles"} & set(rights)
+    assert not {"Role", "RoleBinding", "node-status ValidatingAdmissionPolicy"} & set(rendered)
+
+
 def test_values_that_mean_the_same_in_nvidias_chart_are_taken() -> None:
     options = "image.tag=v1,nameOverride=,serviceAccount.name=gpus,serviceAccount.annotations.a=b"
     rendered = render("--set", options)

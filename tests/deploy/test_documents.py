@@ -120,11 +120,12 @@ def test_it_leads_to_examples_that_there_are() -> None:
 def test_every_right_of_the_plugin_is_listed_with_its_reason() -> None:
     page = (REPOSITORY / "docs/install.md").read_text()
     section = page.partition("## What the driver may do\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \| (.+) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w./]+)`.* \| ([\w, ]+) \| (.+) \|$", section, re.MULTILINE)
     listed = [(resource, verb) for resource, verbs, _ in rows for verb in verbs.split(", ")]
     granted = [
         (f"{resource}.{group}".rstrip("."), verb)
-        for rule in objects(GOLDEN.read_text())["ClusterRole"]["rules"]
+        for role in ("ClusterRole", "Role")
+        for rule in objects(GOLDEN.read_text())[role]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]

@@ -15,6 +15,7 @@ from dra_driver.k8s.events import EventRecorder, PodRef
 from hack.testbed.cluster import Cluster
 from tests.deploy.chart import REPOSITORY
 from tests.deploy.policies import (
+    CONDITION,
     DRIVER,
     EVENTS,
     MINE,
@@ -23,10 +24,12 @@ from tests.deploy.policies import (
     OTHER,
     SLICES,
     STATE_LABEL,
+    STATUS,
     THERE,
     Call,
     Clients,
     Document,
+    condition,
     create,
     delete,
     event,
@@ -42,6 +45,7 @@ from tests.deploy.policies import (
     remove,
     slice_of,
     spec_of_node,
+    status_of_node,
     try_out,
     update,
 )
@@ -51,7 +55,11 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1800),  # helm is built on first use
     pytest.mark.refused(
-        "resourceslices.resource.k8s.io", "nodes", "events", "events.events.k8s.io"
+        "resourceslices.resource.k8s.io",
+        "nodes",
+        "nodes/status",
+        "events",
+        "events.events.k8s.io",
     ),
 ]
 
@@ -71,6 +79,11 @@ OTHER_DRIVER = (
 )
 OF_NODE = "a plugin writes one label of its node and nothing else; leave the rest as it is"
 OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
+OF_STATUS = (
+    "a plugin writes one condition into the status of its node and nothing else; leave the rest "
+    "as it is"
+)
+OF_CONDITIONS = f"status.conditions: a plugin writes {CONDITION} and no other condition; leave "
 OTHER_INSTANCE = (
     f"reportingInstance or the source's host is '{OTHER}', and a plugin tells events as its own "
     f"node, '{MINE}': have --node-name be the pod's spec.nodeName"
@@ -151,6 +164,56 @@ REFUSED: dict[str, tuple[Call, str]] = {
         spec_of_node(taints=[{"key": "a", "effect": "NoSchedule"}]),
         f"spec: {OF_NODE}",
     ),
+    "status: another node's": (
+        status_of_node(condition(), OTHER),
+        f"metadata.name is '{OTHER}', and a plugin writes to its own node, '{MINE}': "
+        "have --node-name be the pod's spec.nodeName",
+    ),
+    "status: another condition": (
+        status_of_node(condition("False", "Ready")),
+        f"{OF_CONDITIONS}Ready",
+    ),
+    "status: a new condition": (
+        status_of_node(condition(kind="policy.test/New")),
+        f"{OF_CONDITIONS}policy.test/New as it is",
+    ),
+    "status: a condition less": (
+        status_of_node(condition(None, "MemoryPressure")),
+        f"{OF_CONDITIONS}MemoryPressure as it is",
+    ),
+    "status: its own condition and another": (
+        status_of_node(
+            {
+                "status": {
+                    "conditions": [
+                        *condition()["status"]["conditions"],
+                        *condition("False", "Ready")["status"]["conditions"],
+                    ]
+                }
+            }
+        ),
+        f"{OF_CONDITIONS}Ready",
+    ),
+    "status: a capacity": (
+        status_of_node({"status": {"capacity": {"nvidia.com/gpu": "8"}}}),
+        f"status.capacity: {OF_STATUS}",
+    ),
+    "status: images": (
+        status_of_node({"status": {"images": [{"names": ["other"], "sizeBytes": 1}]}}),
+        f"status.images: {OF_STATUS}",
+    ),
+    "status: an address": (
+        status_of_node({"status": {"addresses": [{"type": "InternalIP", "address": "10.1.2.3"}]}}),
+        f"status.addresses: {OF_STATUS}",
+    ),
+    "status: a label": (
+        status_of_node(labels(**{"gpu.nvidia.com/profile": "x"})),
+        f"metadata.labels: {OF_STATUS}",
+    ),
+    "status: the revision that the node was given": (
+        status_of_node({"metadata": {"annotations": {"gpu.nvidia.com/profile-revision": "x"}}}),
+        f"metadata.annotations: {OF_STATUS}",
+    ),
     "event: another node's": (create(EVENTS, event(OTHER)), OTHER_INSTANCE),
     "event: of no node": (create(EVENTS, event(reportingInstance="")), NO_INSTANCE),
     "event: its source is another node": (
@@ -195,6 +258,7 @@ OF_A_TOKEN_WITHOUT_A_NODE = {
     "slice": try_out(SLICES, slice_of()),
     "slice removed": delete("slice-mine"),
     "node": patch_node(labels()),
+    "status": status_of_node(condition()),
     "event": try_out(EVENTS, event()),
     "new event": try_out(NEW_EVENTS, new_event()),
 }
@@ -261,6 +325,10 @@ ADMITTED: dict[str, Call] = {
     "node: a state": patch_node(labels()),
     "node: another state": patch_node({"metadata": {"labels": {STATE_LABEL: "failed"}}}),
     "node: no state": patch_node({"metadata": {"labels": {STATE_LABEL: None}}}),
+    "status: the condition": status_of_node(condition()),
+    "status: the condition again": status_of_node(condition()),
+    "status: another one of it": status_of_node(condition("False")),
+    "status: it goes": status_of_node(condition(None)),
     "event": create(EVENTS, event()),
     "event: without a source": try_out(EVENTS, event(name="plain", source={})),
     "event: counted": patch("event-mine", count=2, message="it is tested again"),
@@ -296,6 +364,8 @@ def test_others_write_as_before(clients: Clients, there: Mapping[str, Document])
         (EVENTS, event(OTHER, "kubelet", "else")),
     ):
         clients.admin.create(path, document, {"dryRun": "All"})
+    for change in ({"status": STATUS}, labels(**{"policy.test/by": "x"}), condition("False")):
+        status_of_node(change, OTHER)(clients.admin, there)
 
 
 def test_what_happens_again_is_counted_in_the_event_that_the_plugin_wrote(
