@@ -6,10 +6,18 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.api_objects import RESOURCES, Object, Refusal
+from tests.fakes.api_objects import (
+    CUSTOM,
+    RESOURCES,
+    Object,
+    Refusal,
+    Selector,
+    refuse_no_version,
+    refuse_patch,
+)
 from tests.fakes.api_requests import (
     Fault,
     ServedRequest,
@@ -19,6 +27,7 @@ from tests.fakes.api_requests import (
     metadata_of,
     selector_of,
     status_of,
+    strategically_merged,
 )
 from tests.fakes.api_shapes import read_as, write_as
 
@@ -169,7 +178,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if target is None:
             self._text(404, "404 page not found\n")
             return
-        selector = selector_of(request.query.get("fieldSelector", ""))
+        selector = selector_of(request.query)
         if request.method == "WATCH":
             self._watch(target, request.query, selector)
         elif request.method == "GET" and not target.name:
@@ -190,8 +199,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if segments[:1] == ["namespaces"] and len(segments) > 2:
             namespace, segments = segments[1], segments[2:]
         resource = RESOURCES.get("".join(segments[:1]))
-        served = self.server_state.served if group == GROUP else ["v1"]
-        if resource is None or resource.group != group or version not in served:
+        if resource is None or resource.group != group:
+            return None
+        served = self.server_state.served if group == GROUP else [resource.version]
+        if version not in served or resource.plural in self.server_state.removed:
             return None
         name, part = "".join(segments[1:2]), "".join(segments[2:3])
         return Target(resource, version, namespace, name, part)
@@ -205,27 +216,34 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if request.method == "DELETE":
             return 200, objects.delete(target.key, body.get("preconditions"))
         if request.method == "PATCH":
-            kind = request.headers.get("Content-Type", "")
-            if not kind.endswith("merge-patch+json"):
-                raise Refusal(415, "UnsupportedMediaType", f"{kind} is not supported here")
+            merge = self._merge(target, request.headers.get("Content-Type", ""))
             with objects.changed:
-                patched = merged(objects.get(target.key), body)
-                return 200, objects.update(target.key, patched, target.part)
+                before = objects.get(target.key)
+                patch = refuse_patch(target.resource, before, body)
+                return 200, objects.update(target.key, merge(before, patch), target.part)
         document = read_as(target.api_version, target.resource.kind, body)
         if request.method == "PUT":
+            refuse_no_version(target.resource, document)
             return 200, objects.update(target.key, document, target.part)
         dry = request.query.get("dryRun") == "All"
         return 201, objects.create(target.resource.plural, target.namespace, document, dry)
 
-    def _list(self, target: Target, query: Mapping[str, str], selector: Mapping[str, str]) -> None:
-        objects = self.server_state._objects
+    def _merge(self, target: Target, kind: str) -> Callable[[Object, Object], Object]:
+        if kind == "application/merge-patch+json":
+            return merged
+        if kind == "application/strategic-merge-patch+json" and target.key[0] not in CUSTOM:
+            return strategically_merged
+        raise Refusal(415, "UnsupportedMediaType", f"{kind} is not supported here")
+
+    def _list(self, target: Target, query: Mapping[str, str], selector: Selector) -> None:
+        objects, limit = self.server_state._objects, int(query.get("limit", 0))
         with objects.changed:
-            documents = objects.list(target.resource.plural, target.namespace, selector)
-            metadata = {"resourceVersion": objects.version}
-        start, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(documents)
-        if start + limit < len(documents):
-            metadata["continue"] = str(start + limit)
-        items = [write_as(target.api_version, each) for each in documents[start : start + limit]]
+            if token := query.get("continue"):
+                metadata, documents = objects.next_page(token, limit)
+            else:
+                everything = objects.list(target.resource.plural, target.namespace, selector)
+                metadata, documents = objects.page(everything, limit)
+        items = [write_as(target.api_version, each) for each in documents]
         for each in items:  # the items of a list do not say what they are
             each.pop("kind", None)
             each.pop("apiVersion", None)
@@ -239,7 +257,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             },
         )
 
-    def _watch(self, target: Target, query: Mapping[str, str], selector: Mapping[str, str]) -> None:
+    def _watch(self, target: Target, query: Mapping[str, str], selector: Selector) -> None:
         with self.front.lock:
             self.front.watching.add(self.request)
         self.send_response(200)
@@ -260,7 +278,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.front.watching.discard(self.request)
 
     def _events(
-        self, target: Target, query: Mapping[str, str], selector: Mapping[str, str]
+        self, target: Target, query: Mapping[str, str], selector: Selector
     ) -> Iterator[tuple[str, Object]]:
         objects, plural = self.server_state._objects, target.resource.plural
         since = int(query.get("resourceVersion") or 0)
@@ -271,7 +289,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             yield from (("ADDED", write_as(target.api_version, each)) for each in existing)
         ends_at = time.monotonic() + float(query.get("timeoutSeconds", 3600))
         bookmark_at = time.monotonic() + self.server_state.bookmark_seconds
-        while (now := time.monotonic()) < ends_at and not self.front.stopping.is_set():
+        while (now := time.monotonic()) < ends_at and not self._is_over(plural):
             for change in objects.since(since, plural):
                 since = change.version
                 if event := event_of(change, target.namespace, selector):
@@ -283,6 +301,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             with objects.changed:
                 if int(objects.version) <= since or not any(objects.since(since, plural)):
                     objects.changed.wait(max(0.0, min(until - time.monotonic(), 0.5)))
+
+    def _is_over(self, plural: str) -> bool:
+        return self.front.stopping.is_set() or plural in self.server_state.removed
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

@@ -8,8 +8,8 @@ import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.label_rules import label_problem
@@ -40,6 +40,7 @@ class Resource:
     namespaced: bool = True
     status: bool = False  # has the subresource "status"
     fields: tuple[str, ...] = ()  # selectable, beside metadata.name and metadata.namespace
+    version: str = "v1"  # of resource.k8s.io there are several
 
 
 RESOURCES = {
@@ -64,8 +65,36 @@ RESOURCES = {
         Resource("resourceclaims", "ResourceClaim", "resource.k8s.io", status=True),
         Resource("resourceclaimtemplates", "ResourceClaimTemplate", "resource.k8s.io"),
         Resource("deviceclasses", "DeviceClass", "resource.k8s.io", namespaced=False),
+        Resource(
+            "nodeprofiles",
+            "NodeProfile",
+            "resource.nvidia.com",
+            namespaced=False,
+            status=True,
+            version="v1beta1",
+        ),
+        Resource("controllerrevisions", "ControllerRevision", "apps"),
+        Resource("leases", "Lease", "coordination.k8s.io"),
     )
 }
+CUSTOM = frozenset({"nodeprofiles"})  # defined by a CustomResourceDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a list or a watch is about."""
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)  # None: any value
+
+    def matches(self, each: Object) -> bool:
+        labels = each["metadata"].get("labels") or {}
+        return all(_field(each, path) == value for path, value in self.fields.items()) and all(
+            name in labels and value in (None, labels[name]) for name, value in self.labels.items()
+        )
+
+
+_EVERYTHING = Selector()
 
 
 class Refusal(Exception):
@@ -97,6 +126,7 @@ class Objects:
         self._changes: list[Change] = []
         self._version = 1000
         self._compacted = 0
+        self._pages: dict[str, tuple[str, list[Object]]] = {}  # by the token that continues a list
         self._names = itertools.count()
 
     @property
@@ -108,6 +138,7 @@ class Objects:
         with self.changed:
             self._version += 1
             self._compacted = self._version
+            self._pages.clear()
             self._changes.clear()
 
     def has(self, key: Key) -> bool:
@@ -126,13 +157,36 @@ class Objects:
         with self.changed:
             self._memory = copy.deepcopy(self._objects)
 
-    def list(self, resource: str, namespace: str, selector: Mapping[str, str]) -> list[Object]:
-        refuse_selector(RESOURCES[resource], selector)
+    def page(self, documents: Iterable[Object], limit: int) -> tuple[Object, list[Object]]:
+        """The first of *documents*, as they are now, and the metadata of that page."""
+        with self.changed:
+            return self._page(self.version, list(documents), limit)
+
+    def next_page(self, token: str, limit: int) -> tuple[Object, list[Object]]:
+        """What follows the page that had *token*. Refusal 410: that is forgotten."""
+        with self.changed:
+            if token not in self._pages:
+                message = "The provided continue parameter is too old to display a consistent list"
+                raise Refusal(410, "Expired", message)
+            return self._page(*self._pages[token], limit)
+
+    def _page(
+        self, version: str, documents: list[Object], limit: int
+    ) -> tuple[Object, list[Object]]:
+        metadata: Object = {"resourceVersion": version}
+        if 0 < limit < len(documents):
+            metadata["continue"] = f"page-{next(self._names)}"
+            metadata["remainingItemCount"] = len(documents) - limit
+            self._pages[metadata["continue"]] = version, documents[limit:]
+        return metadata, documents[: limit or None]
+
+    def list(self, resource: str, namespace: str, selector: Selector = _EVERYTHING) -> list[Object]:
+        refuse_selector(RESOURCES[resource], selector.fields)
         with self.changed:
             return [
                 copy.deepcopy(each)
                 for key, each in sorted(self._objects.items())
-                if key[0] == resource and key[1].startswith(namespace) and matches(each, selector)
+                if key[0] == resource and key[1].startswith(namespace) and selector.matches(each)
             ]
 
     def create(self, resource: str, namespace: str, document: Object, dry: bool = False) -> Object:
@@ -144,11 +198,7 @@ class Objects:
                 raise Refusal(400, "BadRequest", "resourceVersion should not be set on create")
             if known.namespaced:
                 metadata["namespace"] = namespace
-            if not metadata.get("name"):
-                if not metadata.get("generateName"):
-                    raise Refusal(422, "Invalid", "name or generateName is required")
-                suffix = f"{next(self._names):05x}"
-                metadata["name"] = metadata["generateName"][:MAX_GENERATED] + suffix
+            metadata["name"] = metadata.get("name") or self._generated_name(metadata)
             key = (resource, namespace if known.namespaced else "", metadata["name"])
             if key in self._objects:
                 raise Refusal(409, "AlreadyExists", f'{resource} "{key[2]}" already exists')
@@ -158,10 +208,17 @@ class Objects:
             made["kind"] = known.kind
             made.pop("apiVersion", None)  # an object has one in every version it is shown in
             refuse_labels(known, made)
-            refuse_event(known, made)
+            refuse_spec(known, made, None)
+            if resource in CUSTOM:
+                made.pop("status", None)  # it is written apart, or not at all
             if resource == "resourceslices":
                 made = self._checked_slice(made, None)
             return self._store(key, None, made, dry)
+
+    def _generated_name(self, metadata: Object) -> str:
+        if not metadata.get("generateName"):
+            raise Refusal(422, "Invalid", "name or generateName is required")
+        return str(metadata["generateName"])[:MAX_GENERATED] + f"{next(self._names):05x}"
 
     def update(self, key: Key, document: Object, part: str = "") -> Object:
         """Replace all but the status, or with *part* ``status`` only that."""
@@ -170,7 +227,10 @@ class Objects:
             self._refuse_stale(key, before, document.get("metadata", {}))
             made = copy.deepcopy(document)
             if part == "status":
-                made = {**before, "status": made.get("status")}
+                # The labels and annotations of a Node can be changed through its status, too.
+                rest = made if key[0] == "nodes" else before
+                metadata = {**before["metadata"], **rest["metadata"]}
+                made = {**before, "metadata": metadata, "status": made.get("status")}
             elif RESOURCES[key[0]].status and "status" in before:
                 made["status"] = before["status"]
             fixed = {k: v for k, v in before["metadata"].items() if k in _SET_BY_SERVER}
@@ -178,9 +238,10 @@ class Objects:
             made = {**made, "metadata": metadata, "kind": RESOURCES[key[0]].kind}
             made.pop("apiVersion", None)
             refuse_labels(RESOURCES[key[0]], made)
+            refuse_spec(RESOURCES[key[0]], made, before)
             if key[0] == "resourceslices":
                 made = self._checked_slice(made, before)
-            if made.get("spec") != before.get("spec"):
+            if _counted(key[0], made) != _counted(key[0], before):
                 metadata["generation"] += 1
             if made == before:
                 return made
@@ -201,7 +262,7 @@ class Objects:
     def collect_garbage(self) -> None:
         """Delete what is owned by a Node that is not there, as the controller manager does."""
         with self.changed:
-            nodes = {each["metadata"]["uid"] for each in self.list("nodes", "", {})}
+            nodes = {each["metadata"]["uid"] for each in self.list("nodes", "")}
             for key, each in tuple(self._objects.items()):
                 owners = each["metadata"].get("ownerReferences") or ()
                 if any(owner["kind"] == "Node" and owner["uid"] not in nodes for owner in owners):
@@ -232,11 +293,11 @@ class Objects:
         return stored
 
     def _refuse_stale(self, key: Key, before: Object, metadata: Mapping[str, Any]) -> None:
-        for field in ("uid", "resourceVersion"):
-            expected, actual = metadata.get(field), before["metadata"][field]
+        for name in ("uid", "resourceVersion"):
+            expected, actual = metadata.get(name), before["metadata"][name]
             if expected and expected != actual:
                 raise Refusal(
-                    409, "Conflict", f'{key[0]} "{key[2]}": {field} is {actual}, not {expected}'
+                    409, "Conflict", f'{key[0]} "{key[2]}": {name} is {actual}, not {expected}'
                 )
 
     def _store(self, key: Key, before: Object | None, after: Object, dry: bool = False) -> Object:
@@ -259,16 +320,61 @@ class Objects:
         return gone
 
 
-def matches(each: Object, selector: Mapping[str, str]) -> bool:
-    """Whether the field *selector* selects the object."""
-    return all(_field(each, path) == value for path, value in selector.items())
-
-
 def refuse_labels(resource: Resource, made: Object) -> None:
     metadata = made["metadata"]
     if problem := label_problem(metadata.get("labels") or {}):
         name = f'{resource.kind} "{metadata["name"]}" is invalid: metadata.labels'
         raise Refusal(422, "Invalid", f"{name}: {problem}")
+
+
+def refuse_spec(resource: Resource, made: Object, before: Object | None) -> None:
+    """The rules of ControllerRevisions, Leases and Events."""
+    if before is None:
+        refuse_event(resource, made)
+    problem = ""
+    if resource.plural == "controllerrevisions":
+        problem = _revision_problem(made, before)
+    if resource.plural == "leases":
+        seconds = (made.get("spec") or {}).get("leaseDurationSeconds")
+        if seconds is not None and seconds <= 0:
+            problem = f"spec.leaseDurationSeconds: Invalid value: {seconds}: must be greater than 0"
+    if problem:
+        name = made["metadata"]["name"]
+        raise Refusal(422, "Invalid", f'{resource.kind} "{name}" is invalid: {problem}')
+
+
+def _revision_problem(made: Object, before: Object | None) -> str:
+    if not isinstance(made.get("data"), dict):
+        return "data: Required value: data is mandatory"
+    if before and before["data"] != made["data"]:
+        return f"data: Invalid value: {made['data']}: field is immutable"
+    if made.get("revision", 0) < 0:
+        return f"revision: Invalid value: {made['revision']}: must be at least 0"
+    return ""
+
+
+def refuse_patch(resource: Resource, before: Object, patch: Object) -> Object:
+    """The *patch* as it is applied."""
+    metadata = patch.get("metadata") or {}
+    uid = metadata.get("uid")
+    if uid and uid != before["metadata"]["uid"]:
+        if resource.plural not in CUSTOM:
+            message = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+            raise Refusal(422, "Invalid", message)
+        kept = {name: value for name, value in metadata.items() if name != "uid"}
+        return {**patch, "metadata": kept}
+    if resource.plural == "controllerrevisions":
+        # Whatever it changes: the API server compares the patched data with another form of it.
+        raise Refusal(422, "Invalid", "data: Invalid value: field is immutable")
+    return patch
+
+
+def refuse_no_version(resource: Resource, document: Object) -> None:
+    """Some objects are replaced only by who says which version of them he read."""
+    version = document.get("metadata", {}).get("resourceVersion")
+    if resource.plural in {*CUSTOM, "leases"} and not version:
+        message = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+        raise Refusal(422, "Invalid", message)
 
 
 def refuse_event(resource: Resource, made: Object) -> None:
@@ -294,6 +400,13 @@ def _field(each: Any, path: str) -> str:
     for part in path.split("."):
         each = (each or {}).get(part)
     return str(each) if each is not None else ""
+
+
+def _counted(resource: str, each: Object) -> Any:
+    """The part of an object whose changes its generation counts."""
+    if resource not in CUSTOM:
+        return each.get("spec")
+    return {key: value for key, value in each.items() if key not in ("metadata", "status")}
 
 
 def _kind(resource: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fakes.api_objects import Change, Object, Resource, matches
+from tests.fakes.api_objects import Change, Object, Resource, Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,14 @@ def metadata_of(document: Object) -> Object:
     return {**head, "metadata": document["metadata"]}
 
 
-def event_of(
-    change: Change, namespace: str, selector: Mapping[str, str]
-) -> tuple[str, Object] | None:
+def event_of(change: Change, namespace: str, selector: Selector) -> tuple[str, Object] | None:
     """*change* as a watch with that selector sees it."""
 
     def selected(each: Object | None) -> bool:
         return bool(
             each
             and each["metadata"].get("namespace", "").startswith(namespace)
-            and matches(each, selector)
+            and selector.matches(each)
         )
 
     if selected(change.after) and change.after:
@@ -80,17 +78,53 @@ def event_of(
     return None
 
 
-def selector_of(text: str) -> dict[str, str]:
-    parts = (part.partition("=") for part in text.split(",") if part)
-    return {path: value.lstrip("=") for path, _, value in parts}
+def selector_of(query: Mapping[str, str]) -> Selector:
+    """What *query* selects: of labels ``name``, ``name=value`` and ``name==value`` are known."""
+
+    def parts(text: str) -> dict[str, str | None]:
+        split = (part.partition("=") for part in text.split(",") if part)
+        return {name: value.lstrip("=") if equals else None for name, equals, value in split}
+
+    fields = {path: value or "" for path, value in parts(query.get("fieldSelector", "")).items()}
+    return Selector(fields, parts(query.get("labelSelector", "")))
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386; strategic merges are the same where no list is patched."""
+    """RFC 7386."""
     if not isinstance(target, dict) or not isinstance(patch, dict):
         return patch
     unpatched = {key: value for key, value in target.items() if key not in patch}
     changed = {key: merged(target.get(key), patch[key]) for key in patch if patch[key] is not None}
+    return {**unpatched, **changed}
+
+
+_MERGE_KEYS = {  # of lists that a strategic merge does not replace: patchMergeKey of the Go types
+    ("status", "conditions"): "type",
+    ("status", "addresses"): "type",
+    ("spec", "taints"): "key",
+    ("metadata", "ownerReferences"): "uid",
+}
+
+
+def strategically_merged(target: Any, patch: Any, path: tuple[str, ...] = ()) -> Any:
+    """A strategic merge patch: as RFC 7386, but some lists are merged, element by element."""
+    if path in _MERGE_KEYS and isinstance(patch, list):
+        key = _MERGE_KEYS[path]
+        elements = {each[key]: each for each in target or ()}
+        for each in patch:
+            if each.get("$patch") == "delete":
+                elements.pop(each[key], None)
+            else:
+                elements[each[key]] = merged(elements.get(each[key], {}), each)
+        return list(elements.values())
+    if not isinstance(target, dict) or not isinstance(patch, dict):
+        return patch
+    unpatched = {key: value for key, value in target.items() if key not in patch}
+    changed = {
+        key: strategically_merged(target.get(key), value, (*path, key))
+        for key, value in patch.items()
+        if value is not None
+    }
     return {**unpatched, **changed}
 
 

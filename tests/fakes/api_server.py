@@ -9,10 +9,11 @@
         assert server.count("POST", "resourceslices") == 1
         assert server.wait(lambda: len(server.objects("resourceslices")) == 2)
 
-It knows nodes, pods, events, configmaps, namespaces and resource.k8s.io (slices, claims, claim
-templates, device classes) in the versions ``served``. Versions, conflicts, generated names,
-preconditions, finalizers, the status subresource, field selectors, paging, watches with bookmarks
-and 410 behave like the real one's, and slices are refused by its rules (``slice_rules``).
+It knows nodes, pods, events, configmaps, namespaces, leases, controllerrevisions, NodeProfiles and
+resource.k8s.io (slices, claims, claim templates, device classes) in the versions ``served``.
+Versions, conflicts, generated names, preconditions, finalizers, the status subresource, selectors
+of fields and labels, strategic merges, paging, watches with bookmarks and 410 behave like the real
+one's, and slices are refused by its rules (``slice_rules``).
 
 Faults: ``fail``, ``delay``, ``hang_up`` and ``deny`` for the next requests that match; ``disable``
 turns a feature gate off; ``forget_history`` makes watches fall behind; ``refuse_connections`` and
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 import yaml
 
 from tests.fakes.api_http import Front
-from tests.fakes.api_objects import RESOURCES, Object, Objects
+from tests.fakes.api_objects import CUSTOM, RESOURCES, Object, Objects
 from tests.fakes.api_requests import Fault, ServedRequest
 from tests.fakes.api_shapes import write_as
 
@@ -37,6 +38,7 @@ class ApiServer:
 
     def __init__(self, served: Sequence[str] = ("v1", "v1beta2", "v1beta1")) -> None:
         self.served = list(served)  # versions of resource.k8s.io, may be changed while it runs
+        self.removed: set[str] = set()  # resources whose CustomResourceDefinition is not there
         self.tokens: set[str] | None = None  # the only ones accepted, where set
         self.bookmark_seconds = 60.0
         self._objects = Objects()
@@ -96,7 +98,10 @@ class ApiServer:
         key = (resource.plural, namespace, metadata.get("name", ""))
         with self._objects.changed:
             if not self._objects.has(key):
-                return self._objects.create(resource.plural, namespace, document)
+                created = self._objects.create(resource.plural, namespace, document)
+                if resource.plural not in CUSTOM or "status" not in document:
+                    return created
+                key = (*key[:2], created["metadata"]["name"])
             fresh = {k: v for k, v in metadata.items() if k not in ("resourceVersion", "uid")}
             stored = self._objects.update(key, {**document, "metadata": fresh})
             if resource.status and document.get("status") != stored.get("status"):
@@ -105,13 +110,26 @@ class ApiServer:
 
     def objects(self, resource: str) -> list[Object]:
         """All objects of *resource* (its plural), by namespace and name, in the shape of v1."""
-        group = RESOURCES[resource].group
-        version = f"{group}/v1" if group else "v1"
-        return [write_as(version, each) for each in self._objects.list(resource, "", {})]
+        known = RESOURCES[resource]
+        version = f"{known.group}/{known.version}" if known.group else known.version
+        return [write_as(version, each) for each in self._objects.list(resource, "")]
 
     def remove(self, resource: str, name: str, namespace: str = "") -> None:
         """Delete one object, as somebody else would."""
         self._objects.delete((resource, namespace, name))
+
+    def remove_crd(self, resource: str) -> None:
+        """Delete a CustomResourceDefinition, and with it all objects that it defines."""
+        with self._objects.changed:
+            for each in self._objects.list(resource, ""):
+                self.remove(resource, each["metadata"]["name"])
+            self.removed.add(resource)
+            self._objects.compact()
+            self._objects.changed.notify_all()
+
+    def add_crd(self, resource: str) -> None:
+        """Bring a CustomResourceDefinition back that was removed."""
+        self.removed.discard(resource)
 
     def collect_garbage(self) -> None:
         """Delete what belongs to Nodes that are gone."""

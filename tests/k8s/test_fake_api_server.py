@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.base.errors import Conflict, NotFound, Refused, Unreachable
+from dra_driver.base.errors import Conflict, Gone, NotFound, Refused, Unreachable
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
@@ -248,3 +248,89 @@ def test_a_patch_of_a_label_leaves_the_others_and_null_takes_one_away(server, ap
 def test_a_node_that_is_not_there_cannot_be_patched(api):
     with pytest.raises(NotFound):
         api.patch("/api/v1/nodes/n9", {"metadata": {"labels": {"b": "1"}}})
+
+
+PROFILES = "/apis/resource.nvidia.com/v1beta1/nodeprofiles"
+REVISIONS = "/apis/apps/v1/namespaces/ns/controllerrevisions"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
+
+
+def profile(name="p", **spec):
+    metadata = {"name": name}
+    kind = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
+    return {**kind, "metadata": metadata, "spec": spec}
+
+
+def test_the_status_of_a_custom_resource_is_written_apart_and_not_counted(api):
+    made = api.create(PROFILES, {**profile(a=1), "status": {"x": 1}})
+    assert ("status" in made, made["metadata"]["generation"]) == (False, 1)
+
+    patch = {"status": {"x": 2}, "spec": {"a": 2}, "metadata": {"labels": {"a": "b"}}}
+    changed = api.patch(f"{PROFILES}/p/status", patch)
+    assert (changed["status"], changed["spec"]) == ({"x": 2}, {"a": 1})
+    assert (changed["metadata"]["generation"], "labels" in changed["metadata"]) == (1, False)
+
+    changed = api.patch(f"{PROFILES}/p", patch)
+    assert (changed["status"], changed["spec"]) == ({"x": 2}, {"a": 2})
+    assert changed["metadata"]["generation"] == 2
+
+
+def test_an_object_is_put_with_its_status(server):
+    first = server.put({**profile(a=1), "status": {"x": 1}})
+    second = server.put({**profile(a=2), "status": {"x": 2}})
+
+    assert (first["status"], second["status"], second["spec"]) == ({"x": 1}, {"x": 2}, {"a": 2})
+
+
+@pytest.mark.parametrize("path", [LEASES, PROFILES])
+def test_some_are_replaced_only_by_who_says_which_version_he_read(api, path):
+    kind = {LEASES: {"metadata": {"name": "p"}, "spec": {}}, PROFILES: profile()}[path]
+    made = api.create(path, kind)
+
+    with pytest.raises(Refused, match="must be specified for an update"):
+        api.update(f"{path}/p", kind)
+    assert api.update(f"{path}/p", {**kind, "metadata": made["metadata"]}) == made
+
+
+def test_a_crd_that_is_removed_takes_its_objects_and_watches_with_it(server, api):
+    server.put(profile())
+    since = api.list(PROFILES)["metadata"]["resourceVersion"]
+    watch = api.watch(PROFILES, {"resourceVersion": since}, 60)
+
+    server.remove_crd("nodeprofiles")
+
+    assert [event["type"] for event in watch] in (["DELETED"], [])
+    with pytest.raises(NotFound):
+        api.list(PROFILES)
+    server.add_crd("nodeprofiles")
+    assert api.list(PROFILES)["items"] == []
+
+
+def test_a_list_is_one_moment_on_all_its_pages_until_that_is_forgotten(server, api):
+    for name in "abcd":
+        server.put(node(name))
+    pages = api.pages("/api/v1/nodes", {"limit": "2"})
+    first = next(pages)
+    server.remove("nodes", "c")
+    second = next(pages)
+
+    names = [each["metadata"]["name"] for page in (first, second) for each in page["items"]]
+    assert names == ["a", "b", "c", "d"]
+    assert second["metadata"] == {"resourceVersion": first["metadata"]["resourceVersion"]}
+
+    pages = api.pages("/api/v1/nodes", {"limit": "2"})
+    next(pages)
+    server.forget_history()
+    with pytest.raises(Gone):
+        next(pages)
+
+
+def test_labels_are_selected_by_their_value_or_by_being_there(server, api):
+    server.put(node("a", x="1", y="1"))
+    server.put(node("b", x="2"))
+
+    def selected(selector):
+        items = api.list("/api/v1/nodes", {"labelSelector": selector})["items"]
+        return [each["metadata"]["name"] for each in items]
+
+    assert (selected("x"), selected("x=2"), selected("x=1,y")) == (["a", "b"], ["b"], ["a"])

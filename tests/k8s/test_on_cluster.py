@@ -12,7 +12,7 @@ import pytest
 from dra_driver.base.errors import Conflict, Forbidden, NotFound, Refused, Unreachable
 from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
 from dra_driver.k8s.api import FROM_WATCH_CACHE
-from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import VERSIONS, convert_slice_from_v1, convert_slice_to_v1
@@ -256,6 +256,109 @@ def is_taken(server, path, document):
         return bool(server.create(path, document, STRICT))
     except Refused:
         return False
+
+
+NODES = "/api/v1/nodes"
+NODE = f"{NODES}/probe-node"
+STRATEGIC = STRATEGIC_MERGE_PATCH
+REVISIONS = "/apis/apps/v1/namespaces/default/controllerrevisions"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+READY = {"type": "Ready", "status": "True"}
+
+
+@pytest.fixture
+def probe_node(api, fake):
+    """A node on both API servers, with a condition."""
+    for server in (api, fake):
+        server.create(NODES, {"metadata": {"name": "probe-node", "labels": {"a": "1"}}})
+        server.patch(f"{NODE}/status", {"status": {"conditions": [READY]}}, {}, STRATEGIC)
+    yield
+    api.delete(NODE)
+
+
+@pytest.mark.parametrize("kind", [MERGE_PATCH, STRATEGIC])
+@pytest.mark.parametrize("path", [NODE, f"{NODE}/status"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"resourceVersion": "1"}, id="of another version"),
+        pytest.param({"uid": "of another node"}, id="of another UID"),
+        pytest.param({"labels": {"b": "2"}, "annotations": {"probe": "3"}}, id="of metadata"),
+    ],
+)
+def test_our_fake_takes_patches_of_nodes_where_the_real_one_does(
+    api, fake, probe_node, path, kind, metadata
+):
+    condition = {"type": "Probed", "status": "True", "reason": "R", "message": "m"}
+    patch = {"metadata": metadata, "status": {"conditions": [condition]}}
+    if path == NODE:
+        del patch["status"]
+
+    def result(server):
+        try:
+            server.patch(path, patch, {}, kind)
+        except (Conflict, Refused) as e:
+            return type(e)
+        node = server.get(NODE)
+        labels, conditions = node["metadata"]["labels"], node["status"]["conditions"]
+        return labels, {each["type"]: each["status"] for each in conditions}
+
+    assert result(fake) == result(api)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda server, made: server.patch(made.path, {"revision": 2}), id="patch"),
+        pytest.param(
+            lambda server, made: server.patch(made.path, {"revision": 2}, {}, STRATEGIC),
+            id="strategic patch",
+        ),
+        pytest.param(lambda server, made: made.put(server, revision=2), id="revision"),
+        pytest.param(lambda server, made: made.put(server, revision=-1), id="negative revision"),
+        pytest.param(lambda server, made: made.put(server, data={"a": 2}), id="other data"),
+        pytest.param(lambda server, made: made.put(server, data=None), id="no data"),
+        pytest.param(lambda server, made: made.put(server, "1", revision=2), id="stale version"),
+        pytest.param(lambda server, made: made.put(server, "", revision=2), id="no version"),
+    ],
+)
+def test_our_fake_changes_revisions_where_the_real_one_does(api, fake, write):
+    def result(server):
+        made = MadeRevision(server)
+        try:
+            return write(server, made)["revision"]
+        except (Conflict, Refused) as e:
+            return type(e)
+        finally:
+            server.delete(made.path)
+
+    assert result(fake) == result(api)
+
+
+class MadeRevision:
+    """A ControllerRevision that was just created."""
+
+    def __init__(self, server):
+        head = {"apiVersion": "apps/v1", "kind": "ControllerRevision"}
+        metadata = {"name": "probe-revision"}
+        self.path = f"{REVISIONS}/probe-revision"
+        revision = {**head, "metadata": metadata, "data": {"a": 1}, "revision": 1}
+        self.document = server.create(REVISIONS, revision)
+
+    def put(self, server, version=None, **fields):
+        metadata = dict(self.document["metadata"])
+        if version is not None:
+            metadata["resourceVersion"] = version
+        return server.update(self.path, {**self.document, **fields, "metadata": metadata})
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_our_fake_takes_leases_where_the_real_one_does(api, fake, seconds):
+    lease = {"metadata": {"name": "probe"}, "spec": {"leaseDurationSeconds": seconds}}
+
+    taken = [is_taken(server, LEASES, lease) for server in (api, fake)]
+
+    assert taken == [seconds > 0] * 2
 
 
 def probes(api, path):
