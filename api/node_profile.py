@@ -24,41 +24,60 @@ which nodes it holds for, too (``NodeProfileObjectSpec``).
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from api.claim_configs import QUANTITY_PATTERN
 from api.strict import StrictModel
 
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_MIG_PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([-+][a-z.]+)?")
-_LABEL_KEY = re.compile(
-    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?" + _LABEL_VALUE.pattern
-)
-_NODES_AT_ONCE = re.compile(r"(100|[1-9][0-9]?)%")
-_DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
+_LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NODES_AT_ONCE = "(100|[1-9][0-9]?)%"
+MOST_ENTRIES = 64  # of a profile, and of each list and map in it
 MAX_REPLICAS = 1000
 """Of one GPU. Each is a device of its own where the API server keeps no consumable capacity."""
 MOST_NODES = 100_000
 """That a number of nodes can say. More than Kubernetes has in a cluster."""
 
 
-def _matching(pattern: re.Pattern[str], otherwise: str) -> AfterValidator:
-    def check(text: str) -> str:
-        if not pattern.fullmatch(text):
-            raise ValueError(otherwise)
-        return text
+@dataclass(frozen=True, slots=True)
+class Text:
+    """In an annotation: the text matches all of *pattern*. *otherwise* is said of one that does
+    not, and *called* is what the reference pages call it."""
 
-    return AfterValidator(check)
+    pattern: str
+    otherwise: str
+    called: str = "text"
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # No word of JSON schema: pydantic would take it for the pattern of a mapping's keys.
+        words = {"matches": self.pattern, "otherwise": self.otherwise, "format": self.called}
+        return handler(schema) | words
+
+    def _checked(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(self.otherwise)
+        return text
 
 
 def _words(annotation: Any) -> Iterator[str]:
@@ -101,37 +120,44 @@ def _optional(description: str) -> Any:
 
 
 Name = Annotated[
-    str, _matching(_LABEL_VALUE, "is no name that a node's label can have as its value")
+    str,
+    Field(max_length=63),
+    Text(_LABEL_VALUE, "is no name that a node's label can have as its value"),
 ]
 Quantity = Annotated[
     str,
+    Field(max_length=64),
     BeforeValidator(_number_as_text),
-    _matching(re.compile(QUANTITY_PATTERN), "is not a quantity; write for example 1Gi"),
-    WithJsonSchema({"type": "string", "format": "quantity"}),
+    Text(QUANTITY_PATTERN, "is not a quantity; write for example 1Gi", "quantity"),
 ]
 Duration = Annotated[
     str,
-    _matching(_DURATION, "is not a duration; write for example 10s"),
-    WithJsonSchema({"type": "string", "format": "duration"}),
+    Field(max_length=32),
+    Text(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+", "is not a duration; write for example 10s", "duration"),
 ]
 Strategy = Literal["TimeSlicing", "MPS"]
-_Patterns = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+_SomeOf = Field(min_length=1, max_length=MOST_ENTRIES)
+_Patterns = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], _SomeOf]
 _Count = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-_Uuid = Annotated[str, _matching(re.compile("GPU-.+"), "is no GPU; write GPU-…")]
+_Uuid = Annotated[str, Field(max_length=64), Text("GPU-.+", "is no GPU; write GPU-…")]
 _MigProfile = Annotated[
     str,
-    _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb"),
-    WithJsonSchema({"type": "string", "format": "MIG profile"}),
+    Field(max_length=40),
+    Text(
+        r"[0-9]+g\.[0-9]+gb([-+][a-z.]+)?",
+        "is no MIG profile; write for example 1g.10gb",
+        "MIG profile",
+    ),
 ]
 
 
 class GpuSelectorConfig(_Section):
     """GPUs that match every field that is given, each by one item of its list."""
 
-    index: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = _optional(
+    index: Annotated[list[Annotated[int, Field(ge=0, le=255)]], _SomeOf] | None = _optional(
         "The entry is for these GPUs, by the number in `/dev/nvidia<N>`."
     )
-    uuid: Annotated[list[_Uuid], Field(min_length=1)] | None = _optional(
+    uuid: Annotated[list[_Uuid], _SomeOf] | None = _optional(
         "The entry is for these GPUs, by UUID."
     )
     product: _Patterns | None = _optional(
@@ -179,7 +205,7 @@ class MigSectionConfig(_Section):
         "With `Single`, a claim for a GPU can get a partition that exists, if all of these have "
         "the same MIG profile. Default: `Mixed`."
     )
-    replicas: dict[_MigProfile, _Count] | None = _optional(
+    replicas: Annotated[dict[_MigProfile, _Count], _SomeOf] | None = _optional(
         "How many claims that name no capacity share a partition of this MIG profile. Default: one."
     )
 
@@ -204,7 +230,7 @@ class GpuRules(_Section):
     fail_requests_greater_than_one: bool | None = _optional(
         "With `true`, a request for more than one replica is refused. Default: `false`."
     )
-    strategies: Annotated[list[Strategy], Field(min_length=1)] | None = _optional(
+    strategies: Annotated[list[Strategy], _SomeOf] | None = _optional(
         "The strategies that a claim can choose. Default: `[TimeSlicing, MPS]`."
     )
     default_strategy: Strategy | None = _optional(
@@ -245,7 +271,7 @@ _ObjectOnly = Annotated[SkipJsonSchema[Any], AfterValidator(_not_in_a_file)]
 class NodeProfileSpec(StrictModel):
     """The rules, first match first. The other fields are those of objects, refused in a file."""
 
-    gpus: Annotated[list[GpuRules], Field(min_length=1)]
+    gpus: Annotated[list[GpuRules], _SomeOf]
     node_selector: _ObjectOnly = None
     priority: _ObjectOnly = None
     rollout: _ObjectOnly = None
@@ -267,25 +293,32 @@ class NodeProfile(StrictModel):
     spec: NodeProfileSpec
 
 
+_NEITHER = "is no number of nodes from 1 on, and no percentage; write for example 10%"
+
+
 def _nodes_at_once(value: Any) -> Any:
     """Told in one message: pydantic would have one for each type."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if is_number and 1 <= value <= MOST_NODES:
         return value
-    if isinstance(value, str) and _NODES_AT_ONCE.fullmatch(value):
+    if isinstance(value, str) and re.fullmatch(_NODES_AT_ONCE, value):
         return value
-    raise ValueError("is no number of nodes from 1 on, and no percentage; write for example 10%")
+    raise ValueError(_NEITHER)
 
 
 _LabelKey = Annotated[
     str,
     Field(max_length=317),
-    _matching(_LABEL_KEY, "is no key that a node's label can have"),
-    WithJsonSchema({"type": "string", "format": "label"}),
+    Text(
+        rf"({_DNS_LABEL}(\.{_DNS_LABEL})*/)?{_LABEL_VALUE}",
+        "is no key that a node's label can have",
+        "label",
+    ),
 ]
 _LabelValue = Annotated[
     str,
-    _matching(re.compile(f"({_LABEL_VALUE.pattern})?"), "is no value that a node's label can have"),
+    Field(max_length=63),
+    Text(f"({_LABEL_VALUE})?", "is no value that a node's label can have"),
 ]
 
 
@@ -295,7 +328,16 @@ class RolloutConfig(StrictModel):
     max_unavailable: Annotated[
         int | str,
         BeforeValidator(_nodes_at_once),
-        WithJsonSchema({"type": "string", "format": "number or percentage"}),
+        WithJsonSchema(
+            {
+                "type": ["integer", "string"],
+                "minimum": 1,
+                "maximum": MOST_NODES,
+                "matches": _NODES_AT_ONCE,
+                "otherwise": _NEITHER,
+                "format": "number or percentage",
+            }
+        ),
     ] = Field(
         default="10%",
         description="A change is given to this many nodes at a time: a number, or a percentage of "
@@ -326,8 +368,8 @@ class NodeProfileObjectSpec(NodeProfileSpec):
     ``gpus`` is as it is written. What it means is decided with the rules of the node.
     """
 
-    gpus: Annotated[list[Any], Field(min_length=1)]
-    node_selector: Annotated[dict[_LabelKey, _LabelValue], Field(max_length=64)] = Field(
+    gpus: Annotated[list[Any], _SomeOf]
+    node_selector: Annotated[dict[_LabelKey, _LabelValue], Field(max_length=MOST_ENTRIES)] = Field(
         default={},
         description="The profile holds for the nodes that have all of these labels. Default: every "
         "node.",

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from api.claim_configs import KINDS, QUANTITY_PATTERN
 from api.names import CONFIG_VERSION
-from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
+from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 REPOSITORY = Path(__file__).parents[1]
 POLICY = (

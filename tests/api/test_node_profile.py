@@ -226,9 +226,13 @@ class Waiting(StrictModel):
     time: Duration
 
 
-@given(st.lists(st.tuples(st.decimals(0, 999, places=2), st.sampled_from("smh")), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.decimals(0, 999, places=2), st.sampled_from("smh")), min_size=1, max_size=4
+    )
+)
 def test_every_sum_of_times_is_a_duration(parts):
-    text = "".join(f"{number}{unit}" for number, unit in parts)
+    text = "".join(f"{number}{unit}" for number, unit in parts[:5])
 
     assert validated(Waiting, {"time": text}).time == text
 

@@ -20,7 +20,7 @@ from dra_driver.model.offer import (
     Shape,
 )
 from dra_driver.model.profiles import Profile, Rules, SharingStrategy
-from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
+from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 # Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta,
 # whose clients cannot be limited and of which only one user at a time is served.

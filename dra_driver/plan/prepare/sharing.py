@@ -35,7 +35,7 @@ from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.plan.offer.slice_documents import bytes_quantity
 from dra_driver.plan.prepare.amounts import Amount
-from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
+from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 _MIB = 1024 * 1024
 _PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"

@@ -1,8 +1,7 @@
 """Which profile is chosen, what its document means, and which rules hold for which GPU."""
 
 import fnmatch
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,28 +30,8 @@ from dra_driver.model.profiles import (
     Rules,
     SharingStrategy,
 )
+from dra_driver.plan.profiles import validation
 from dra_driver.plan.profiles.device_plugin import from_device_plugin
-
-
-def _mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
-    """What is wrong with the field ``mig`` of *entry*, each value of which is of the right type."""
-    if entry.include is False:  # said for all of it already
-        return
-    mig = entry.mig
-    if mig.profiles and mig.mode != "Dynamic":
-        yield f"{path}.profiles: has no effect without mode: Dynamic; add it, or remove this"
-    if mig.layout and mig.mode == "Dynamic":
-        yield (
-            f"{path}.layout: has no effect with mode: Dynamic, which creates what claims need; "
-            "remove one of them"
-        )
-    if mig.replicas and entry.fractions == "Never":
-        yield f"{path}.replicas: has no effect with fractions: Never; remove one of them"
-    elif mig.replicas and entry.memory_limit == "Strict":
-        yield (
-            f"{path}.replicas: has no effect with memoryLimit: Strict, since the GPU's driver "
-            "limits no part of a partition; remove one of them"
-        )
 
 
 def _mig_rules(section: MigSectionConfig) -> MigRules:
@@ -64,26 +43,6 @@ def _mig_rules(section: MigSectionConfig) -> MigRules:
         single=section.strategy == "Single",
         replicas=tuple(sorted((section.replicas or {}).items())),
     )
-
-
-CUDA_CONTEXT_BYTES = 256 * 1024 * 1024
-"""What a process takes of a GPU before it allocates anything: 200 to 500 MiB, by board, driver and
-the kernels that it loads. Less cannot be used."""
-
-_MIB = 1024 * 1024
-_LONGEST_GRACE_SECONDS = 24 * 3600.0
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_FOR_FRACTIONS = (
-    "replicas",
-    "rename",
-    "fail_requests_greater_than_one",
-    "shares",
-    "memory",
-    "memory_guard",
-    "memory_limit",
-    "time_slice_interval",
-)
-_FOR_MPS = ("mps_tenants", "mps_server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +88,14 @@ def decode_profile(document: Any, name: str) -> Profile:
     except ConfigError as e:
         entries = _valid_entries(document)
         problems += e.problems
-    places = [(f"spec.gpus[{number}]", entry) for number, entry in enumerate(entries)]
-    problems += [problem for path, entry in places for problem in _problems(entry, path)]
-    problems += _never_reached(entries)
+    problems += validation.problems(entries)
     if problems:
         raise ConfigError(problems)
     return Profile(
         name,
         tuple(
-            ProfileEntry(_selection(entry.select), _rules(entry), path) for path, entry in places
+            ProfileEntry(_selection(entry.select), _rules(entry), f"spec.gpus[{number}]")
+            for number, entry in enumerate(entries)
         ),
     )
 
@@ -180,88 +138,6 @@ def rules_by_gpu(
             why = "earlier entries hold for all that it selects" if selected else "selects no GPU"
             idle.append(f"profile {profile.name!r}, {entry.path}: {why} of this node")
     return {gpu.uuid: rules.get(gpu.uuid, DEFAULT_RULES) for gpu in gpus}, tuple(idle)
-
-
-def _problems(entry: GpuRules, path: str) -> Iterator[str]:
-    """What is wrong with the values of one entry, each of which is of the right type."""
-    if entry.select is not None and not entry.select.model_fields_set:
-        yield f"{path}.select: is empty; say which GPUs are meant, or leave it out for all"
-    yield from _without_effect(entry, path)
-    yield from _strategy_problems(entry, path)
-    yield from _memory_problems(entry, path)
-    yield from _mig_problems(entry, f"{path}.mig")
-    grace = entry.memory_guard.grace
-    if grace and _seconds(grace) > _LONGEST_GRACE_SECONDS:
-        yield (
-            f"{path}.memoryGuard.grace: {show_value(grace)} is more than a day; "
-            "policy Warn never ends a process"
-        )
-
-
-def _without_effect(entry: GpuRules, path: str) -> Iterator[str]:
-    fields = entry.model_fields_set
-    if entry.include is False:
-        for name in _in_order(fields - {"select", "include"}):
-            yield f"{path}.{_written(name)}: has no effect with include: false; remove one of them"
-        return
-    if entry.fractions == "Never":
-        for name in _in_order(fields & set(_FOR_FRACTIONS)):
-            yield (
-                f"{path}.{_written(name)}: has no effect with fractions: Never; remove one of them"
-            )
-        return
-    if entry.rename and (entry.replicas or 1) == 1:
-        yield f"{path}.rename: has no effect without replicas; write how many, from 2 on"
-    if entry.shares is not None and (entry.replicas or 1) > 1:
-        yield f"{path}.shares: has no effect with replicas, which are the shares; remove it"
-    if entry.time_slice_interval and (entry.replicas or 1) > 1:
-        yield (
-            f"{path}.timeSliceInterval: has no effect with replicas, each of which may set the "
-            "interval; remove it"
-        )
-
-
-def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
-    allowed = entry.strategies
-    if allowed and entry.default_strategy and entry.default_strategy not in allowed:
-        yield (
-            f"{path}.defaultStrategy: {entry.default_strategy} is not among "
-            f"{path}.strategies: {', '.join(allowed)}"
-        )
-    if allowed and SharingStrategy.MPS not in allowed:
-        for name in _in_order(entry.model_fields_set & set(_FOR_MPS)):
-            yield (
-                f"{path}.{_written(name)}: has no effect where MPS is not among "
-                f"{path}.strategies; add it, or remove this"
-            )
-    if entry.time_slice_interval and allowed and SharingStrategy.TIME_SLICING not in allowed:
-        yield (
-            f"{path}.timeSliceInterval: has no effect where TimeSlicing is not among "
-            f"{path}.strategies; add it, or remove this"
-        )
-
-
-def _memory_problems(entry: GpuRules, path: str) -> Iterator[str]:
-    least = entry.memory.least
-    if least and quantity.rounded_up(least) < CUDA_CONTEXT_BYTES:
-        yield (
-            f"{path}.memory.least: {least} is less than a CUDA context takes; write "
-            f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
-        )
-    step = entry.memory.step
-    if step and (quantity.parse(step) % _MIB or not quantity.parse(step)):
-        yield f"{path}.memory.step: {step} is no multiple of 1Mi; write for example 256Mi"
-
-
-def _never_reached(entries: Sequence[GpuRules]) -> list[str]:
-    everything = next(
-        (number for number, entry in enumerate(entries) if entry.select is None), len(entries)
-    )
-    return [
-        f"spec.gpus[{number}]: is never reached, because spec.gpus[{everything}] has no select "
-        "and holds for every GPU; put that last"
-        for number in range(everything + 1, len(entries))
-    ]
 
 
 def _selection(select: GpuSelectorConfig | None) -> GpuSelector:
@@ -322,23 +198,9 @@ def _guard(section: MemoryGuardConfig) -> GuardRules:
     usual = Rules().guard
     return GuardRules(
         GuardPolicy(section.policy) if section.policy else usual.policy,
-        _seconds(section.grace) if section.grace else usual.grace_seconds,
+        validation.seconds(section.grace) if section.grace else usual.grace_seconds,
     )
 
 
 def _bytes(text: str | None) -> int | None:
     return quantity.rounded_up(text) if text else None
-
-
-def _seconds(duration: str) -> float:
-    """``1m30s`` is 90."""
-    parts = re.findall(r"([0-9.]+)(ms|s|m|h)", duration)
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-
-
-def _in_order(names: set[str]) -> list[str]:
-    return [name for name in GpuRules.model_fields if name in names]
-
-
-def _written(name: str) -> str:
-    return GpuRules.model_fields[name].alias or name

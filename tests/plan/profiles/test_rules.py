@@ -215,12 +215,12 @@ def test_a_field_changes_its_rule_and_no_other(fields, expected):
         ),
         (
             {"strategies": ["MPS"], "defaultStrategy": "TimeSlicing"},
-            "defaultStrategy: TimeSlicing is not among spec.gpus[0].strategies: MPS",
+            "defaultStrategy: TimeSlicing is not among strategies: MPS",
         ),
         (
             {"strategies": ["MPS"], "timeSliceInterval": "Any"},
             "timeSliceInterval: has no effect where TimeSlicing is not among "
-            "spec.gpus[0].strategies; add it, or remove this",
+            "strategies; add it, or remove this",
         ),
         (
             {"replicas": 2, "timeSliceInterval": "WholeGPUs"},
@@ -269,7 +269,7 @@ def test_rules_that_cannot_hold_are_refused_with_their_path(entry, expected):
         (
             {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot", "mpsServer": "Shared"},
             ("mpsTenants", "mpsServer"),
-            "has no effect where MPS is not among spec.gpus[0].strategies; add it, or remove this",
+            "has no effect where MPS is not among strategies; add it, or remove this",
         ),
     ],
     ids=["not offered", "no fractions", "no MPS"],
