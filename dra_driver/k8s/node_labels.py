@@ -1,8 +1,8 @@
-"""The labels of one Node, as they are now: in an outage, as they were last seen."""
+"""Labels and annotations of one Node, as they are now: in an outage, as they were last seen."""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dra_driver.base.errors import ApiServerError, DriverError, Gone, NotFound
@@ -20,11 +20,18 @@ class NodeLabels:
     """Follows the labels of *node*. Any thread may call its methods."""
 
     def __init__(
-        self, api: KubernetesApi, node: str, intervals: WatchIntervals | None = None
+        self,
+        api: KubernetesApi,
+        node: str,
+        intervals: WatchIntervals | None = None,
+        annotations: Iterable[str] = (),
     ) -> None:
+        """*annotations*: the names of those that are followed, too."""
         self._api = api
         self._node = node
+        self._names = tuple(annotations)
         self._labels: Labels | None = None
+        self._annotations: Mapping[str, str] = {}
         self._uid = ""
         self._selector = {"fieldSelector": f"metadata.name={node}"}
         self._since = ""  # the resource version from which to watch; empty: the Node is read first
@@ -40,7 +47,8 @@ class NodeLabels:
     def start(self, on_change: Callable[[], None], wait_seconds: float) -> None:
         """Begin, and wait until they were read or could not be; at most so long.
 
-        *on_change* is called in our thread after every change. Who comes later joins.
+        *on_change* is called in our thread after every change, and when another Node of this name
+        took the place of the one before. Who comes later joins.
         """
         with self._lock:
             self._listeners = (*self._listeners, on_change)
@@ -58,6 +66,11 @@ class NodeLabels:
         if labels is None:
             raise ApiServerError(str(self._error)) from self._error
         return labels
+
+    def annotations(self) -> Mapping[str, str]:
+        """Those that are followed, as far as the Node has them. ApiServerError: like ``now``."""
+        self.now()
+        return self._annotations
 
     @property
     def node(self) -> str:
@@ -90,13 +103,15 @@ class NodeLabels:
             self._keep(event["object"])
 
     def _keep(self, node: Mapping[str, Any]) -> None:
-        labels = dict(node["metadata"].get("labels") or {})
-        changed = labels != self._labels
-        self._labels = labels
-        self._uid = str(node["metadata"].get("uid") or "")
+        metadata = node["metadata"]
+        before = self._labels, self._annotations, self._uid
+        every = metadata.get("annotations") or {}
+        self._annotations = {name: every[name] for name in self._names if name in every}
+        self._uid = str(metadata.get("uid") or "")
+        self._labels = dict(metadata.get("labels") or {})  # last: who sees them sees all of it
         self._logged = ""
         self._tried.set()
-        if changed:
+        if before != (self._labels, self._annotations, self._uid):
             self._notify()
 
     def _notify(self) -> None:

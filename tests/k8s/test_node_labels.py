@@ -31,7 +31,7 @@ def follow(client):
     started = []
 
     def start(intervals=FAST, wait_seconds=5.0):
-        labels, values = NodeLabels(client, NODE, intervals), []
+        labels, values = NodeLabels(client, NODE, intervals, ["revision", "other"]), []
         started.append(labels)
         labels.start(lambda: values.append(value_of(labels)), wait_seconds)
         return labels, values
@@ -191,3 +191,57 @@ def test_a_node_that_is_deleted_keeps_its_labels_and_a_new_one_is_heard(server, 
     label("b")
     assert comes(labels, "b")
     assert labels.uid == "uid-b"
+
+
+def test_an_annotation_that_is_followed_is_known_and_heard_of(server, label, follow):
+    label("a")
+    labels, _ = follow()
+    assert (is_watching(server), labels.annotations()) == (True, {})
+    seen = []
+    labels.start(lambda: seen.append(dict(labels.annotations())), 0.0)
+
+    for revision in ("", "p-1", None):
+        annotate(server, revision=revision, elsewhere=str(revision))
+
+    assert eventually(lambda: len(seen) == 3)
+    assert seen == [{"revision": ""}, {"revision": "p-1"}, {}]
+
+
+def test_an_annotation_that_nobody_follows_disturbs_nobody(server, label, follow):
+    label("a")
+    labels, values = follow()
+    assert is_watching(server)
+
+    annotate(server, elsewhere="1")
+    annotate(server, revision="p-1")
+
+    assert eventually(labels.annotations)
+    assert values == ["a", "a"]
+
+
+def annotate(server, **annotations):
+    (node,) = server.objects("nodes")
+    metadata = node["metadata"]
+    every = {**(metadata.get("annotations") or {}), **annotations}
+    kept = {name: value for name, value in every.items() if value is not None}
+    server.put({**node, "metadata": {**metadata, "annotations": kept}})
+
+
+def test_a_node_that_comes_back_with_the_same_labels_is_heard_of(server, label, follow):
+    label("a")
+    labels, values = follow()
+    assert is_watching(server)
+
+    server.remove("nodes", NODE)
+    metadata = {"name": NODE, "uid": "another", "labels": {"profile": "a"}}
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+
+    assert eventually(lambda: labels.uid == "another")
+    assert eventually(lambda: values == ["a", "a"])
+
+
+def test_annotations_of_a_node_that_was_never_read_are_not_known(follow):
+    labels, _ = follow(wait_seconds=0.0)
+
+    with pytest.raises(ApiServerError):
+        labels.annotations()
