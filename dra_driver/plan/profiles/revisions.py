@@ -1,0 +1,189 @@
+"""The revisions of a NodeProfile, kept as ControllerRevisions: names, documents, numbers.
+
+A revision is named ``<profile>-<hash>`` for what ``spec.gpus`` says, so that a node that takes a
+profile by itself finds the name that the controller finds.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from api.names import CONFIG_VERSION, REVISION_PROFILE_LABEL
+from api.strict import ConfigError, problem_message, show_value
+from dra_driver.model.node_profiles import NodeProfileObject, Revision, RevisionChange
+from dra_driver.model.profiles import Profile
+from dra_driver.plan.profiles.rules import decode_profile
+
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes': spells no words, no 0, 1 and 3 for o, l, e
+_HASH_LENGTH = 10
+
+
+class ApiDocument(BaseModel):
+    """A part of a document of the API server: fields of later versions do no harm."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+
+
+class OwnerReference(ApiDocument):
+    """Who an object goes with."""
+
+    uid: str
+    controller: bool = False
+
+
+class ObjectMetadata(ApiDocument):
+    """What is read of the metadata of an object."""
+
+    name: str = Field(min_length=1)
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[OwnerReference] | None = None
+
+
+class _RevisionSpec(ApiDocument):
+    gpus: list[Any]
+
+
+class _RevisionData(ApiDocument):
+    spec: _RevisionSpec
+
+
+class _ControllerRevision(ApiDocument):
+    metadata: ObjectMetadata
+    data: _RevisionData
+    revision: int
+
+
+def canonical_json(gpus: Any) -> str:
+    """The text of a ``spec.gpus`` that is the same whatever the order of its keys."""
+    return json.dumps(gpus, sort_keys=True, separators=(",", ":"))
+
+
+def revision_name(profile: str, gpus: str) -> str:
+    """The name of the revision of *profile* that keeps *gpus*, a canonical JSON.
+
+    >>> revision_name("inference", canonical_json([{"replicas": 4}]))
+    'inference-9pnrg5dq55'
+    """
+    number = int.from_bytes(hashlib.sha256(gpus.encode()).digest())
+    digits: list[str] = []
+    for _ in range(_HASH_LENGTH):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return f"{profile}-{''.join(digits)}"
+
+
+def profile_of_revision(name: str) -> str:
+    """The profile that a revision of this name belongs to."""
+    return name.rpartition("-")[0]
+
+
+def decode_gpus(gpus: str, profile: str) -> Profile:
+    """What *gpus*, the canonical JSON of a revision, means. ConfigError: every problem it has."""
+    document = {"apiVersion": CONFIG_VERSION, "kind": "NodeProfile"}
+    return decode_profile({**document, "spec": {"gpus": json.loads(gpus)}}, profile)
+
+
+def revision_document(revision: Revision, namespace: str) -> dict[str, Any]:
+    """The ControllerRevision that keeps *revision*, to be created; it goes with its profile."""
+    owner = {
+        "apiVersion": CONFIG_VERSION,
+        "kind": "NodeProfile",
+        "name": revision.profile,
+        "uid": revision.owner_uid,
+        "controller": True,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {
+            "name": revision.name,
+            "namespace": namespace,
+            "labels": {REVISION_PROFILE_LABEL: revision.profile},
+            "ownerReferences": [owner],
+        },
+        "data": {"spec": {"gpus": json.loads(revision.gpus)}},
+        "revision": revision.number,
+    }
+
+
+def read_revision(document: Any) -> Revision:
+    """The revision that a ControllerRevision keeps. ConfigError: it keeps none, or another one than
+    its name says."""
+    try:
+        parsed = _ControllerRevision.model_validate(document)
+    except pydantic.ValidationError as e:
+        raise ConfigError(
+            [problem_message(error, _ControllerRevision) for error in e.errors()]
+        ) from e
+    metadata = parsed.metadata
+    profile = (metadata.labels or {}).get(REVISION_PROFILE_LABEL, "")
+    gpus = canonical_json(parsed.data.spec.gpus)
+    if metadata.name != revision_name(profile, gpus):
+        raise ConfigError(
+            [
+                f"data.spec.gpus: is not what revision {show_value(metadata.name)} of NodeProfile "
+                f"{show_value(profile)} keeps; delete the ControllerRevision"
+            ]
+        )
+    owners = [owner.uid for owner in metadata.owner_references or () if owner.controller]
+    return Revision(
+        name=metadata.name,
+        profile=profile,
+        number=parsed.revision,
+        gpus=gpus,
+        owner_uid=owners[0] if owners else "",
+        resource_version=metadata.resource_version,
+        created=metadata.creation_timestamp,
+    )
+
+
+def revision_change(
+    profile: NodeProfileObject, revisions: Collection[Revision]
+) -> RevisionChange | None:
+    """What makes the revision of the spec the newest of the profile's *revisions*, if it is not.
+
+    As a DaemonSet does: a revision that becomes current again gets the next number.
+    """
+    highest = max((revision.number for revision in revisions), default=0)
+    for revision in revisions:
+        if revision.name == profile.revision:
+            if revision.number == highest:
+                return None
+            return RevisionChange(replace(revision, number=highest + 1), exists=True)
+    revision = Revision(profile.revision, profile.name, highest + 1, profile.gpus, profile.uid)
+    return RevisionChange(revision, exists=False)
+
+
+def old_revisions(
+    revisions: Collection[Revision], in_use: Collection[str], limit: int
+) -> tuple[Revision, ...]:
+    """Those that may be deleted, oldest first: all that are not *in_use*, but for the newest
+    *limit* of them."""
+    unused = [revision for revision in revisions if revision.name not in in_use]
+    unused.sort(key=lambda revision: (revision.number, revision.name))
+    return tuple(unused[: max(len(unused) - limit, 0)])
+
+
+def earlier_revision(
+    revisions: Sequence[Revision], update_revision: str, number: int | None = None
+) -> Revision | None:
+    """The revision to go back to: the one of this *number*, or the newest but *update_revision*.
+
+    None: there is no such revision.
+    """
+    if number is not None:
+        return next((revision for revision in revisions if revision.number == number), None)
+    earlier = [revision for revision in revisions if revision.name != update_revision]
+    return max(earlier, key=lambda revision: revision.number, default=None)
