@@ -17,6 +17,7 @@ from dra_driver.settings import (
     DevicesSettings,
     DoctorSettings,
     PluginSettings,
+    ProfileSettings,
     StartupProbeSettings,
     UninstallSettings,
 )
@@ -93,8 +94,35 @@ def command_line() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this node and say what to do")
     DoctorSettings.add_flags(doctor)
     doctor.set_defaults(command=_doctor)
+    _add_profile_commands(commands)
     _add_chart_commands(commands)
     return parser
+
+
+def _add_profile_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    profile = commands.add_parser(
+        "profile", help="say how far the rollout of a NodeProfile is; pause, resume or undo it"
+    )
+    actions = profile.add_subparsers(metavar="ACTION", dest="action", required=True)
+    helps = {
+        "status": "print how many nodes have the last change, which do not, and why",
+        "pause": "give no further node a change",
+        "resume": "go on with the rollout",
+        "undo": "go back to an earlier revision, and roll it out",
+    }
+    parsers = {action: actions.add_parser(action, help=text) for action, text in helps.items()}
+    for parser in parsers.values():
+        parser.add_argument("name", metavar="NAME", help="the name of the NodeProfile")
+        ProfileSettings.add_flags(parser)
+    _add_output(parsers["status"], "table", "json")
+    parsers["undo"].add_argument(
+        "--to-revision",
+        type=int,
+        metavar="N",
+        help="the number of the revision, as status prints it; default: the newest but that of "
+        "the spec",
+    )
+    profile.set_defaults(command=_profile)
 
 
 def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -188,6 +216,25 @@ def _doctor(arguments: argparse.Namespace) -> int:
     settings = DoctorSettings.read(arguments)
     logs.set_up_logging("error", settings.log_format)
     return doctor(settings, node_opener(settings, copy=True))
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.profile.run import ProfileCommand
+    from dra_driver.k8s.access import load_access
+    from dra_driver.k8s.client import ApiClient
+
+    settings = ProfileSettings.read(arguments)
+    access = load_access(settings.kubeconfig)
+    with contextlib.closing(ApiClient(access, user_agent="dra-driver-profile")) as api:
+        command = ProfileCommand(api, arguments.name, settings.revision_namespace)
+        match arguments.action:
+            case "status":
+                print(command.status(arguments.output))
+            case "undo":
+                print(command.undo(arguments.to_revision))
+            case action:
+                print(command.set_paused(action == "pause"))
+    return 0
 
 
 def _startup_probe(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ their variables.
 """
 
 import argparse
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -168,6 +169,29 @@ class UninstallSettings(_Settings):
 
     driver_name: DriverName = DRIVER
     kubeconfig: Kubeconfig = None
+
+
+def _own_kubeconfig() -> Path | None:
+    """Where kubectl finds the kubeconfig of who asks, if there is one."""
+    with contextlib.suppress(RuntimeError):  # no home
+        if (path := Path("~/.kube/config").expanduser()).is_file():
+            return path
+    return None
+
+
+class ProfileSettings(_Settings):
+    """`dra-driver profile`: where the API server is, for a person."""
+
+    kubeconfig: Path | None = Field(
+        default_factory=_own_kubeconfig,
+        description="how to reach the API server; default: ~/.kube/config, or else the pod's "
+        "service account",
+    )
+    revision_namespace: str = Field(
+        "",
+        description="the namespace in which the revisions of NodeProfiles are kept; empty: they "
+        "are looked for in all namespaces",
+    )
 
 
 class AgentSettings(HostSettings):

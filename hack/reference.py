@@ -169,16 +169,19 @@ def _metric_rows(registry: CollectorRegistry, origin: str) -> Iterator[Row]:
 
 
 def command_rows() -> list[Row]:
-    """A row for each command."""
-    return [(f"`{action.dest}`", action.help or "") for action in _commands()._choices_actions]
+    """A row for each command, with its arguments."""
+    return [
+        (f"`{' '.join([command, *_arguments(parser)])}`", meaning)
+        for command, (parser, meaning) in _commands(command_line()).items()
+    ]
 
 
 def flag_rows() -> list[Row]:
     """A row for each flag and meaning, with the commands that have it."""
     commands: dict[Row, list[str]] = {}
-    for command, parser in _commands().choices.items():
+    for command, (parser, _) in _commands(command_line()).items():
         for action in parser._actions:
-            if not isinstance(action, argparse._HelpAction):
+            if action.option_strings and not isinstance(action, argparse._HelpAction):
                 commands.setdefault(_flag(action), []).append(f"`{command}`")
     return [
         (flag, variable, default, ", ".join(names), meaning)
@@ -186,13 +189,24 @@ def flag_rows() -> list[Row]:
     ]
 
 
-def _commands() -> "argparse._SubParsersAction[argparse.ArgumentParser]":
-    [commands] = (
-        action
-        for action in command_line()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    return commands
+def _commands(
+    parser: argparse.ArgumentParser, path: Row = ()
+) -> Mapping[str, tuple[argparse.ArgumentParser, str]]:
+    """The parser and the meaning of each command, by its words; those of a group one by one."""
+    found: dict[str, tuple[argparse.ArgumentParser, str]] = {}
+    for group in parser._actions:
+        if not isinstance(group, argparse._SubParsersAction):
+            continue
+        for entry in group._choices_actions:
+            words = (*path, entry.dest)
+            command = group.choices[entry.dest]
+            found |= _commands(command, words) or {" ".join(words): (command, entry.help or "")}
+    return found
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[str]:
+    """What follows the command's words."""
+    return [str(action.metavar) for action in parser._actions if not action.option_strings]
 
 
 def _flag(action: argparse.Action) -> Row:
