@@ -4,6 +4,7 @@
 * ``client``: the only module that imports the Kubernetes client; ``api``: what others use of it.
 * ``responses``: what responses and errors of the API server mean.
 * ``watch``: one watch, and the Watcher that follows objects whatever happens.
+* ``collection``: all objects of a kind, followed; of each only what is kept.
 * ``events``, ``node_labels``, ``pods``, ``claims``: what the driver reads and writes.
 * ``resource_api``, ``resource_versions``: ``resource.k8s.io`` in the served version, v1 inside.
 * ``quantity``: quantities like ``1.5Gi``.

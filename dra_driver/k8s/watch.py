@@ -21,6 +21,10 @@ from dra_driver.k8s.responses import MAX_RESPONSE_BYTES, RequestInfo, parse_json
 log = logging.getLogger(__name__)
 
 
+class BrokenEvent(Unreachable):
+    """An event that cannot be read. The same may come again from the same resource version."""
+
+
 @dataclass(frozen=True, slots=True)
 class WatchIntervals:
     """How soon things happen again, in seconds."""
@@ -190,9 +194,9 @@ class WatchStream(Iterator[dict[str, Any]]):
         try:
             event: Any = parse_json(line)
         except ValueError as e:
-            raise Unreachable(f"{self._request}: an event is cut off: {e}") from e
+            raise BrokenEvent(f"{self._request}: an event is cut off: {e}") from e
         if not isinstance(event, dict):
-            raise Unreachable(f"{self._request}: an event is no JSON object")
+            raise BrokenEvent(f"{self._request}: an event is no JSON object")
         if event.get("type") == "ERROR":
             raise watch_error(self._request, event.get("object") or {})
         return event
@@ -205,4 +209,4 @@ def _lines(chunks: Iterator[bytes], request: RequestInfo) -> Iterator[bytes]:
         *lines, incomplete = (incomplete + chunk).split(b"\n")
         yield from (line for line in lines if line)
         if len(incomplete) > MAX_RESPONSE_BYTES:
-            raise Unreachable(f"{request}: an event has more than {MAX_RESPONSE_BYTES >> 20} MiB")
+            raise BrokenEvent(f"{request}: an event has more than {MAX_RESPONSE_BYTES >> 20} MiB")
