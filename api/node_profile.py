@@ -43,6 +43,7 @@ from pydantic_core import CoreSchema, core_schema
 from api.claim_configs import QUANTITY_PATTERN
 from api.strict import StrictModel
 
+DURATION_PATTERN = r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+"
 _LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NODES_AT_ONCE = "(100|[1-9][0-9]?)%"
@@ -192,7 +193,7 @@ class MigSectionConfig(_Section):
 
     mode: Literal["Dynamic", "Off"] | None = _optional(
         "Whether partitions are created for claims. Partitions that exist are always offered. "
-        "`mig: Dynamic` is short for `mig: {mode: Dynamic}`. Default: `Off`."
+        "In a file, `mig: Dynamic` is short for `mig: {mode: Dynamic}`. Default: `Off`."
     )
     profiles: _Patterns | None = _optional(
         "Shell patterns of the MIG profiles that are created for claims. Default: all without a "
@@ -363,9 +364,9 @@ class RolloutConfig(StrictModel):
 
 
 class NodeProfileObjectSpec(NodeProfileSpec):
-    """Of a NodeProfile in the API server: what a file says, for which nodes, and how it gets there.
+    """What holds for GPUs, for those of which nodes, and how a change reaches them.
 
-    ``gpus`` is as it is written. What it means is decided with the rules of the node.
+    In the API server. ``gpus`` is as it is written; ``decode_profile`` says what it means.
     """
 
     gpus: Annotated[list[Any], _SomeOf]

@@ -13,13 +13,11 @@ expression may cost 1,000,000, all of them 10,000,000; so keys beyond what a mod
 and no more.
 """
 
-import argparse
 import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,10 +25,11 @@ from pydantic import BaseModel
 from api.claim_configs import KINDS, QUANTITY_PATTERN
 from api.names import CONFIG_VERSION
 from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
+from hack import generated
 
-REPOSITORY = Path(__file__).parents[1]
 POLICY = (
-    REPOSITORY / "deploy/helm/dra-driver-gpu/templates/claim-configs-validatingadmissionpolicy.yaml"
+    generated.REPOSITORY
+    / "deploy/helm/dra-driver-gpu/templates/claim-configs-validatingadmissionpolicy.yaml"
 )
 
 MOST_CONFIGS = 32  # of a claim or a class (resource.k8s.io: DeviceConfigMaxSize)
@@ -410,15 +409,7 @@ def _indented(expression: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the policy, or say that it is stale. 1: it is."""
-    parser = argparse.ArgumentParser(prog="hack/update-policy", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    check = parser.parse_args(arguments).check
-    if check and POLICY.read_text() != policy():
-        print(f"{POLICY.relative_to(REPOSITORY)} is stale: run hack/update-policy", file=sys.stderr)
-        return 1
-    if not check:
-        POLICY.write_text(policy())
-    return 0
+    return generated.update("hack/update-policy", __doc__, {POLICY: policy()}, arguments)
 
 
 if __name__ == "__main__":

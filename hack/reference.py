@@ -11,16 +11,16 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from api.node_profile import NodeProfile
+from api.node_profile import NodeProfile, NodeProfileObjectSpec
 from dra_driver.__main__ import command_line
 from dra_driver.agent.metrics import metrics_registry
 from dra_driver.model.mps import MpsStatus
 from dra_driver.plugin.metrics import Metrics, MpsMetrics
+from hack import generated
 
-REPOSITORY = Path(__file__).parents[1]
-REFERENCE = REPOSITORY / "docs/reference"
-VALUES = REPOSITORY / "deploy/helm/dra-driver-gpu/values.yaml"
-NVIDIA_VALUES = REPOSITORY / "deploy/helm/dra-driver-gpu/nvidia-values.yaml"
+REFERENCE = generated.REPOSITORY / "docs/reference"
+VALUES = generated.REPOSITORY / "deploy/helm/dra-driver-gpu/values.yaml"
+NVIDIA_VALUES = generated.REPOSITORY / "deploy/helm/dra-driver-gpu/nvidia-values.yaml"
 LONGEST_DEFAULT = 60  # characters of a chart value that are shown
 
 _HELP = re.compile(
@@ -33,26 +33,12 @@ Row = tuple[str, ...]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, or say which are stale. 1: there are stale ones, printed."""
-    parser = argparse.ArgumentParser(prog="hack/update-docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
-    check = parser.parse_args(arguments).check
-    stale = stale_pages()
-    for name, text in stale.items():
-        if check:
-            print(f"docs/reference/{name} is stale: run hack/update-docs", file=sys.stderr)
-        else:
-            REFERENCE.mkdir(exist_ok=True)
-            (REFERENCE / name).write_text(text)
-    return 1 if check and stale else 0
+    return generated.update("hack/update-docs", __doc__, files(), arguments)
 
 
-def stale_pages() -> Mapping[str, str]:
-    """The pages that differ from what is on the disk, by file name."""
-    return {
-        name: text
-        for name, text in pages().items()
-        if not (REFERENCE / name).exists() or (REFERENCE / name).read_text() != text
-    }
+def files() -> Mapping[Path, str]:
+    """Every page by its path."""
+    return {REFERENCE / name: text for name, text in pages().items()}
 
 
 def pages() -> Mapping[str, str]:
@@ -60,8 +46,13 @@ def pages() -> Mapping[str, str]:
     return {
         "profile.md": _page(
             "Profile fields",
-            "The fields below `spec.gpus[]` of a `NodeProfile` ([Profiles](../profiles.md)).",
+            "The fields below `spec.gpus[]` of a `NodeProfile` ([Profiles](../profiles.md)), in a "
+            "file and in an object of the API server. Files may write words in any case, and "
+            "`mig: Dynamic` for `mig: {mode: Dynamic}`. In a manifest for kubectl, write `Off` in "
+            'quotes: `"Off"`.',
             _table(("field", "value", "default", "meaning"), profile_rows()),
+            "The fields below `spec` that only an object has:",
+            _table(("field", "value", "default", "meaning"), object_rows()),
         ),
         "metrics.md": _page(
             "Metrics",
@@ -97,6 +88,13 @@ def profile_rows() -> list[Row]:
     """A row for each field below ``spec.gpus[]``, nested ones with their path."""
     schema = NodeProfile.model_json_schema()
     return list(_field_rows(schema["$defs"]["GpuRules"], schema["$defs"], ""))
+
+
+def object_rows() -> list[Row]:
+    """A row for each field below ``spec`` that a file has not."""
+    schema = NodeProfileObjectSpec.model_json_schema()
+    del schema["properties"]["gpus"]
+    return list(_field_rows(schema, schema["$defs"], ""))
 
 
 def _field_rows(model: Mapping[str, Any], models: Mapping[str, Any], path: str) -> Iterator[Row]:

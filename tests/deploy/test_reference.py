@@ -11,7 +11,8 @@ import yaml
 from api import names
 from dra_driver.__main__ import command_line
 from dra_driver.plan.profiles.rules import decode_profile
-from hack.reference import metric_rows, pages, profile_rows, stale_pages, value_rows
+from hack.generated import stale
+from hack.reference import files, metric_rows, pages, profile_rows, value_rows
 from tests.deploy.chart import REPOSITORY
 
 PROSE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -19,7 +20,7 @@ OPERATE = (REPOSITORY / "docs/operate.md").read_text()
 
 
 def test_the_pages_are_fresh() -> None:
-    assert stale_pages().keys() == set(), "run hack/update-docs"
+    assert stale(files()).keys() == set(), "run hack/update-docs"
     assert {path.name for path in (REPOSITORY / "docs/reference").iterdir()} == pages().keys()
 
 
