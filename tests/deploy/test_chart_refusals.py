@@ -38,6 +38,15 @@ REFUSED_VALUES = {
     ),
     "an MPS directory too long for a socket": ([f"mps.dir=/{'m' * 33}"], "can have 33"),
     "a relative MPS directory": (["mps.dir=run/mps"], "/mps/dir"),
+    "an MPS directory behind its parent": (["mps.dir=/run/../etc"], "/mps/dir"),
+    "a network with more bits than IPv4 has": (
+        ["networkPolicy.to[0]=10.0.0.0/99"],
+        "/networkPolicy/to/0",
+    ),
+    "one resource name for two classes": (
+        ["sharedExtendedResourceName=nvidia.com/gpu"],
+        "are both nvidia.com/gpu",
+    ),
     "no profile of MIG": (["mig.profiles={10gb}"], "/mig/profiles/0"),
     "a profile of MIG twice": (["mig.profiles={1g.10gb,1g.10gb}"], "/mig/profiles"),
     "a resource of no domain": (["mig.extendedResourcePrefix=mig-"], "/mig/extendedResourcePrefix"),
@@ -122,11 +131,29 @@ def test_one_value_of_nvidias_chart_is_enough(value: str) -> None:
     assert "chart of NVIDIA's DRA driver" in refusal("--set", value)
 
 
-KUBERNETES_133 = {  # without Dynamic Resource Allocation
+_CRD_V1 = {"groupVersion": "apiextensions.k8s.io/v1", "version": "v1"}
+KUBERNETES_133: dict[str, Any] = {  # without Dynamic Resource Allocation
     "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.4"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [
+            {"name": "apiextensions.k8s.io", "versions": [_CRD_V1], "preferredVersion": _CRD_V1}
+        ],
+    },
+    "/apis/apiextensions.k8s.io/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "apiextensions.k8s.io/v1",
+        "resources": [
+            {
+                "name": "customresourcedefinitions",
+                "kind": "CustomResourceDefinition",
+                "namespaced": False,
+            }
+        ],
+    },
 }
 _V1 = {"groupVersion": "resource.k8s.io/v1", "version": "v1"}
 KUBERNETES_136 = {
@@ -140,7 +167,10 @@ KUBERNETES_136 = {
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [{"name": "resource.k8s.io", "versions": [_V1], "preferredVersion": _V1}],
+        "groups": [
+            *KUBERNETES_133["/apis"]["groups"],
+            {"name": "resource.k8s.io", "versions": [_V1], "preferredVersion": _V1},
+        ],
     },
     "/apis/resource.k8s.io/v1": {
         "kind": "APIResourceList",
