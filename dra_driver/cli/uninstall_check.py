@@ -29,5 +29,5 @@ def uninstall_problem(api: KubernetesApi, driver: str) -> str:
 
 
 def _line(claim: HeldClaim) -> str:
-    pods = abbreviated(claim.pods) or "none"
-    return f"{claim.namespace}/{claim.name}  pods: {pods}"
+    pods = f"pods: {abbreviated(claim.pods)}" if claim.pods else "no pod: delete the claim"
+    return f"{claim.namespace}/{claim.name}  {pods}"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from dra_driver.base.errors import NotFound
+from dra_driver.base.errors import Gone, NotFound
 from dra_driver.k8s.api import MOST_RECENT, Document, KubernetesApi, Query, Watch
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
@@ -105,7 +105,10 @@ class ResourceApi:
                 for found in read_claim(convert_claim_to_v1(item))
             ]
 
-        return self._call(read)
+        try:
+            return self._call(read)
+        except Gone:  # the API server forgot the list before its last page was asked for
+            return self._call(read)
 
     def _call(self, ask: Callable[[str], Answer]) -> Answer:
         """*ask*'s answer for ``/apis/<group>/<version>``, again where the version had changed."""

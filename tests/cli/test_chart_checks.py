@@ -88,9 +88,18 @@ def test_held_claims_are_named_with_their_pods(
 
     assert answer.code == 1
     assert answer.out.splitlines()[1:-1] == [
-        "  default/alone  pods: none",
+        "  default/alone  no pod: delete the claim",
         "  default/web  pods: web-0, web-1",
     ]
+
+
+def test_a_list_that_the_api_server_forgets_is_begun_again(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    server.put(claim_document(claim("gpu-0", name="web")))
+    server.fail(410, "GET", "/resourceclaims")
+
+    assert "default/web" in check(type_in, server, tmp_path).out
 
 
 def test_of_many_claims_some_are_named_and_the_others_counted(
