@@ -18,7 +18,8 @@ IMAGES = ("ubuntu:24.04", "python:3.12-slim")
 
 _NEEDS = re.compile(
     r"Needs (\d+) GPUs? on one node and Kubernetes 1\.(\d+)"
-    r"(?:, with the profile ([\w-]+(?:\.yaml)?)(?: and the layouts ([\w-]+\.yaml))?)?(?:: .+)?\."
+    r"(?:, with the profile ([\w-]+(?:\.yaml)?)(?: and the layouts ([\w-]+\.yaml))?"
+    r"|, with the NodeProfile ([\w-]+\.yaml))?(?:: .+)?\."
 )
 _SIMULATED = re.compile(r"Simulated as ([\w-]+)\.")
 _USES = re.compile(r"Uses (\d+)Gi of GPU memory: pod/(\S+) in (\S+)\.")
@@ -119,6 +120,7 @@ class Example:
     uses: tuple[Uses, ...] = ()
     bundled: str = ""  # the profile that has to hold, where it comes with the driver
     layouts: Path | None = None  # of mig-parted, of which the profile names one
+    node_profile: Path | None = None  # an object that is applied before, and holds on the node
     simulated: str = ""  # a node that will do; empty: any with so many GPUs
 
     def objects(self) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ def read(folder: Path) -> Example:
     needs = [_must(_NEEDS, s) for s in sentences if s.startswith("Needs ")]
     if len(needs) != 1:
         raise ValueError(f"{manifest}: one line must say what it Needs, not {len(needs)}")
-    gpus, minor, profile, layouts = needs[0].groups()
+    gpus, minor, profile, layouts, node_profile = needs[0].groups()
     is_file = bool(profile) and profile.endswith(".yaml")
     nodes = [_must(_SIMULATED, s)[1] for s in sentences if s.startswith("Simulated ")]
     return Example(
@@ -164,6 +166,7 @@ def read(folder: Path) -> Example:
         uses=tuple(_use(s) for s in sentences if s.startswith("Uses ")),
         bundled="" if is_file else profile or "",
         layouts=folder / layouts if layouts else None,
+        node_profile=folder / node_profile if node_profile else None,
         simulated=nodes[0] if nodes else "",
     )
 

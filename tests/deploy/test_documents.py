@@ -8,7 +8,10 @@ import pytest
 import yaml
 
 from api import names
+from dra_driver.model.node_profiles import RolloutRules
 from dra_driver.model.profiles import MigRules
+from dra_driver.plan.profiles.objects import read_node_profile
+from dra_driver.plan.profiles.revisions import decode_gpus
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
@@ -71,11 +74,29 @@ def test_its_profiles_are_ones_that_the_driver_reads() -> None:
     documents = profiles()["profiles"]
     read = {name: decode_profile(document, name) for name, document in documents.items()}
     assert {name: len(profile.entries) for name, profile in read.items()} == {
-        "default": 3,
+        "default": 1,
         "training": 1,
         "old-nodes": 1,
     }
     assert not any(profile.warnings for profile in read.values())
+
+
+def test_its_profiles_that_are_objects_are_ones_that_the_driver_reads() -> None:
+    blocks = [block for block in BLOCKS if block.startswith(f"apiVersion: {names.CONFIG_VERSION}")]
+    [profile] = [read_node_profile(yaml.safe_load(block)) for block in blocks]
+    assert not profile.problem
+    assert len(decode_gpus(profile.gpus, profile.name).entries) == 2
+
+
+def test_every_field_that_it_shows_of_a_profile_is_one_that_the_driver_reads() -> None:
+    [gpus] = [block for block in BLOCKS if block.lstrip().startswith("gpus:")]
+    [rollout] = [block for block in BLOCKS if "  rollout:" in block]
+    spec = {**yaml.safe_load(gpus), **yaml.safe_load(rollout)["spec"]}
+    profile = read_node_profile({"metadata": {"name": "all-fields"}, "spec": spec})
+    assert not profile.problem
+    assert (profile.rollout, profile.revision_history_limit) == (RolloutRules(), 10)
+    decoded = decode_gpus(profile.gpus, profile.name)
+    assert (len(decoded.entries), decoded.warnings) == (3, ())
 
 
 @pytest.mark.cluster

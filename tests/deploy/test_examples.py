@@ -11,6 +11,8 @@ import yaml
 from api import names
 from api.claim_configs import decode_config
 from dra_driver.plan.mig.manager.layouts import decode_layouts
+from dra_driver.plan.profiles.objects import read_node_profile
+from dra_driver.plan.profiles.revisions import decode_gpus
 from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.sim.node_spec import node_file
 from tests.deploy.chart import GOLDEN, REPOSITORY, objects
@@ -230,6 +232,25 @@ def test_a_profile_that_an_example_needs_is_one_that_the_driver_reads(
     assert decode_profile(yaml.safe_load(profile.read_text()), "default").entries
     option = f"--set-file profiles.default={profile.relative_to(REPOSITORY)}"
     assert re.search(rf"{option}( \\)?\n", (EXAMPLES / name / "README.md").read_text())
+
+
+@pytest.mark.parametrize("example", [each for each in examples() if each.node_profile])
+def test_a_node_profile_is_one_that_the_api_server_takes_and_selects_nodes(
+    example: Example,
+) -> None:
+    assert example.node_profile
+    profile = read_node_profile(yaml.safe_load(example.node_profile.read_text()))
+    assert not profile.problem
+    assert decode_gpus(profile.gpus, profile.name).entries
+    [(label, value)] = profile.node_selector.items()
+    text = (EXAMPLES / example.name / "README.md").read_text()
+    for line in (
+        f"kubectl label node NODE {label}={value}",
+        f"kubectl apply --filename {example.node_profile.relative_to(REPOSITORY)}",
+        f"kubectl delete --filename {example.node_profile.relative_to(REPOSITORY)}",
+        f"kubectl label node NODE {label}-",
+    ):
+        assert f"\n{line}\n" in text
 
 
 @pytest.mark.parametrize(

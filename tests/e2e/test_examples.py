@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from api.names import GPUS_CONFIGURED
 from dra_driver.sim.node_spec import node_file, read_node
 from tests.deploy.examples import Events, Example, Log, Uses, examples, uuids, wrong
 from tests.e2e.kube import wait
@@ -54,7 +55,7 @@ def test_the_example_does_what_it_says(kube, node, example: Example):
         pytest.skip(f"needs Kubernetes 1.{example.minor}")
     serve(kube, node, example.simulated or "h100x8")
     follow(kube, node, example)
-    with unchanged(node.node_file):
+    with unchanged(node.node_file), node_profile(kube, node, example):
         try:
             play(kube, node, example)
         finally:
@@ -85,6 +86,31 @@ def follow(kube, node, example):
 def layout_state(kube, node):
     labels = kube.api.get(f"/api/v1/nodes/{node.cluster.node_name}")["metadata"]["labels"]
     return labels.get("nvidia.com/mig.config.state")
+
+
+@contextlib.contextmanager
+def node_profile(kube, node, example):
+    """The NodeProfile of the example, if it has one, was rolled out; in the end it is gone."""
+    if not example.node_profile:
+        yield
+        return
+    document = yaml.safe_load(example.node_profile.read_text())
+    name, labels = document["metadata"]["name"], document["spec"]["nodeSelector"]
+    kube.label_node(node.cluster.node_name, **labels)
+    kube.apply(document)
+    kube.kubectl("wait", f"nodeprofile/{name}", "--for=condition=Complete", "--timeout=40s")
+    try:
+        yield
+    finally:
+        kube.delete("NodeProfile", name)
+        kube.label_node(node.cluster.node_name, **dict.fromkeys(labels))
+        wait("the node to leave the profile", lambda: "of the files" in report(kube, node), 30)
+
+
+def report(kube, node):
+    """What the plugin says of the profile in force."""
+    conditions = kube.api.get(f"/api/v1/nodes/{node.cluster.node_name}")["status"]["conditions"]
+    return next((c["message"] for c in conditions if c["type"] == GPUS_CONFIGURED), "")
 
 
 def play(kube, node, example):
