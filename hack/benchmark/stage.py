@@ -144,7 +144,8 @@ def _chart(cluster: Cluster, kube: Kube, progress: Progress) -> Iterator[None]:
 
 
 def _address(document: Document) -> tuple[str, str, str]:
-    return document["kind"], document["metadata"]["name"], NAMESPACE
+    metadata = document["metadata"]
+    return document["kind"], metadata["name"], metadata.get("namespace", NAMESPACE)
 
 
 def _rendered(cluster: Cluster, progress: Progress) -> list[Document]:
