@@ -3,9 +3,9 @@
 The API server refuses what ``decode_profile`` refuses, in the same words: types, words and bounds
 by the schema, what a text has to match and what depends on several fields by rules in CEL. The
 rules about several fields come from the tables of ``plan.profiles.validation``. Objects are written
-as they are documented: the API server takes no word in another case, no ``mig: Dynamic``, no null
-and no number for a quantity; and a field that it does not know is refused by clients that ask for
-that, as kubectl does.
+as they are documented: the API server takes no word in another case, no ``mig: Dynamic`` and no
+number for a quantity. A field that it does not know is refused where the client asks for that, as
+kubectl does.
 
 Nothing below ``spec.gpus`` has a default: a revision is what somebody wrote. Lists, maps and texts
 have a greatest length in the models, because the API server refuses a CRD whose rules could cost

@@ -163,6 +163,5 @@ OTHERWISE_SPELLED: dict[str, Entries] = {
     "a word that YAML takes for false": [{"memoryGuard": {"policy": False}}],
     "a short form": [{"mig": "Dynamic"}],
     "a number for a quantity": [{"memory": {"least": 2**30}}],
-    "null": [{"replicas": None}],
 }
 """What a file may say, and an object not."""
