@@ -71,16 +71,23 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         bound = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
         yield Installed(cluster, as_account(cluster, bound, directory / "pod.kubeconfig"))
     finally:
-        succeed(
-            [kubectl, "delete", "resourceslices", "--field-selector", f"spec.driver={DRIVER}"],
-            cluster.kubeconfig,
-        )
-        uninstall = [helm, "uninstall", RELEASE, "--namespace", SPACE]
-        succeed([*uninstall, "--ignore-not-found"], cluster.kubeconfig)
-        gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
-        succeed([kubectl, *gone], cluster.kubeconfig)
+        uninstall(cluster)
         shutil.rmtree(cluster.kubelet_dir / "plugins" / DRIVER, ignore_errors=True)
         shutil.rmtree(MPS_DIR, ignore_errors=True)
+
+
+def uninstall(cluster: Cluster) -> None:
+    helm, kubectl = str(cluster.program("helm")), str(cluster.kubectl)
+    succeed(
+        [kubectl, "delete", "resourceslices", "--field-selector", f"spec.driver={DRIVER}"],
+        cluster.kubeconfig,
+    )
+    release = [helm, "uninstall", RELEASE, "--namespace", SPACE]
+    succeed([*release, "--ignore-not-found"], cluster.kubeconfig)
+    of_release = ["--selector", f"app.kubernetes.io/instance={RELEASE}"]
+    succeed([kubectl, "delete", "customresourcedefinitions", *of_release], cluster.kubeconfig)
+    gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
+    succeed([kubectl, *gone], cluster.kubeconfig)
 
 
 @pytest.mark.point(103)
