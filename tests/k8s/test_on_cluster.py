@@ -1,9 +1,13 @@
 """What a real API server does: our client, our slices, and the fake that our other tests trust."""
 
 import base64
+import contextlib
+import math
 import os
 import re
+import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -29,6 +33,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
 from hack.testbed.cluster import Cluster
 from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.fakes.pool_rules import validate_pool
+from tests.k8s.lease_candidate import LEASE
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on first use
@@ -359,6 +364,68 @@ def test_our_fake_takes_leases_where_the_real_one_does(api, fake, seconds):
     taken = [is_taken(server, LEASES, lease) for server in (api, fake)]
 
     assert taken == [seconds > 0] * 2
+
+
+@pytest.fixture
+def candidates(cluster, api):
+    """Processes that want the same Lease, by their names."""
+    started = {}
+
+    def start(name):
+        command = [sys.executable, "-m", "tests.k8s.lease_candidate", cluster.kubeconfig, name]
+        started[name] = Candidate(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[name]
+
+    yield start
+    for candidate in started.values():
+        candidate.kill()
+    with contextlib.suppress(NotFound):
+        api.delete(f"{LEASES}/{LEASE.name}")
+
+
+class Candidate:
+    """One of them, and when it led: [began, ended]."""
+
+    def __init__(self, process):
+        self.process = process
+        self.led = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            event, moment = line.split()
+            self.led = [*self.led, [float(moment), math.inf]] if event == "begin" else self.led
+            if event == "end":
+                self.led[-1][1] = float(moment)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+    @property
+    def leads(self):
+        return bool(self.led) and self.led[-1][1] == math.inf
+
+
+def test_one_process_leads_whoever_is_stopped_or_killed(candidates):
+    first = candidates("a")
+    eventually(lambda: first.leads)
+    second = candidates("b")
+
+    first.process.send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    eventually(lambda: second.leads)
+    first.process.send_signal(signal.SIGCONT)
+    eventually(lambda: not first.leads)
+    assert first.led[-1][1] < stopped_at + 0.1 < second.led[0][0]
+
+    second.process.kill()
+    killed_at = time.monotonic()
+    eventually(lambda: first.leads)
+    assert first.led[-1][0] > killed_at
 
 
 def probes(api, path):
