@@ -8,7 +8,7 @@ on, may still write to. Such a write fails once the Node has been written since.
 leaves ``status.updating`` only when the Node was written, or changed so that it fails:
 
 * it was given the update revision, and reported (or failed to, in time),
-* it became not ready, and nothing is given to such nodes,
+* it became not ready before it was given anything, and nothing is given to such nodes,
 * it is gone, or another profile holds there.
 
 Where ``spec`` went back to what a named node has, it need not be given anything: its annotation is
@@ -179,7 +179,7 @@ class _Count:
         elif node.given == self._target:
             self._add_given(node)
         elif not node.ready:
-            self.not_ready += 1
+            self._add_not_ready(node)
         elif node.name in self._updating:
             self._add_in_progress(node)
         else:
@@ -206,6 +206,13 @@ class _Count:
             reason = f"did not report within {self._deadline:.0f} s"
             self.failures.append(NodeFailure(node.name, reason))
 
+    def _add_not_ready(self, node: NodeView) -> None:
+        """One that was given another revision and may still take it counts until its deadline."""
+        self.not_ready += 1
+        is_changing = bool(node.given) and (not node.report or node.report.revision != node.given)
+        if node.name in self._updating and is_changing and self._waits.is_in_time(node):
+            self._add_in_progress(node)
+
     def _add_in_progress(self, node: NodeView) -> None:
         self.in_progress += 1
         if node.name in self._updating:
@@ -223,7 +230,8 @@ def _changes(profile: NodeProfileObject, count: _Count) -> tuple[NodeChange, ...
         return ()
     nodes = {node.name: node for node in count.adopted}
     if not _is_stopped(profile, count):
-        nodes |= {node.name: node for node in count.updating if node.given != profile.revision}
+        named = (node for node in count.updating if node.given != profile.revision)
+        nodes |= {node.name: node for node in named if node.ready}
     first = heapq.nsmallest(MOST_NODES_AT_ONCE, nodes)
     return tuple(_change(nodes[name], profile.revision) for name in first)
 
