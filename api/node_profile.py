@@ -272,7 +272,9 @@ _ObjectOnly = Annotated[SkipJsonSchema[Any], AfterValidator(_not_in_a_file)]
 class NodeProfileSpec(StrictModel):
     """The rules, first match first. The other fields are those of objects, refused in a file."""
 
-    gpus: Annotated[list[GpuRules], _SomeOf]
+    gpus: Annotated[list[GpuRules], _SomeOf] = Field(
+        description="What holds for which GPUs: for each GPU the first entry that selects it."
+    )
     node_selector: _ObjectOnly = None
     priority: _ObjectOnly = None
     rollout: _ObjectOnly = None

@@ -60,7 +60,9 @@ _FIELD_RULES = {
     ],
     "memory.step": [
         (
-            f"!isQuantity(self) || [{_MEBIBYTES}].all(n, n > 0.0 && double(int(n)) == n)",
+            # From 2^53 on, every double is a whole number, and soon no int any more.
+            f"!isQuantity(self) || [{_MEBIBYTES}].all(n, "
+            "n > 9007199254740992.0 || n > 0.0 && double(int(n)) == n)",
             validation.NO_STEP,
         )
     ],

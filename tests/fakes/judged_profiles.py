@@ -40,7 +40,7 @@ RIGHT: dict[str, Entries] = {
     **{f"at least {text}": [{"memory": {"least": text}}] for text in ("256Mi", "0.25Gi", "1e9")},
     **{
         f"in steps of {text}": [{"memory": {"step": text}}]
-        for text in ("1Mi", "0.5Gi", "1.5Gi", "1024Ki", "1048576", "1073741824000m", "3Ti")
+        for text in ("1Mi", "0.5Gi", "1.5Gi", "1024Ki", "1048576", "1073741824000m", "3Ti", "1e30")
     },
     **{
         f"after {text}": [{"memoryGuard": {"grace": text}}]
