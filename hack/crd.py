@@ -9,7 +9,7 @@ kubectl does.
 
 Nothing below ``spec.gpus`` has a default: a revision is what somebody wrote. Lists, maps and texts
 have a greatest length in the models, because the API server refuses a CRD whose rules could cost
-too much. What is in use for longest is 1.32, so rules use nothing that came later.
+too much. The chart installs on Kubernetes 1.32, so no rule uses a function that came later.
 """
 
 import json

@@ -71,9 +71,9 @@ def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 
-    def deploy(release: str, verb: str = "install") -> str:
+    def deploy(release: str, verb: str = "install", *options: str) -> str:
         driver = ("--set", f"driverName={release}.test")
-        return run(verb, release, str(chart), *OPTIONS, *driver)
+        return run(verb, release, str(chart), *OPTIONS, *driver, *options)
 
     assert "belong to another release" not in deploy(FIRST)
     eventually(lambda: is_there(api, PROFILES))
@@ -88,6 +88,10 @@ def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
     change(chart / "templates" / TEMPLATE, "How the GPUs of some nodes", "Whether the GPUs")
     deploy(FIRST, "upgrade")
     assert description(api) == "Whether the GPUs are offered. docs/profiles.md explains it."
+
+    deploy(FIRST, "upgrade", "--set", "controller.enabled=false")
+    assert TEMPLATE not in run("get", "manifest", FIRST)
+    assert is_there(api, f"{PROFILES}/kept")
 
     run("uninstall", FIRST, "--no-hooks")
     assert api.get(f"{PROFILES}/kept")["spec"]["gpus"] == [{}]
