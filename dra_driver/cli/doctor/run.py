@@ -23,6 +23,7 @@ from dra_driver.cli.doctor import (
     host_checks,
     mig_checks,
     mps_checks,
+    node_profile_checks,
     sharing_checks,
 )
 from dra_driver.cli.doctor.host_checks import records_of_boot
@@ -122,7 +123,11 @@ def _examine(
     if isinstance(cluster, Finding):
         yield cluster
     else:
-        yield from examine_cluster(cluster, [_check_of_use(settings, node, cluster)])
+        more_checks = [
+            *_node_profile_checks(settings, cluster),
+            _check_of_use(settings, node, cluster),
+        ]
+        yield from examine_cluster(cluster, more_checks)
 
 
 def _user(uid: int) -> Iterator[Finding]:
@@ -145,6 +150,15 @@ def _without_driver(node: GpuNode) -> Iterator[Finding]:
     checked = {finding.subject for finding in findings}
     names = [subject for subject in _NEED_THE_DRIVER if subject not in checked]
     yield skip(", ".join(names), gpu_checks.NEEDS_DRIVER)
+
+
+def _node_profile_checks(
+    settings: DoctorSettings, cluster: cluster_checks.CheckedCluster
+) -> Iterator[Check]:
+    """None, where NodeProfiles are not used."""
+    if settings.revision_namespace:
+        check = partial(node_profile_checks.check_node_profile, cluster)
+        yield node_profile_checks.NODE_PROFILES, check
 
 
 def _check_of_use(
