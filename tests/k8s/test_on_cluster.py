@@ -1,13 +1,8 @@
 """What a real API server does: our client, our slices, and the fake that our other tests trust."""
 
 import base64
-import contextlib
-import math
-import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -16,7 +11,7 @@ import pytest
 from dra_driver.base.errors import Conflict, Forbidden, NotFound, Refused, Unreachable
 from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
 from dra_driver.k8s.api import FROM_WATCH_CACHE
-from dra_driver.k8s.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
+from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import VERSIONS, convert_slice_from_v1, convert_slice_to_v1
@@ -30,10 +25,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     plan_writes,
     split_into_slices,
 )
-from hack.testbed.cluster import Cluster
-from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.fakes.pool_rules import validate_pool
-from tests.k8s.lease_candidate import LEASE
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on first use
@@ -42,13 +34,6 @@ DRIVER = "probe.example.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    cluster = Cluster(os.environ.get("KUBERNETES_VERSION", "1.36.3"))
-    cluster.up(progress=print)
-    return cluster
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +49,6 @@ def api(cluster):
 def home(api):
     node = api.list("/api/v1/nodes")["items"][0]["metadata"]
     return SliceOwner(DRIVER, node["name"], node["uid"])
-
-
-@pytest.fixture
-def fake(tmp_path):
-    with FakeApiServer() as server:
-        client = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
-        yield client
-        client.close()
 
 
 POLICY = {"default": "2048Mi", "validRange": {"min": "1Gi", "max": "80Gi", "step": "1024Ki"}}
@@ -261,171 +238,6 @@ def is_taken(server, path, document):
         return bool(server.create(path, document, STRICT))
     except Refused:
         return False
-
-
-NODES = "/api/v1/nodes"
-NODE = f"{NODES}/probe-node"
-STRATEGIC = STRATEGIC_MERGE_PATCH
-REVISIONS = "/apis/apps/v1/namespaces/default/controllerrevisions"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-READY = {"type": "Ready", "status": "True"}
-
-
-@pytest.fixture
-def probe_node(api, fake):
-    """A node on both API servers, with a condition."""
-    for server in (api, fake):
-        server.create(NODES, {"metadata": {"name": "probe-node", "labels": {"a": "1"}}})
-        server.patch(f"{NODE}/status", {"status": {"conditions": [READY]}}, {}, STRATEGIC)
-    yield
-    api.delete(NODE)
-
-
-@pytest.mark.parametrize("kind", [MERGE_PATCH, STRATEGIC])
-@pytest.mark.parametrize("path", [NODE, f"{NODE}/status"])
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        pytest.param({"resourceVersion": "1"}, id="of another version"),
-        pytest.param({"uid": "of another node"}, id="of another UID"),
-        pytest.param({"labels": {"b": "2"}, "annotations": {"probe": "3"}}, id="of metadata"),
-    ],
-)
-def test_our_fake_takes_patches_of_nodes_where_the_real_one_does(
-    api, fake, probe_node, path, kind, metadata
-):
-    condition = {"type": "Probed", "status": "True", "reason": "R", "message": "m"}
-    patch = {"metadata": metadata, "status": {"conditions": [condition]}}
-    if path == NODE:
-        del patch["status"]
-
-    def result(server):
-        try:
-            server.patch(path, patch, {}, kind)
-        except (Conflict, Refused) as e:
-            return type(e)
-        node = server.get(NODE)
-        labels, conditions = node["metadata"]["labels"], node["status"]["conditions"]
-        return labels, {each["type"]: each["status"] for each in conditions}
-
-    assert result(fake) == result(api)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        pytest.param(lambda server, made: server.patch(made.path, {"revision": 2}), id="patch"),
-        pytest.param(
-            lambda server, made: server.patch(made.path, {"revision": 2}, {}, STRATEGIC),
-            id="strategic patch",
-        ),
-        pytest.param(lambda server, made: made.put(server, revision=2), id="revision"),
-        pytest.param(lambda server, made: made.put(server, revision=-1), id="negative revision"),
-        pytest.param(lambda server, made: made.put(server, data={"a": 2}), id="other data"),
-        pytest.param(lambda server, made: made.put(server, data=None), id="no data"),
-        pytest.param(lambda server, made: made.put(server, "1", revision=2), id="stale version"),
-        pytest.param(lambda server, made: made.put(server, "", revision=2), id="no version"),
-    ],
-)
-def test_our_fake_changes_revisions_where_the_real_one_does(api, fake, write):
-    def result(server):
-        made = MadeRevision(server)
-        try:
-            return write(server, made)["revision"]
-        except (Conflict, Refused) as e:
-            return type(e)
-        finally:
-            server.delete(made.path)
-
-    assert result(fake) == result(api)
-
-
-class MadeRevision:
-    """A ControllerRevision that was just created."""
-
-    def __init__(self, server):
-        head = {"apiVersion": "apps/v1", "kind": "ControllerRevision"}
-        metadata = {"name": "probe-revision"}
-        self.path = f"{REVISIONS}/probe-revision"
-        revision = {**head, "metadata": metadata, "data": {"a": 1}, "revision": 1}
-        self.document = server.create(REVISIONS, revision)
-
-    def put(self, server, version=None, **fields):
-        metadata = dict(self.document["metadata"])
-        if version is not None:
-            metadata["resourceVersion"] = version
-        return server.update(self.path, {**self.document, **fields, "metadata": metadata})
-
-
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_our_fake_takes_leases_where_the_real_one_does(api, fake, seconds):
-    lease = {"metadata": {"name": "probe"}, "spec": {"leaseDurationSeconds": seconds}}
-
-    taken = [is_taken(server, LEASES, lease) for server in (api, fake)]
-
-    assert taken == [seconds > 0] * 2
-
-
-@pytest.fixture
-def candidates(cluster, api):
-    """Processes that want the same Lease, by their names."""
-    started = {}
-
-    def start(name):
-        command = [sys.executable, "-m", "tests.k8s.lease_candidate", cluster.kubeconfig, name]
-        started[name] = Candidate(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        return started[name]
-
-    yield start
-    for candidate in started.values():
-        candidate.kill()
-    with contextlib.suppress(NotFound):
-        api.delete(f"{LEASES}/{LEASE.name}")
-
-
-class Candidate:
-    """One of them, and when it led: [began, ended]."""
-
-    def __init__(self, process):
-        self.process = process
-        self.led = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            event, moment = line.split()
-            self.led = [*self.led, [float(moment), math.inf]] if event == "begin" else self.led
-            if event == "end":
-                self.led[-1][1] = float(moment)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-
-    @property
-    def leads(self):
-        return bool(self.led) and self.led[-1][1] == math.inf
-
-
-def test_one_process_leads_whoever_is_stopped_or_killed(candidates):
-    first = candidates("a")
-    eventually(lambda: first.leads)
-    second = candidates("b")
-
-    first.process.send_signal(signal.SIGSTOP)
-    stopped_at = time.monotonic()
-    eventually(lambda: second.leads)
-    first.process.send_signal(signal.SIGCONT)
-    eventually(lambda: not first.leads)
-    assert first.led[-1][1] < stopped_at + 0.1 < second.led[0][0]
-
-    second.process.kill()
-    killed_at = time.monotonic()
-    eventually(lambda: first.leads)
-    assert first.led[-1][0] > killed_at
 
 
 def probes(api, path):
