@@ -248,6 +248,11 @@ class ClaimsSettings(HostSettings):
         return self.state / "claims"
 
     @property
+    def last_profile(self) -> Path:
+        """The profile in force."""
+        return self.state / "profile.json"
+
+    @property
     def mig_state(self) -> Path:
         """What layouts made of GPUs."""
         return self.state / "mig.json"

@@ -14,6 +14,7 @@ from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
 from dra_driver.kubeletplugin.serve.services import ClaimHandler
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
@@ -65,6 +66,9 @@ class PluginParts:
     scan_soon: Callable[[], None] = field(init=False)  # the offer may have changed
     published_since: Callable[[float], bool] = field(init=False)  # a monotonic time
     publish: Callable[[], None] = field(init=False)  # for the first time; later by itself
+
+    # Set by ``mig.start`` as layouts come: GPUs that get theirs when nothing uses them any more.
+    pending_layouts: frozenset[GpuUuid] = frozenset()
 
     # Set by ``claims.start``.
     claim_handler: ClaimHandler = field(init=False)

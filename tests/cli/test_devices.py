@@ -15,10 +15,12 @@ from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.offer import Exclusive, Fractional
+from dra_driver.model.profiles import Profile
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.settings import DevicesSettings
 from tests.builders import MIB, ref
 from tests.cli.profiles import profiles
@@ -553,3 +555,12 @@ def test_boards_whose_library_has_no_mig_say_why_they_cannot_be_partitioned(show
         "lacks functions for MIG; install a newer driver\n"
     ) in answer.out
     assert "\ngpu-0 " in answer.out, "whole, it is offered all the same"
+
+
+def test_a_revision_that_the_plugin_has_in_force_is_named(show, tmp_path):
+    LastProfileFile(tmp_path / "profile.json").keep(Profile("mine", revision="mine-1"))
+
+    lines = show("--state-dir", tmp_path).out.splitlines()
+    assert lines[-1] == "the plugin has NodeProfile mine, revision mine-1, in force"
+    LastProfileFile(tmp_path / "profile.json").keep(Profile("mine"))
+    assert "in force" not in show("--state-dir", tmp_path).out

@@ -29,6 +29,7 @@ from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.profiles.revisions import canonical_json, revision_name
 from dra_driver.settings import DoctorSettings
 from tests.cli.findings import levels
 from tests.cli.mps import server as server_of
@@ -634,6 +635,56 @@ def test_the_label_of_the_node_chooses_the_profile(world, server, tmp_path):
 
     assert f"[ok]   profile: mine (label gpu.nvidia.com/profile of node {NODE})" in answer.out
     assert "[ok]   GPUs as offered: exclusive: gpu-0, gpu-1" in answer.out
+
+
+def with_condition(server, status, message, **metadata):
+    condition = {"type": "GPUsConfigured", "status": status, "message": message}
+    server.put(
+        {
+            "kind": "Node",
+            "metadata": {"name": NODE, **metadata},
+            "status": {"conditions": [condition]},
+        }
+    )
+
+
+def test_the_revision_in_force_is_named_with_who_chose_it(world, server, tmp_path):
+    spec = {"gpus": [{"fractions": "Never"}]}
+    server.put(
+        {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "NodeProfile",
+            "metadata": {"name": "training"},
+            "spec": spec,
+        }
+    )
+    revision = revision_name("training", canonical_json(spec["gpus"]))
+    said = f"NodeProfile training, revision {revision}: in force"
+    with_condition(server, "True", said, labels={"gpu.nvidia.com/profile": "training"})
+
+    answer = world.ask(
+        *("--kubeconfig", server.kubeconfig(tmp_path / "config"), "--revision-namespace", "gpus")
+    )
+
+    origin = f"label gpu.nvidia.com/profile of node {NODE}"
+    assert f"[ok]   profile: the plugin reports: {said}" in answer.out
+    assert f"[ok]   profile: training, revision {revision} ({origin})" in answer.out
+    assert "[ok]   GPUs as offered: exclusive: gpu-0, gpu-1" in answer.out
+
+
+def test_a_revision_that_cannot_be_used_fails_with_what_the_plugin_reports(world, server, tmp_path):
+    said = "NodeProfile training, revision training-1: refused: not found"
+    given = {"gpu.nvidia.com/profile-revision": "training-1"}
+    with_condition(server, "False", said, annotations=given)
+
+    answer = world.ask(
+        *("--kubeconfig", server.kubeconfig(tmp_path / "config"), "--revision-namespace", "gpus")
+    )
+
+    [reported, looked_up] = lines(answer, "[FAIL] profile")
+    assert reported.startswith(f"[FAIL] profile: the plugin reports: {said}")
+    origin = f"annotation gpu.nvidia.com/profile-revision of node {NODE}"
+    assert looked_up.startswith(f"[FAIL] profile: {origin}: get controllerrevisions")
 
 
 def test_a_profile_that_cannot_be_used_fails_with_who_chose_it_and_the_field(world, profile):

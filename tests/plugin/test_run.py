@@ -6,9 +6,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dra_driver.model.node_profiles import Revision
+from dra_driver.plan.profiles.revisions import canonical_json, revision_document, revision_name
 from tests.builders import POOL, config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
@@ -106,6 +109,64 @@ def test_a_label_of_the_node_has_its_gpus_partitioned_and_another_one_tells_how_
         "MIGLayoutApplied: partitioned as layout 'all-7g.40gb' says: gpu-0",
         "MIGLayoutFailed: the layout of this node cannot be used",
     ]
+
+
+def test_a_revision_is_reported_once_it_is_offered_and_gpus_in_use_until_they_follow(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process]
+) -> None:
+    def is_said(text: str) -> bool:
+        return server.wait(lambda: message_of_node(server).startswith(f"{inference} {text}"))
+
+    inference = "NodeProfile inference, revision"
+    without_seven = keep_revision(server, {"select": {"index": [7]}, "include": False})
+    whole = keep_revision(server, {"fractions": "Never"})
+    give_revision(server, without_seven)
+    start(revision_namespace="gpus")
+    kubelet.wait_for_plugin(DRIVER)
+    assert is_said(f"{without_seven}: in force")
+    assert server.wait(lambda: "gpu-0" in offered(server) and "gpu-7" not in offered(server))
+
+    part = put(server, "gpu-0")
+    kubelet.prepare([part])
+    give_revision(server, whole)
+    assert is_said(f"{whole}: 1 GPU changes when no claim holds it: gpu-0")
+    assert server.wait(lambda: "gpu-7" in offered(server))
+
+    give_revision(server, "inference-gone")
+    assert is_said("inference-gone: refused: ")
+    give_revision(server, whole)
+    assert is_said(f"{whole}: 1 GPU changes when no claim holds it: gpu-0")
+    kubelet.unprepare([part])
+    assert is_said(f"{whole}: in force")
+
+
+def keep_revision(server: ApiServer, *gpus: dict[str, object]) -> str:
+    """A revision of the profile inference, as the controller keeps it; its name."""
+    text = canonical_json(list(gpus))
+    revision = Revision(revision_name("inference", text), "inference", 1, text, owner_uid="1")
+    server.put(revision_document(revision, "gpus"))
+    return revision.name
+
+
+def give_revision(server: ApiServer, revision: str) -> None:
+    given = {"gpu.nvidia.com/profile-revision": revision}
+    node = {"kind": "Node", "metadata": {"name": POOL, "annotations": given}}
+    server.put({**node, "status": status_of_node(server)})
+
+
+def status_of_node(server: ApiServer) -> dict[str, Any]:
+    nodes = server.objects("nodes")
+    return (nodes[0].get("status") or {}) if nodes else {}
+
+
+def message_of_node(server: ApiServer) -> str:
+    conditions = status_of_node(server).get("conditions") or [{"message": ""}]
+    return str(conditions[0]["message"])
+
+
+def offered(server: ApiServer) -> list[str]:
+    slices = server.objects("resourceslices")
+    return [device["name"] for each in slices for device in each["spec"].get("devices", ())]
 
 
 def node_events(server: ApiServer) -> list[str]:

@@ -61,6 +61,7 @@ from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.mig.manager.changes import preview_layout
 from dra_driver.plan.mig.manager.layouts import without_dynamic_mig
@@ -346,6 +347,7 @@ def devices(
             *preview.lines,
             *_notes(offered, profile, pending_layouts(preview.mig_state, preview.inventory.gpus)),
             _profile_line(profile, () if settings.profile else profiles.names()),
+            *_node_profile_lines(LastProfileFile(settings.last_profile).read()),
         ]
         return "\n".join(lines)
     document = resource_slice_list(offered, settings)
@@ -408,6 +410,12 @@ def _profile_line(profile: Profile, names: Sequence[str]) -> str:
     return f"profile: {profile.name}" + (
         f" (--profile NAME shows another: {others})" if others else ""
     )
+
+
+def _node_profile_lines(last: Profile | None) -> Iterator[str]:
+    """*last*: what the plugin of this node had in force last."""
+    if last is not None and last.revision:
+        yield f"the plugin has NodeProfile {last.name}, revision {last.revision}, in force"
 
 
 def _pending(change: PendingChange, layouts: Mapping[DeviceName, str]) -> str:

@@ -1,13 +1,16 @@
 """``doctor``'s checks of sharing: the profile, memory limits, and what the memory guard needs."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from api.names import GPUS_CONFIGURED
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
+from dra_driver.k8s.node_labels import Labels
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.model.gpus import Inventory
@@ -19,10 +22,11 @@ from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.unavailable import describe_pci_gpu
 from dra_driver.node.memory.support import MemoryLimitSupport
+from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.shapes import describe_shape
-from dra_driver.plan.profiles.rules import SelectedProfile, select_profile
 from dra_driver.plugin.publish.profiles import ProfileCatalog
+from dra_driver.plugin.publish.selection import NodeProfileReader, ProfileSelector, Selection
 from dra_driver.settings import DoctorSettings
 
 PROFILE, OFFERED_GPUS, LIMITS, CGROUPS, RUNTIME, POD_RESOURCES, PID_NAMESPACE = (
@@ -55,6 +59,30 @@ def checks(settings: DoctorSettings, node: GpuNode, cluster: CheckedCluster | No
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadNode:
+    """A Node as it was read once."""
+
+    node: str
+    document: Mapping[str, Any]
+
+    def now(self) -> Labels:
+        return self._metadata("labels")
+
+    def annotations(self) -> Labels:
+        return self._metadata("annotations")
+
+    def _metadata(self, name: str) -> Labels:
+        values: Labels = (self.document.get("metadata") or {}).get(name) or {}
+        return values
+
+    @property
+    def report(self) -> Mapping[str, str]:
+        """The condition in which the plugin says what became of the profile; empty: none."""
+        conditions = (self.document.get("status") or {}).get("conditions") or ()
+        return next((each for each in conditions if each.get("type") == GPUS_CONFIGURED), {})
+
+
 @dataclass(frozen=True)
 class CheckedProfile:
     """The node and its profile. Each part is looked at once, when it is asked for."""
@@ -64,18 +92,34 @@ class CheckedProfile:
     cluster: CheckedCluster | None  # None: no API server can be asked
 
     @functools.cached_property
-    def selected(self) -> SelectedProfile:
-        """ApiServerError: the labels of the Node cannot be read."""
-        flag, node = self.settings.profile, self.settings.node_name
-        if flag or self.cluster is None:
-            return select_profile(flag, node, {})
-        metadata = self.cluster.server.get(f"/api/v1/nodes/{node}").get("metadata") or {}
-        return select_profile("", node, metadata.get("labels") or {})
+    def node(self) -> ReadNode:
+        """ApiServerError: it cannot be read."""
+        name = self.settings.node_name
+        if self.cluster is None:
+            return ReadNode(name, {})
+        return ReadNode(name, self.cluster.server.get(f"/api/v1/nodes/{name}"))
+
+    @functools.cached_property
+    def selection(self) -> Selection:
+        """What the plugin selects. ApiServerError: the labels of the Node cannot be read."""
+        settings = self.settings
+        namespace = settings.revision_namespace if self.cluster else ""
+        objects = NodeProfileReader(self.cluster.server, namespace) if self.cluster else None
+        selector = ProfileSelector(
+            self.node,
+            ProfileCatalog(settings.profiles).named,
+            settings.profile,
+            objects if namespace else None,
+        )
+        return selector.select(LastProfileFile(settings.last_profile).read())
 
     @functools.cached_property
     def profile(self) -> Profile:
-        """SettingsError: there is none of that name, or it is wrong."""
-        return ProfileCatalog(self.settings.profiles).named(self.selected.name)
+        """DriverError: there is none of that name, or it is wrong."""
+        profile, problem = self.selection.profile, self.selection.problem
+        if profile is None:
+            raise problem or SettingsError("there is no profile")
+        return profile
 
     @functools.cached_property
     def inventory(self) -> Inventory:
@@ -102,21 +146,28 @@ class CheckedProfile:
 def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
     """Which profile is selected, whether it can be used, and what it makes of the GPUs."""
     try:
-        chosen = checked.selected
+        chosen = checked.selection.selected
+        report = checked.node.report
     except ApiServerError as e:
         yield skip(PROFILE, f"which one the Node's labels choose cannot be read: {e}")
         return
+    if report.get("status") == "False":
+        yield fail(PROFILE, f"the plugin reports: {report.get('message')}", "mend or undo it")
+    elif report:
+        yield ok(PROFILE, f"the plugin reports: {report.get('message')}")
     try:
         profile = checked.profile
-    except SettingsError as e:
+    except DriverError as e:
+        origin = chosen.origin if chosen else "the NodeProfiles"
         yield fail(
             PROFILE,
-            f"{chosen.origin}: {e}",
+            f"{origin}: {e}",
             "mend it, or choose another; until then the plugin keeps the last good one, also when "
             "it is started again; a node that never had one offers no GPU",
         )
         return
-    yield ok(PROFILE, f"{profile.name} ({chosen.origin})")
+    revision = f", revision {profile.revision}" if profile.revision else ""
+    yield ok(PROFILE, f"{profile.name}{revision} ({chosen.origin if chosen else ''})")
     for warning in checked.offered.warnings:
         yield warn(PROFILE, warning, "nothing, where that is what you want")
     yield from offer_findings(checked.offered, checked.inventory)

@@ -1,11 +1,11 @@
 """Which profile is chosen, what its document means, and which rules hold for which GPU."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from api.names import CONFIG_VERSION, DEVICE_PLUGIN_CONFIG_LABEL, PROFILE_LABEL
+from api.names import CONFIG_VERSION
 from api.node_profile import (
     GpuRules,
     GpuSelectorConfig,
@@ -17,7 +17,6 @@ from api.strict import ConfigError, show_value, valid_part, validated
 from dra_driver.k8s import quantity
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import (
-    DEFAULT_PROFILE,
     DEFAULT_RULES,
     GpuSelector,
     GuardPolicy,
@@ -43,24 +42,6 @@ def _mig_rules(section: MigSectionConfig) -> MigRules:
         single=section.strategy == "Single",
         replicas=tuple(sorted((section.replicas or {}).items())),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedProfile:
-    """A profile by name, and who chose it."""
-
-    name: str
-    origin: str  # "--profile", "label … of node …", "nothing chooses another"
-
-
-def select_profile(flag: str, node: str, labels: Mapping[str, str]) -> SelectedProfile:
-    """The flag counts, else the labels of the *node*, else the default."""
-    if flag:
-        return SelectedProfile(flag, "--profile")
-    for label in (PROFILE_LABEL, DEVICE_PLUGIN_CONFIG_LABEL):
-        if name := labels.get(label):
-            return SelectedProfile(name, f"label {label} of node {node}")
-    return SelectedProfile(DEFAULT_PROFILE.name, "nothing chooses another")
 
 
 def profile_name(document: Any, otherwise: str) -> str:

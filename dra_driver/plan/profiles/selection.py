@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from api.names import DEVICE_PLUGIN_CONFIG_LABEL, PROFILE_LABEL
 from dra_driver.model.node_profiles import NodeProfileObject, NodeView
+from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.profiles.revisions import profile_of_revision
 
 
@@ -50,6 +51,26 @@ def label_choice(labels: Mapping[str, str]) -> tuple[str, str] | None:
         if name := labels.get(label):
             return label, name
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedProfile:
+    """A profile by name, and who chose it."""
+
+    name: str
+    origin: str  # "label … of node …", "--profile", "nothing chooses another"
+    of_files: bool = True  # or bundled; else it is a NodeProfile
+    revision: str = ""  # of a NodeProfile; empty: that is not known
+
+
+def select_file(flag: str, node: str, labels: Mapping[str, str]) -> SelectedProfile:
+    """The profile of files: a label of the *node* names it, else the flag, else it is the
+    default."""
+    if label := label_choice(labels):
+        return SelectedProfile(label[1], f"label {label[0]} of node {node}")
+    if flag:
+        return SelectedProfile(flag, "--profile")
+    return SelectedProfile(DEFAULT_PROFILE.name, "nothing chooses another")
 
 
 def choose_on_node(labels: Mapping[str, str], given: str | None, kept: str | None) -> NodeChoice:

@@ -13,7 +13,7 @@ from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
-from dra_driver.model.mig_layouts import MigState
+from dra_driver.model.mig_layouts import LayoutState, MigState
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.node.cgroups.procfs import boot_id
@@ -106,6 +106,9 @@ def connect(parts: PluginParts, stack: ExitStack) -> MigLooks:
 
     def report(state: MigState) -> None:
         state_label.tell(state.state)
+        parts.pending_layouts = frozenset(
+            gpu for gpu, outcome in state.outcomes.items() if outcome.state is LayoutState.PENDING
+        )
         parts.metrics.mig_problems.set(state.failures)
 
     def layout_label() -> str:

@@ -1,8 +1,8 @@
 """Which profile is in force on this node.
 
-The flag ``--profile`` names it, else a label of the Node, else it is ``default``. A change of the
-label or of a file counts within seconds; while what is chosen cannot be used, the last good profile
-stays in force. Profiles come from files and from those that are bundled (``ProfileCatalog``).
+``plugin.publish.selection`` says which one holds. A change of that counts within seconds; while
+what is chosen cannot be used, the last good profile stays in force, also after a restart. Profiles
+come from NodeProfile objects, from files and from those that are bundled (``ProfileCatalog``).
 
 ``EffectiveProfile`` is the profile as it counts for what is offered: on GPUs that a MIG layout
 governs no partitions are created for claims.
@@ -10,11 +10,14 @@ governs no partitions are created for claims.
 
 import functools
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Protocol
 
 import yaml
 
@@ -24,7 +27,6 @@ from dra_driver.base import inotify
 from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
-from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import Profile
 from dra_driver.node.state.profile_files import (
@@ -39,12 +41,9 @@ from dra_driver.plan.mig.manager.layouts import (
     profile_until_layouts_known,
     without_dynamic_mig,
 )
-from dra_driver.plan.profiles.rules import (
-    SelectedProfile,
-    decode_profile,
-    profile_name,
-    select_profile,
-)
+from dra_driver.plan.profiles.rules import decode_profile, profile_name
+from dra_driver.plan.profiles.selection import SelectedProfile
+from dra_driver.plugin.publish.selection import ProfileSelector
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +151,24 @@ def _read(document: ProfileDocument, name: str) -> Profile | str:
 
 
 @dataclass(frozen=True, slots=True)
-class _ActiveProfileState:
+class ActiveProfileState:
+    """*profile* is in force *since* a moment of the monotonic clock; None: there is none yet.
+
+    *problem*: why what is *selected* is not in force.
+    """
+
     profile: Profile | None
-    problem: DriverError | None = None  # why the selected profile is not in force
+    selected: SelectedProfile | None = None  # None: not known
+    problem: DriverError | None = None
+    since: float = math.inf
+
+
+class FollowedNode(Protocol):
+    """Calls us when what chooses may have changed; ``k8s.node_labels.NodeLabels`` is one."""
+
+    def start(self, on_change: Callable[[], None], wait_seconds: float) -> None: ...
+
+    def stop(self) -> bool: ...
 
 
 class ActiveProfile:
@@ -163,41 +177,41 @@ class ActiveProfile:
     def __init__(
         self,
         profiles: ProfileCatalog,
-        chooser: str | NodeLabels,
-        on_change: Callable[[], None] = lambda: None,
+        selector: ProfileSelector,
+        labels: FollowedNode,
         look_seconds: float = 2.0,
         last: LastProfileFile | None = None,
     ) -> None:
-        """*chooser*: the name that the flag gives, or the labels that choose. *last*: keeps the
-        profile in force for the next process, which begins with it.
+        """*profiles* and *labels*: whose changes count. *last*: keeps the profile in force for the
+        next process, which begins with it.
 
-        *on_change* is called when the profile in force or ``error`` is another one, in a thread of
-        ours, maybe in two at once. Where the kernel cannot tell that files change, they are looked
-        at every *look_seconds*. OSError: the process has no file descriptors left.
+        Where the kernel cannot tell that files change, they are looked at every *look_seconds*.
+        OSError: the process has no file descriptors left.
         """
         self._profiles = profiles
-        self._chooser = chooser
-        self.on_change = on_change
+        self._selector = selector
+        self._labels = labels
+        # Called in a thread of ours when the profile in force, or what is wrong, is another one.
+        self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._last = last
         before = last.read() if last else None
-        self._state = _ActiveProfileState(before, SettingsError("no profile was looked for yet"))
+        problem = SettingsError("no profile was looked for yet")
+        self._state = ActiveProfileState(before, problem=problem)
         self._look_seconds = look_seconds
         self._changes = DirectoryChanges(inotify.NAMES | inotify.CONTENTS)
         self._loop = Loop("profiles", self._look, _IDLE_SECONDS, self._changes)
 
     def start(self, wait_seconds: float = 5.0) -> None:
         """Begin; what chooses is known on return, unless that takes longer than *wait_seconds*."""
-        if not isinstance(self._chooser, str):
-            self._chooser.start(self._update, wait_seconds)
+        self._labels.start(self._loop.soon, wait_seconds)
         self._update()
         self._loop.start()
 
     def stop(self) -> None:
         """End; the profile stays as it is."""
         self._loop.stop()
-        if not isinstance(self._chooser, str):
-            self._chooser.stop()
+        self._labels.stop()
         if self._loop.alive:
             self._loop.join(1.0)
         if not self._loop.alive:
@@ -215,58 +229,72 @@ class ActiveProfile:
         return state.profile
 
     @property
+    def state(self) -> ActiveProfileState:
+        """What is in force, and what is selected."""
+        return self._state
+
+    @property
     def error(self) -> str | None:
         """Why the selected profile is not in force."""
         state = self._state
-        if state.problem is None or state.profile is None:
-            return str(state.problem) if state.problem else None
-        return f"{state.problem}; profile {state.profile.name!r} stays in force"
+        if state.problem is None:
+            return None
+        if state.selected is not None:
+            text = f"{state.selected.origin}: {state.problem}"
+        elif isinstance(state.problem, ApiServerError):
+            text = f"the profile of this node is not known: {state.problem}"
+        else:
+            text = str(state.problem)
+        if state.profile is None:
+            return text
+        return f"{text}; profile {state.profile.name!r} stays in force"
 
     def _look(self) -> float | None:
-        """Labels wake nobody here: they call ``_update``."""
         is_watched = self._profiles.watch(self._changes)  # before looking: no change is missed
         self._update()
-        if not self._profiles.any_files:
-            return UNTIL_WOKEN
-        return None if is_watched else self._look_seconds
+        seconds = UNTIL_WOKEN
+        if self._profiles.any_files:
+            seconds = _IDLE_SECONDS if is_watched else self._look_seconds
+        again_in = self._selector.again_in
+        return seconds if again_in is None else min(seconds, again_in)
 
     def _update(self) -> None:
         with self._lock:
             before = self._state
-            self._state = after = self._next(before)
-            changed = (before.profile, str(before.problem)) != (after.profile, str(after.problem))
-        is_new = after.problem is None and after.profile is not before.profile
-        if self._last and after.profile and is_new:
-            self._last.keep(after.profile)
+            after = self._next(before)
+            is_new = after.problem is None and after.profile is not before.profile
+            if self._last and after.profile and is_new:  # first: a restart may come at any time
+                self._last.keep(after.profile)
+            changed = _shown(after) != _shown(before)
+            if changed:
+                self._state = after
+                # Who began something later than this has seen the new state.
+                self._state = replace(after, since=time.monotonic())
         if changed:
             self._log(before, after)
             self.on_change()
 
-    def _next(self, state: _ActiveProfileState) -> _ActiveProfileState:
-        try:
-            selected = self._selected()
-        except ApiServerError as e:
-            return _ActiveProfileState(
-                state.profile, ApiServerError(f"the profile of this node is not known: {e}")
-            )
-        try:
-            profile = self._profiles.named(selected.name)
-        except SettingsError as e:
-            return _ActiveProfileState(state.profile, SettingsError(f"{selected.origin}: {e}"))
-        return _ActiveProfileState(state.profile if profile == state.profile else profile)
+    def _next(self, before: ActiveProfileState) -> ActiveProfileState:
+        selection = self._selector.select(before.profile)
+        profile = selection.profile
+        if profile is None or profile == before.profile:
+            profile = before.profile
+        return ActiveProfileState(profile, selection.selected, selection.problem)
 
-    def _selected(self) -> SelectedProfile:
-        if isinstance(self._chooser, str):
-            return select_profile(self._chooser, "", {})
-        return select_profile("", self._chooser.node, self._chooser.now())
-
-    def _log(self, before: _ActiveProfileState, after: _ActiveProfileState) -> None:
+    def _log(self, before: ActiveProfileState, after: ActiveProfileState) -> None:
         if after.profile is not None and after.profile is not before.profile:
-            log.info("profile in force", extra={"profile": after.profile.name})
-            for warning in after.profile.warnings:
-                log.warning("profile: %s", warning, extra={"profile": after.profile.name})
+            profile = after.profile
+            facts = {"profile": profile.name}
+            facts |= {"revision": profile.revision} if profile.revision else {}
+            log.info("profile in force", extra=facts)
+            for warning in profile.warnings:
+                log.warning("profile: %s", warning, extra={"profile": profile.name})
         if after.problem is not None:
             log.warning("profile cannot be used: %s", self.error)
+
+
+def _shown(state: ActiveProfileState) -> tuple[object, ...]:
+    return state.profile, state.selected, str(state.problem)
 
 
 _GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
 from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
 from dra_driver.model.gpus import ALL_GPUS, UnavailableGpu
-from dra_driver.model.offer import Offer, PendingChange
+from dra_driver.model.offer import Offer, PendingChange, gpu_name_of
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.offer.slice_documents import published_counters, published_devices
 from dra_driver.plugin.metrics import Metrics
@@ -40,6 +40,7 @@ class DeviceScanner:
         self.error: str | None = None  # why the last scan failed
         self.scanned_at = float("-inf")  # when the last scan began that succeeded
         self.scan_soon: Callable[[], None] = lambda: None
+        self.scanned: Callable[[], None] = lambda: None  # called after every scan
         # Called with each GPU that is not offered, when that begins and from time to time, but for
         # those that the profile leaves out.
         self.report: Callable[[UnavailableGpu], None] = lambda unavailable: None
@@ -56,6 +57,12 @@ class DeviceScanner:
         Returns the seconds until the next scan where that should be soon: an API server that is
         away comes back.
         """
+        try:
+            return self._scan()
+        finally:
+            self.scanned()
+
+    def _scan(self) -> float | None:
         began = time.monotonic()
         try:
             offer = self._offers.refresh()
@@ -77,6 +84,12 @@ class DeviceScanner:
     def pending(self) -> bool:
         """Whether a GPU changes its shape as soon as no claim holds it any more."""
         return bool(self._last and self._last.pending)
+
+    @property
+    def pending_gpus(self) -> tuple[str, ...]:
+        """Those that change as soon as no claim holds them any more."""
+        pending = self._last.pending if self._last else ()
+        return tuple(dict.fromkeys(gpu_name_of(each.device) for each in pending if not each.reason))
 
     def claim_changed(self, record: ClaimRecord | None = None) -> None:
         """A claim was unprepared, maybe: a GPU that waited for that changes its shape now."""

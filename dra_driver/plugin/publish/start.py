@@ -3,6 +3,7 @@
 import logging
 from contextlib import ExitStack
 
+from api.names import PROFILE_REVISION_ANNOTATION
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import Event, NodeRef
@@ -11,12 +12,15 @@ from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher
 from dra_driver.model.gpus import UnavailableGpu
+from dra_driver.model.node_profiles import NodeReport
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.parts import PluginParts
+from dra_driver.plugin.publish.condition import ConditionWriter, node_report
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
 from dra_driver.plugin.publish.scanner import DeviceScanner
+from dra_driver.plugin.publish.selection import NodeProfileReader, ProfileSelector
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +50,13 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
     parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
     parts.claim_listeners.append(scanner.claim_changed)
-    parts.readiness["gpus"] = lambda: scanner.not_ready
-    parts.readiness["slices"] = lambda: (
-        None if publisher.healthy() else publisher.status().error or "not published yet"
-    )
+    parts.readiness |= {
+        "gpus": lambda: scanner.not_ready,
+        "slices": lambda: (
+            None if publisher.healthy() else publisher.status().error or "not published yet"
+        ),
+    }
+    _start_condition(parts, scanner, stack)
 
     def publish() -> None:
         scanner.scan()
@@ -59,6 +66,26 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         stack.callback(scan.stop)
 
     parts.publish = publish
+
+
+def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStack) -> None:
+    """Only where there are NodeProfiles, whose controller reads the condition."""
+    if not parts.settings.revision_namespace:
+        return
+
+    def report() -> NodeReport | None:
+        scanned_at = scanner.scanned_at  # first: what is read next is not older
+        state, gpus = parts.profile.state, dict.fromkeys(scanner.pending_gpus)
+        if layouts := parts.pending_layouts:
+            every = parts.node.inventory().gpus
+            gpus |= dict.fromkeys(gpu.name for gpu in every if gpu.uuid in layouts)
+        return node_report(state, scanned_at, gpus)
+
+    condition = ConditionWriter(parts.api, parts.labels, report, parts.is_newest)
+    scanner.scanned = condition.update
+    parts.labels.start(condition.update, 0.0)  # it is gone with a Node that registered again
+    condition.loop.start()
+    stack.callback(condition.loop.stop)
 
 
 def _event(labels: NodeLabels, unavailable: UnavailableGpu) -> Event:
@@ -72,13 +99,18 @@ def _start_profile(parts: PluginParts, stack: ExitStack) -> None:
     except NodeError as e:  # prepare and readiness will say so, too
         log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
     settings = parts.settings
-    parts.labels = NodeLabels(parts.api, settings.node_name)
+    followed = (PROFILE_REVISION_ANNOTATION,)
+    parts.labels = NodeLabels(parts.api, settings.node_name, annotations=followed)
     parts.labels.start(lambda: None, _LABELS_SECONDS)
     stack.callback(parts.labels.stop)
+    files = ProfileCatalog(settings.profiles)
+    namespace = settings.revision_namespace
+    objects = NodeProfileReader(parts.api, namespace) if namespace else None
     parts.profile = ActiveProfile(
-        ProfileCatalog(settings.profiles),
-        settings.profile or parts.labels,
-        last=LastProfileFile(settings.state / "profile.json"),
+        files,
+        ProfileSelector(parts.labels, files.named, settings.profile, objects),
+        parts.labels,
+        last=LastProfileFile(settings.last_profile),
     )
     parts.profile.start(_LABELS_SECONDS)
     stack.callback(parts.profile.stop)

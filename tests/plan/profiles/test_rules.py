@@ -25,12 +25,11 @@ from dra_driver.model.profiles import (
     SharingStrategy,
 )
 from dra_driver.plan.profiles.rules import (
-    SelectedProfile,
     decode_profile,
     profile_name,
     rules_by_gpu,
-    select_profile,
 )
+from dra_driver.plan.profiles.selection import SelectedProfile, select_file
 from tests.builders import gpu
 
 GIB = 1024**3
@@ -405,7 +404,8 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(content, name):
 @pytest.mark.parametrize(
     ("flag", "labels", "name", "origin"),
     [
-        ("a", {PROFILE_LABEL: "b"}, "a", "--profile"),
+        ("a", {PROFILE_LABEL: "b"}, "b", f"label {PROFILE_LABEL} of node n"),
+        ("a", {PROFILE_LABEL: ""}, "a", "--profile"),
         ("", {PROFILE_LABEL: "b", OLDER: "c"}, "b", f"label {PROFILE_LABEL} of node n"),
         ("", {PROFILE_LABEL: "b"}, "b", f"label {PROFILE_LABEL} of node n"),
         ("", {PROFILE_LABEL: "", OLDER: "c"}, "c", f"label {OLDER} of node n"),
@@ -413,8 +413,8 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(content, name):
         ("", {}, "default", "nothing chooses another"),
     ],
 )
-def test_the_flag_chooses_else_a_label_else_nobody(flag, labels, name, origin):
-    assert select_profile(flag, "n", labels) == SelectedProfile(name, origin)
+def test_a_label_chooses_else_the_flag_else_nobody(flag, labels, name, origin):
+    assert select_file(flag, "n", labels) == SelectedProfile(name, origin)
 
 
 def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
