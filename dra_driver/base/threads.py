@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -82,28 +83,37 @@ def in_parallel(act: Callable[[_T], _R], arguments: Sequence[_T], max_threads: i
     return [result.result() for result in results]
 
 
+_Call = tuple[Future[Any], Callable[[], Any]]
+
+
 class StandingThreads(Executor):
     """At most *most* threads, each begun when none is free; then some stand and wait for more.
 
     They are daemons, where ``ThreadPoolExecutor`` keeps the process alive until its calls end. A
     call for which no thread can be had waits for one, and can be cancelled until then.
+
+    The thread that became free last gets the next call. With one queue for all, the thread that
+    takes a call from it wakes the next one, which finds nothing.
     """
 
     def __init__(self, name: str, most: int, standing: int = 8) -> None:
         self._name = name
         self._most = most
         self._standing = standing
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._guard = threading.Lock()
+        self._calls: deque[_Call] = deque()  # those for which no thread is free
+        self._free: list[SimpleQueue[_Call]] = []  # one of each thread that waits for a call
         self._threads = 0
-        self._unfinished = 0  # calls: each that waits has a thread of its own, up to *most*
 
     def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         future: Future[_R] = Future()
-        self._calls.put((future, partial(fn, *args, **kwargs)))
+        call = (future, partial(fn, *args, **kwargs))
         with self._guard:
-            self._unfinished += 1
-            if self._threads < min(self._unfinished, self._most):
+            if self._free:
+                self._free.pop().put(call)
+                return future
+            self._calls.append(call)
+            if self._threads < self._most:
                 self._begin_thread()
         return future
 
@@ -116,13 +126,17 @@ class StandingThreads(Executor):
             self._threads += 1
 
     def _run(self) -> None:
+        calls: SimpleQueue[_Call] = SimpleQueue()
         while True:
-            _carry_out(*self._calls.get())
             with self._guard:
-                self._unfinished -= 1
-                if self._threads - self._unfinished > self._standing:
+                if self._calls:
+                    calls.put(self._calls.popleft())
+                elif len(self._free) < self._standing:
+                    self._free.append(calls)
+                else:
                     self._threads -= 1
                     return
+            _carry_out(*calls.get())
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
