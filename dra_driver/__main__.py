@@ -224,7 +224,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from dra_driver.k8s.client import ApiClient
 
     settings = ProfileSettings.read(arguments)
-    access = load_access(settings.kubeconfig)
+    access = load_access(settings.kubeconfig, may_run_programs=True)
     with contextlib.closing(ApiClient(access, user_agent="dra-driver-profile")) as api:
         command = ProfileCommand(api, arguments.name, settings.revision_namespace)
         match arguments.action:

@@ -17,7 +17,7 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key")
 
 @dataclass(frozen=True, slots=True)
 class ApiServerAccess:
-    """One context of a kubeconfig. It runs no programs.
+    """One context of a kubeconfig.
 
     The token's file is kept apart because it is read again and again (``TokenFile``). Certificates
     stay paths too; every new connection reads them.
@@ -63,11 +63,13 @@ class TokenFile:
         return read[0]
 
 
-def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
+def load_kubeconfig(path: pathlib.Path, may_run_programs: bool = False) -> ApiServerAccess:
     """The current context of the kubeconfig at *path*.
 
-    SettingsError: it cannot be read, names what it does not define, or knows its user only by a
-    program to run (``exec``, ``auth-provider``), which no image of a service carries.
+    *may_run_programs*: whether a user may be known by a program that gives a token or a certificate
+    (``exec``), as those of most clouds are; no image of a service carries one. SettingsError: it
+    cannot be read, names what it does not define, or knows its user only by a program that is not
+    run (always ``auth-provider``, which Kubernetes 1.26 removed).
     """
     document = _load(path)
     context_name = document.get("current-context")
@@ -78,7 +80,11 @@ def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
     user = dict(_named(document, "user", context["user"], path)) if context.get("user") else {}
     if not cluster.get("server"):
         raise SettingsError(f"kubeconfig {path}: cluster {context['cluster']!r} has no server")
-    programs = [key for key in ("auth-provider", "exec") if user.pop(key, None)]
+    programs = [
+        key
+        for key in ("auth-provider", *(() if may_run_programs else ("exec",)))
+        if user.pop(key, None)
+    ]
     if programs and not user:
         raise SettingsError(
             f"kubeconfig {path}: user {context['user']!r} has only {programs[0]!r}, "
@@ -94,9 +100,9 @@ def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
     )
 
 
-def load_access(kubeconfig: pathlib.Path | None) -> ApiServerAccess:
+def load_access(kubeconfig: pathlib.Path | None, may_run_programs: bool = False) -> ApiServerAccess:
     """What *kubeconfig* says; None: the service account of our pod. SettingsError: it cannot be."""
-    return load_kubeconfig(kubeconfig) if kubeconfig else load_in_cluster()
+    return load_kubeconfig(kubeconfig, may_run_programs) if kubeconfig else load_in_cluster()
 
 
 def load_in_cluster(

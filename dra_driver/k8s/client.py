@@ -16,9 +16,9 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import urllib3
 
@@ -143,7 +143,7 @@ class ApiClient:
         self._timeouts = timeouts or ApiTimeouts()
         self._access = access
         self._token_file = TokenFile(access.token_file) if access.token_file else None
-        self._url, self._manager = _connections(access)
+        self._url, self._manager, self._token_of_program = _connections(access)
         self._pool = self._manager.connection_from_url(self._url)
         parts = urllib3.util.parse_url(self._url)
         # A proxy is told the whole URL, unless the connection through it is encrypted.
@@ -345,7 +345,7 @@ class ApiClient:
     def _token(self, call: _ApiCall, refused: str = "") -> str:
         """The one to send, empty where there is none. *refused*: one that was not accepted."""
         if self._token_file is None:
-            return self._access.token or ""
+            return self._access.token or self._token_of_program
         try:
             return self._token_file.token(refused)
         except OSError as e:
@@ -403,12 +403,12 @@ def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
         connected.settimeout(seconds)
 
 
-def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager]:
-    """The API server's URL, and the connections to it."""
+def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager, str]:
+    """The API server's URL, the connections to it, and the token that a program gave."""
     cluster = access.cluster
     proxy = any(os.environ.get(n) or os.environ.get(n.upper()) for n in _PROXY_VARIABLES)
     if access.user or proxy or not cluster.keys() <= {"server", "certificate-authority"}:
-        return _connections_of_official_client(access.config)
+        return _connections_of_official_client(access)
     # Read anew for each connection: it rotates. None: those that the system trusts.
     authority = cluster.get("certificate-authority")
     if authority is not None and not pathlib.Path(authority).is_file():
@@ -419,12 +419,12 @@ def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager]:
         maxsize=_CONNECTIONS,
         socket_options=_SOCKET_OPTIONS,
     )
-    return cluster["server"].rstrip("/"), pool
+    return cluster["server"].rstrip("/"), pool, ""
 
 
 def _connections_of_official_client(
-    config: Mapping[str, Any],
-) -> tuple[str, urllib3.PoolManager]:
+    access: ApiServerAccess,
+) -> tuple[str, urllib3.PoolManager, str]:
     # Here, since a pod needs none of it: 14 MiB of memory, and a fifth of a second at start.
     import kubernetes.client.rest
     import kubernetes.config
@@ -434,12 +434,19 @@ def _connections_of_official_client(
     configuration.socket_options = _SOCKET_OPTIONS
     try:
         kubernetes.config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
-            config, client_configuration=configuration, persist_config=False
+            access.config, client_configuration=configuration, persist_config=False
         )
     except (kubernetes.config.ConfigException, ValueError, OSError) as e:
         raise SettingsError(f"the access to the API server cannot be set up: {e}") from e
+    token = str(configuration.api_key.get("BearerToken", "")).removeprefix("Bearer ")
+    program = access.user.get("exec")
+    if program and not token and not configuration.cert_file:  # the library has logged why
+        raise SettingsError(
+            f"the kubeconfig's program {program.get('command')!r} gave neither a token nor a "
+            "certificate; run it by itself to see why"
+        )
     client = kubernetes.client.rest.RESTClientObject(configuration)
-    return str(configuration.host), client.pool_manager
+    return str(configuration.host), client.pool_manager, token
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from itertools import islice
 
 import pytest
@@ -286,6 +287,38 @@ def test_a_token_of_the_kubeconfig_is_sent(server, connect):
     server.tokens = {"secret"}
 
     assert connect(token="secret").get(NODE)
+
+
+def credentials_program(tmp_path, answer):
+    """What a kubeconfig says of a program that prints *answer*."""
+    program = tmp_path / "cloud-login"
+    program.write_text(f"#!/bin/sh\nprintf '%s' '{answer}'\n")
+    program.chmod(0o755)
+    version = "client.authentication.k8s.io/v1"
+    return {"apiVersion": version, "command": str(program), "interactiveMode": "Never"}
+
+
+def credentials(**status):
+    version = "client.authentication.k8s.io/v1"
+    return json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
+
+
+def test_a_person_may_have_the_token_from_a_program(server, tmp_path):
+    server.tokens = {"of-the-cloud"}
+    program = credentials_program(tmp_path, credentials(token="of-the-cloud"))
+    path = server.kubeconfig(tmp_path / "kubeconfig", exec=program)
+
+    with closing(ApiClient(load_kubeconfig(path, may_run_programs=True), QUICK)) as client:
+        assert client.get(NODE)
+
+
+@pytest.mark.parametrize("answer", ["no JSON", credentials(expirationTimestamp="2026-01-01")])
+def test_a_program_that_gives_no_credentials_is_named(server, tmp_path, answer):
+    program = credentials_program(tmp_path, answer)
+    path = server.kubeconfig(tmp_path / "kubeconfig", exec=program)
+
+    with pytest.raises(SettingsError, match="cloud-login' gave neither a token nor a certificate"):
+        ApiClient(load_kubeconfig(path, may_run_programs=True))
 
 
 def test_a_missing_right_is_said_with_its_mend(server, api):
