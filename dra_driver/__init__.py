@@ -39,11 +39,16 @@ to change is decided in ``plan.mig``.
 *Other drivers.* ``plugin.other_drivers`` tells of another driver of this name on the node.
 
 ``dra-driver mps-agent`` (``agent``) runs the MPS servers of the node and outlives the plugin.
+
+``dra-driver controller`` (``controller``) runs once per cluster and rolls NodeProfiles out.
+``controller.cluster`` follows what there is, ``plan.profiles.rollout`` decides what is written
+next, ``controller.rollouts`` has it written, ``controller.writes`` writes while this process leads.
+
 ``dra-driver devices``, ``claims`` and ``doctor`` (``cli``) read and print.
 
-Layers, checked by a machine (``pyproject.toml``): ``cli``, ``plugin`` and ``agent`` connect;
-``plan`` decides (no input, no output, no clock); ``node`` acts on this machine; ``model`` holds the
-values; ``kubeletplugin`` and ``k8s`` know Kubernetes but no GPU; ``base`` knows neither. ``sim``
-stands above ``node`` and simulates one. ``api`` and ``cdi`` are words shared with users, Kubernetes
-and container runtimes.
+Layers, checked by a machine (``pyproject.toml``): ``cli``, ``plugin``, ``agent`` and ``controller``
+connect; ``plan`` decides (no input, no output, no clock); ``node`` acts on this machine; ``model``
+holds the values; ``kubeletplugin`` and ``k8s`` know Kubernetes but no GPU; ``base`` knows neither.
+``sim`` stands above ``node`` and simulates one. ``api`` and ``cdi`` are words shared with users,
+Kubernetes and container runtimes.
 """

@@ -14,6 +14,7 @@ from dra_driver.base.errors import DriverError, SettingsError
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
+    ControllerSettings,
     DevicesSettings,
     DoctorSettings,
     PluginSettings,
@@ -55,16 +56,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    plugin = commands.add_parser(
-        "kubelet-plugin", help="serve this node: publish its GPUs, prepare claims"
-    )
-    PluginSettings.add_flags(plugin)
-    plugin.set_defaults(command=_kubelet_plugin)
-
-    agent = commands.add_parser("mps-agent", help="run the MPS servers of this node")
-    AgentSettings.add_flags(agent)
-    agent.set_defaults(command=_mps_agent)
-
+    _add_services(commands)
     devices = commands.add_parser(
         "devices", help="print what this node publishes, or would publish"
     )
@@ -97,6 +89,24 @@ def command_line() -> argparse.ArgumentParser:
     _add_profile_commands(commands)
     _add_chart_commands(commands)
     return parser
+
+
+def _add_services(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    plugin = commands.add_parser(
+        "kubelet-plugin", help="serve this node: publish its GPUs, prepare claims"
+    )
+    PluginSettings.add_flags(plugin)
+    plugin.set_defaults(command=_kubelet_plugin)
+
+    agent = commands.add_parser("mps-agent", help="run the MPS servers of this node")
+    AgentSettings.add_flags(agent)
+    agent.set_defaults(command=_mps_agent)
+
+    controller = commands.add_parser(
+        "controller", help="roll out the NodeProfiles of the cluster, a few nodes at a time"
+    )
+    ControllerSettings.add_flags(controller)
+    controller.set_defaults(command=_controller)
 
 
 def _add_profile_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -181,6 +191,15 @@ def _mps_agent(arguments: argparse.Namespace) -> int:
     settings = AgentSettings.read(arguments)
     logs.set_up_logging(settings.log_level, settings.log_format)
     return run(settings, driver_finder(settings))
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    with _importing_for_good():
+        from dra_driver.controller.run import run
+
+    settings = ControllerSettings.read(arguments)
+    logs.set_up_logging(settings.log_level, settings.log_format)
+    return run(settings)
 
 
 def _devices(arguments: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from dra_driver.node.driver.config import NodeConfig
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _DNS_LABEL_OR_NONE = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
+_DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _MPS_DIR = "/run/dra-driver-gpu/mps"
 _LEAST_SHARED_MEMORY = 1 << 20
@@ -93,6 +94,9 @@ HttpAddress = Annotated[
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], Field(description="how much to log")
 ]
+LogFormat = Annotated[Literal["text", "json"], Field(description="the format of the log")]
+NamespaceName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_LABEL)]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
 
 
 class _Settings(BaseModel):
@@ -144,7 +148,7 @@ class HostSettings(_Settings):
         description="simulate GPUs: the name of a bundled node (h100x8, …), or a file that "
         "describes one",
     )
-    log_format: Literal["text", "json"] = Field("text", description="the format of the log")
+    log_format: LogFormat = "text"
 
     @property
     def node_config(self) -> NodeConfig:
@@ -192,6 +196,36 @@ class ProfileSettings(_Settings):
         description="the namespace in which the revisions of NodeProfiles are kept; empty: they "
         "are looked for in all namespaces",
     )
+
+
+class ControllerSettings(_Settings):
+    """The controller: which profiles it rolls out, and how its replicas agree on one."""
+
+    kubeconfig: Kubeconfig = None
+    revision_namespace: NamespaceName = Field(
+        description="the namespace in which the revisions of NodeProfiles are kept, and the lease"
+    )
+    lease_name: ObjectName = Field(
+        "dra-driver-gpu-controller",
+        description="the Lease by which replicas agree on the one that works",
+    )
+    identity: str = Field(
+        default_factory=lambda: f"{os.uname().nodename}_{os.urandom(4).hex()}",
+        min_length=1,
+        max_length=253,
+        description="what this replica is called in the lease; default: the name of this machine "
+        "with a random ending",
+    )
+    lease_seconds: int = Field(
+        15,
+        ge=3,
+        le=600,
+        description="for how long a replica leads without renewing its lease: after that another "
+        "one takes over; a replica stops writing after two thirds of it",
+    )
+    http_address: HttpAddress = ""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
 
 
 class AgentSettings(HostSettings):

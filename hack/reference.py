@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from api.node_profile import NodeProfile, NodeProfileObjectSpec
 from dra_driver.__main__ import command_line
 from dra_driver.agent.metrics import metrics_registry
+from dra_driver.controller.metrics import ControllerMetrics
 from dra_driver.model.mps import MpsStatus
 from dra_driver.plugin.metrics import Metrics, MpsMetrics
 from hack import generated
@@ -56,7 +57,7 @@ def pages() -> Mapping[str, str]:
         ),
         "metrics.md": _page(
             "Metrics",
-            "What the kubelet plugin and the MPS agent serve at `/metrics` "
+            "What the kubelet plugin, the MPS agent and the controller serve at `/metrics` "
             "([Operate](../operate.md)), beside the usual `process_…` and `python_…`.",
             _table(("metric", "type", "from", "meaning"), metric_rows()),
         ),
@@ -146,7 +147,12 @@ def metric_rows() -> list[Row]:
     MpsMetrics(metrics)
     plugin = metrics.registry
     agent = metrics_registry(MpsStatus)
-    return [*_metric_rows(plugin, "plugin"), *_metric_rows(agent, "agent")]
+    controller = ControllerMetrics().registry
+    return [
+        *_metric_rows(plugin, "plugin"),
+        *_metric_rows(agent, "agent"),
+        *_metric_rows(controller, "controller"),
+    ]
 
 
 def _metric_rows(registry: CollectorRegistry, origin: str) -> Iterator[Row]:
@@ -158,7 +164,8 @@ def _metric_rows(registry: CollectorRegistry, origin: str) -> Iterator[Row]:
     for family in registry.collect():
         if not family.name.startswith("dra_driver_"):
             continue
-        named = labels.get(family.name) or tuple(
+        named = labels.get(family.name) or getattr(family, "_labelnames", ())
+        named = named or tuple(
             dict.fromkeys(label for sample in family.samples for label in sample.labels)
         )
         name = family.name + ("_total" if family.type == "counter" else "")

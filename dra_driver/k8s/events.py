@@ -1,4 +1,4 @@
-"""Events on pods and nodes: what ``kubectl describe`` shows of what happened to them.
+"""Events on pods, nodes and others: what ``kubectl describe`` shows of what happened to them.
 
 They are written at best effort, and no caller waits. Events that the API server refuses are lost.
 While it does not answer, up to 1024 different events wait; they end with this process, and of more
@@ -46,10 +46,23 @@ class NodeRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that users should know of a pod or a node."""
+class ClusterObjectRef:
+    """The object without a namespace that an event is about."""
 
-    regarding: PodRef | NodeRef
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+Regarding = PodRef | NodeRef | ClusterObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that users should know of an object."""
+
+    regarding: Regarding
     reason: str  # in one word, for programs: "GPUMemoryAboveShare"
     about: str  # what it is about; same object, reason and this: one Event that counts
     message: str
@@ -73,7 +86,7 @@ class _WrittenEvent:
     unwritten: Event | None = None
 
 
-_EventKey = tuple[PodRef | NodeRef, str, str]
+_EventKey = tuple[Regarding, str, str]
 
 
 class EventRecorder:
@@ -220,12 +233,15 @@ class EventRecorder:
             self._is_losing = True
 
 
-def _namespace(regarding: PodRef | NodeRef) -> str:
+def _namespace(regarding: Regarding) -> str:
     """Events of objects without a namespace have to be in ``default``."""
     return regarding.namespace if isinstance(regarding, PodRef) else "default"
 
 
-def _reference(regarding: PodRef | NodeRef) -> Document:
+def _reference(regarding: Regarding) -> Document:
+    if isinstance(regarding, ClusterObjectRef):
+        version, kind = regarding.api_version, regarding.kind
+        return {"apiVersion": version, "kind": kind, "name": regarding.name, "uid": regarding.uid}
     reference = {"apiVersion": "v1", "name": regarding.name, "uid": regarding.uid or regarding.name}
     if isinstance(regarding, PodRef):
         return reference | {"kind": "Pod", "namespace": regarding.namespace}
@@ -240,4 +256,6 @@ def _log_fields(event: Event) -> dict[str, str]:
     regarding = event.regarding
     if isinstance(regarding, PodRef):
         return {"pod": f"{regarding.namespace}/{regarding.name}", "reason": event.reason}
+    if isinstance(regarding, ClusterObjectRef):
+        return {regarding.kind: regarding.name, "reason": event.reason}
     return {"node": regarding.name, "reason": event.reason}

@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
 MPS_AGENT = "mps-agent"  # the component
+CONTROLLER = "controller"  # likewise
 UNINSTALL = "uninstall"  # what `helm uninstall` runs first
 NODE_POLICY = "node ValidatingAdmissionPolicy"
 STATUS_POLICY = "node-status ValidatingAdmissionPolicy"
@@ -38,9 +39,9 @@ def schema() -> dict[str, Any]:
 
 def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
-    agent by component and kind, as in ``mps-agent DaemonSet``, and likewise those that `helm
-    uninstall` makes, and the policies on nodes and their status, on events and on
-    configurations, with their bindings; DeviceClasses by name."""
+    agent by component and kind, as in ``mps-agent DaemonSet``, and likewise those of the
+    controller, those that `helm uninstall` makes, and the policies on nodes and their status, on
+    events and on configurations, with their bindings; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     rendered_objects = {_key(document): document for document in documents}
     assert len(rendered_objects) == len(documents)
@@ -51,14 +52,15 @@ def _key(document: dict[str, Any]) -> str:
     kind, name = str(document["kind"]), str(document["metadata"]["name"])
     if kind == "DeviceClass":
         return name
-    parts = (MPS_AGENT, UNINSTALL, "node", "node-status", "events", "claim-configs")
+    parts = (MPS_AGENT, CONTROLLER, UNINSTALL, "node", "node-status", "events", "claim-configs")
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()
 
 
 def pod_spec(rendered: dict[str, Any], component: str = "") -> dict[str, Any]:
-    """Of the pods of the plugin, or of the MPS agent."""
-    spec: dict[str, Any] = rendered[f"{component} DaemonSet".lstrip()]["spec"]["template"]["spec"]
+    """Of the pods of the plugin, of the MPS agent, or of the controller."""
+    kind = "Deployment" if component == CONTROLLER else "DaemonSet"
+    spec: dict[str, Any] = rendered[f"{component} {kind}".lstrip()]["spec"]["template"]["spec"]
     return spec
 
 

@@ -52,6 +52,12 @@ REFUSED_VALUES = {
     "a resource of no domain": (["mig.extendedResourcePrefix=mig-"], "/mig/extendedResourcePrefix"),
     "a misspelt value of MPS": (["mps.enable=false"], "'enable' not allowed"),
     "one port for two": (["hostNetwork=true", "mps.httpPort=8080"], "are both 8080"),
+    "one port for two others": (
+        ["hostNetwork=true", "controller.httpPort=8081"],
+        "controller.httpPort and mps.httpPort are both 8081",
+    ),
+    "no replica": (["controller.replicas=0"], "/controller/replicas"),
+    "a misspelt value of the controller": (["controller.replica=2"], "'replica' not allowed"),
     "a variable that the chart sets": (
         ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
         "may not set CDI_DIR",
@@ -100,7 +106,8 @@ NVIDIA_VALUES = (
 NVIDIA_VALUES_THAT_ARE_OURS = (
     *("image.repository", "image.tag", "image.pullPolicy", "nameOverride", "fullnameOverride"),
     *("allowDefaultNamespace", "serviceAccount.create", "serviceAccount.name"),
-    "serviceAccount.annotations",
+    *("serviceAccount.annotations", "controller.priorityClassName", "controller.nodeSelector"),
+    *("controller.tolerations", "controller.affinity"),
 )
 
 

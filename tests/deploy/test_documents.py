@@ -138,17 +138,29 @@ def test_it_leads_to_examples_that_there_are() -> None:
     assert {each.name for each in examples() if each.name.startswith(families)} <= named
 
 
-def test_every_right_of_the_plugin_is_listed_with_its_reason() -> None:
+@pytest.mark.parametrize(
+    ("account", "roles"),
+    [
+        ("The plugin's account", ("ClusterRole", "Role")),
+        (
+            "The controller has an account of its own",
+            ("controller ClusterRole", "controller Role", "events Role"),
+        ),
+    ],
+    ids=["plugin", "controller"],
+)
+def test_every_right_is_listed_with_its_reason(account: str, roles: tuple[str, ...]) -> None:
     page = (REPOSITORY / "docs/install.md").read_text()
     section = page.partition("## What the driver may do\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w./]+)`.* \| ([\w, ]+) \| (.+) \|$", section, re.MULTILINE)
-    listed = [(resource, verb) for resource, verbs, _ in rows for verb in verbs.split(", ")]
-    granted = [
+    table = section.partition(account)[2].split("\n\n")[1]
+    rows = re.findall(r"^\| `([\w./]+)`.* \| ([\w, ]+) \| (.+) \|$", table, re.MULTILINE)
+    listed = {(resource, verb) for resource, verbs, _ in rows for verb in verbs.split(", ")}
+    granted = {
         (f"{resource}.{group}".rstrip("."), verb)
-        for role in ("ClusterRole", "Role")
+        for role in roles
         for rule in objects(GOLDEN.read_text())[role]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-    ]
-    assert sorted(listed) == sorted(granted)
+    }
+    assert listed == granted

@@ -133,6 +133,11 @@ class Objects:
     def version(self) -> str:
         return str(self._version)
 
+    @property
+    def first_version(self) -> int:
+        """From which on it is known what happened."""
+        return self._compacted
+
     def compact(self) -> None:
         """Forget what happened: a watch that starts before now is told 410."""
         with self.changed:
@@ -260,12 +265,12 @@ class Objects:
             return self._remove(key, before)
 
     def collect_garbage(self) -> None:
-        """Delete what is owned by a Node that is not there, as the controller manager does."""
+        """Delete what is owned by an object that is not there, as the controller manager does."""
         with self.changed:
-            nodes = {each["metadata"]["uid"] for each in self.list("nodes", "")}
+            uids = {each["metadata"]["uid"] for each in self._objects.values()}
             for key, each in tuple(self._objects.items()):
                 owners = each["metadata"].get("ownerReferences") or ()
-                if any(owner["kind"] == "Node" and owner["uid"] not in nodes for owner in owners):
+                if any(owner["uid"] not in uids for owner in owners):
                     self._remove(key, each)
 
     def since(self, version: int, resource: str) -> Iterator[Change]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import yaml
 
 from tests.fakes.api_http import Front
-from tests.fakes.api_objects import CUSTOM, RESOURCES, Object, Objects
+from tests.fakes.api_objects import CUSTOM, RESOURCES, Change, Object, Objects
 from tests.fakes.api_requests import Fault, ServedRequest
 from tests.fakes.api_shapes import write_as
 
@@ -114,6 +114,10 @@ class ApiServer:
         version = f"{known.group}/{known.version}" if known.group else known.version
         return [write_as(version, each) for each in self._objects.list(resource, "")]
 
+    def changes(self, resource: str) -> tuple[Change, ...]:
+        """What happened to *resource*, since the history was forgotten."""
+        return tuple(self._objects.since(self._objects.first_version, resource))
+
     def remove(self, resource: str, name: str, namespace: str = "") -> None:
         """Delete one object, as somebody else would."""
         self._objects.delete((resource, namespace, name))
@@ -132,7 +136,7 @@ class ApiServer:
         self.removed.discard(resource)
 
     def collect_garbage(self) -> None:
-        """Delete what belongs to Nodes that are gone."""
+        """Delete what belongs to objects that are gone."""
         self._objects.collect_garbage()
 
     @property

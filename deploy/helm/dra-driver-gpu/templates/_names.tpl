@@ -25,6 +25,20 @@
 {{- include "dra-driver-gpu.fullname" . -}}-mps-agent
 {{- end -}}
 
+{{- define "dra-driver-gpu.controller" -}}
+{{- include "dra-driver-gpu.fullname" . -}}-controller
+{{- end -}}
+
+{{- define "dra-driver-gpu.controller.selector" -}}
+{{ include "dra-driver-gpu.selector" . }}
+app.kubernetes.io/component: controller
+{{- end -}}
+
+{{/* The user that the controller is to the API server; the admission policy matches it. */}}
+{{- define "dra-driver-gpu.controller.user" -}}
+system:serviceaccount:{{ .Release.Namespace }}:{{ include "dra-driver-gpu.controller" . }}
+{{- end -}}
+
 {{- define "dra-driver-gpu.uninstall" -}}
 {{- include "dra-driver-gpu.fullname" . -}}-uninstall
 {{- end -}}

@@ -1,0 +1,1 @@
+"""The process once per cluster: rolls NodeProfiles out over the nodes."""
