@@ -4,6 +4,7 @@ It refuses what the real one refuses: stale versions, other UIDs, names that exi
 break a rule. Objects of resource.k8s.io are kept in the shape of v1.
 """
 
+import bisect
 import copy
 import itertools
 import threading
@@ -186,12 +187,15 @@ class Objects:
         return metadata, documents[: limit or None]
 
     def list(self, resource: str, namespace: str, selector: Selector = _EVERYTHING) -> list[Object]:
+        """As they are stored: they are never changed, but replaced."""
         refuse_selector(RESOURCES[resource], selector.fields)
         with self.changed:
             return [
-                copy.deepcopy(each)
-                for key, each in sorted(self._objects.items())
-                if key[0] == resource and key[1].startswith(namespace) and selector.matches(each)
+                self._objects[key]
+                for key in sorted(self._objects)
+                if key[0] == resource
+                and key[1].startswith(namespace)
+                and selector.matches(self._objects[key])
             ]
 
     def create(self, resource: str, namespace: str, document: Object, dry: bool = False) -> Object:
@@ -278,11 +282,9 @@ class Objects:
         with self.changed:
             if version < self._compacted:
                 raise Refusal(410, "Expired", f"too old resource version: {version}")
-            yield from [
-                each
-                for each in self._changes
-                if each.version > version and each.resource == resource
-            ]
+            first = bisect.bisect_right(self._changes, version, key=lambda each: each.version)
+            newer = self._changes[first:]
+            yield from [each for each in newer if each.resource == resource]
 
     def wait(self, predicate: Callable[[], bool], seconds: float) -> bool:
         """Wait until *predicate* holds; it is asked after every change and every request."""
@@ -311,7 +313,7 @@ class Objects:
         self._version += 1
         after["metadata"]["resourceVersion"] = str(self._version)
         self._objects[key] = after
-        self._changes.append(Change(self._version, key[0], before, copy.deepcopy(after)))
+        self._changes.append(Change(self._version, key[0], before, after))
         self.changed.notify_all()
         return copy.deepcopy(after)
 

@@ -20,6 +20,7 @@ turns a feature gate off; ``forget_history`` makes watches fall behind; ``refuse
 ``accept_connections`` take the server away and bring it back at the same address.
 """
 
+import copy
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -112,7 +113,8 @@ class ApiServer:
         """All objects of *resource* (its plural), by namespace and name, in the shape of v1."""
         known = RESOURCES[resource]
         version = f"{known.group}/{known.version}" if known.group else known.version
-        return [write_as(version, each) for each in self._objects.list(resource, "")]
+        stored = copy.deepcopy(self._objects.list(resource, ""))
+        return [write_as(version, each) for each in stored]
 
     def changes(self, resource: str) -> tuple[Change, ...]:
         """What happened to *resource*, since the history was forgotten."""
