@@ -368,3 +368,14 @@ def test_nodes_that_follow_the_files_are_left_alone():
     files = replace(node(1, given=""), report=NodeReport("default", of_files=True))
 
     assert without_profile(files, node(2))[0] == []
+
+
+def test_in_the_end_every_node_without_a_profile_follows_the_files():
+    nodes = {each.name: each for each in old(*range(50))}
+    while names := without_profile(*nodes.values())[0]:
+        assert len(names) <= 5
+        for name in names:
+            files = NodeReport("default", of_files=True)
+            nodes[name] = replace(nodes[name], given="", report=files)
+
+    assert {each.given for each in nodes.values()} == {""}

@@ -24,7 +24,7 @@ class History:
 
     def __init__(self, rules):
         self.fleet = Fleet(nodes=5, rules=rules)
-        self.paused: list[Writer] = []  # earlier leaders, each before one write
+        self.paused: list[Writer] = []  # earlier leaders
         self.fleet.settle()
 
     def happen(self, action, number):
@@ -44,7 +44,7 @@ class History:
 
     def write_late(self, number):
         if self.paused:
-            self.fleet.write(self.paused.pop(number % len(self.paused)))
+            self.fleet.write(self.paused[number % len(self.paused)], number)
 
     def act(self, number):
         self.fleet.act(self.name(number))
@@ -96,14 +96,11 @@ class History:
             assert not named
             assert given <= has_it
 
-    def lead(self, number):
-        """Another process leads. The one before has checked that it leads for one write more, and
-        that write may come at any time."""
+    def lead(self, _number):
+        """Another process leads. The one before has checked that it leads for everything that it
+        decided, and may write any of that at any time."""
         self.fleet.look()
-        old = self.fleet.leader
-        if old.writes:
-            old.writes = [old.writes[-1 - number % len(old.writes)]]
-            self.paused.append(old)
+        self.paused.append(self.fleet.leader)
         self.fleet.leader = Writer()
 
     def mend(self):
