@@ -29,6 +29,7 @@ _GPUS_PENDING = "GPUsPending"
 _PROFILE_REFUSED = "ProfileRefused"
 _IN_FORCE = "in force"
 _REFUSED = "refused: "
+_NO_REASON = "no reason is given"
 _MESSAGE = re.compile(
     r"(?:NodeProfile (?P<profile>\S+?)(?:, revision (?P<revision>\S+))?"
     r"|profile (?P<file>.+?) of the files): (?P<outcome>.*)",
@@ -100,7 +101,7 @@ def read_report(condition: Any) -> NodeReport | None:
     )
     outcome = match["outcome"]
     if parsed.status == "False":
-        return replace(report, refusal=outcome.removeprefix(_REFUSED) or outcome)
+        return replace(report, refusal=outcome.removeprefix(_REFUSED) or _NO_REASON)
     if outcome == _IN_FORCE:
         return report
     pending = _PENDING.fullmatch(outcome)

@@ -166,6 +166,14 @@ def test_no_condition_is_too_odd_to_be_read(written):
     assert kept.report is None
 
 
+@pytest.mark.parametrize("outcome", ["", "refused: "])
+def test_a_refusal_without_a_reason_is_one(outcome):
+    message = f"NodeProfile inference, revision {REVISION}: {outcome}"
+    written = {"type": "GPUsConfigured", "status": "False", "message": message}
+
+    assert read_report(written) == NodeReport("inference", REVISION, refusal="no reason is given")
+
+
 def test_a_node_is_kept_with_what_is_decided_by():
     document = node(
         {"type": "Ready", "status": "True"},
