@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,39 +64,57 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
-    api: ApiClient, chart: Path, cluster: Cluster
-) -> None:
-    def run(*command: str) -> str:
-        answer = helm(*command, "--namespace", SPACE, kubeconfig=str(cluster.kubeconfig))
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Of *chart* on one cluster."""
+
+    chart: Path
+    kubeconfig: Path
+
+    def helm(self, *command: str) -> str:
+        answer = helm(*command, "--namespace", SPACE, kubeconfig=str(self.kubeconfig))
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 
-    def deploy(release: str, verb: str = "install", *options: str) -> str:
+    def deploy(self, release: str, verb: str = "install", *options: str) -> str:
+        """The notes that helm prints."""
         driver = ("--set", f"driverName={release}.test")
-        return run(verb, release, str(chart), *OPTIONS, *driver, *options)
+        return self.helm(verb, release, str(self.chart), *OPTIONS, *driver, *options)
 
-    assert "belong to another release" not in deploy(FIRST)
+    def renders_crd(self, release: str) -> bool:
+        return TEMPLATE in self.helm("get", "manifest", release)
+
+
+def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
+    api: ApiClient, chart: Path, cluster: Cluster
+) -> None:
+    releases = Releases(chart, cluster.kubeconfig)
+    assert "belong to another release" not in releases.deploy(FIRST)
     eventually(lambda: is_there(api, PROFILES))
     head = {"apiVersion": f"{GROUP}/v1beta1", "kind": "NodeProfile"}
     api.create(PROFILES, {**head, "metadata": {"name": "kept"}, "spec": {"gpus": [{}]}})
 
-    notes = deploy(SECOND)
+    notes = releases.deploy(SECOND)
     assert f"--overwrite meta.helm.sh/release-name={SECOND}" in notes
-    assert TEMPLATE not in run("get", "manifest", SECOND)
-    assert TEMPLATE in run("get", "manifest", FIRST)
+    assert not releases.renders_crd(SECOND)
+    assert releases.renders_crd(FIRST)
 
     change(chart / "templates" / TEMPLATE, "How the GPUs of some nodes", "Whether the GPUs")
-    deploy(FIRST, "upgrade")
+    releases.deploy(FIRST, "upgrade")
     assert description(api) == "Whether the GPUs are offered. docs/profiles.md explains it."
 
-    deploy(FIRST, "upgrade", "--set", "controller.enabled=false")
-    assert TEMPLATE not in run("get", "manifest", FIRST)
+    releases.deploy(FIRST, "upgrade", "--set", "controller.enabled=false")
+    assert not releases.renders_crd(FIRST)
     assert is_there(api, f"{PROFILES}/kept")
 
-    run("uninstall", FIRST, "--no-hooks")
+    releases.helm("uninstall", FIRST, "--no-hooks")
     assert api.get(f"{PROFILES}/kept")["spec"]["gpus"] == [{}]
-    assert "belong to another release" not in deploy(FIRST)
+    assert "belong to another release" not in releases.deploy(FIRST)
+
+    nobody: dict[str, Any] = dict.fromkeys(api.get(DEFINITION)["metadata"]["annotations"])
+    api.patch(DEFINITION, {"metadata": {"annotations": nobody}})
+    releases.deploy(SECOND, "upgrade", "--take-ownership", "--force-conflicts")
+    assert releases.renders_crd(SECOND)
 
 
 def description(api: ApiClient) -> Any:

@@ -121,14 +121,15 @@ true
 
 {{/*
 "true" where this release has the controller, and with it the NodeProfiles: their CRD belongs to one release in a cluster.
-It stays after `helm uninstall`, and belongs to the release of that name and namespace still.
+It stays after `helm uninstall`, and belongs to the release of that name and namespace still. One that belongs to no release
+becomes this one's; Helm asks for `--take-ownership`.
 */}}
 {{- define "dra-driver-gpu.node-profiles" -}}
 {{- if .Values.controller.enabled -}}
 {{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "nodeprofiles.resource.nvidia.com" | default dict -}}
 {{- $release := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $crd -}}
 {{- $space := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $crd -}}
-{{- if or (not $crd) (and (eq $release .Release.Name) (eq $space .Release.Namespace)) -}}
+{{- if or (not $release) (and (eq $release .Release.Name) (eq $space .Release.Namespace)) -}}
 true
 {{- end -}}
 {{- end -}}
