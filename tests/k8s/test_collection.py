@@ -1,5 +1,6 @@
 """A collection is listed once and then watched; of its objects only what is asked for is kept."""
 
+import random
 import threading
 import time
 from dataclasses import dataclass
@@ -422,6 +423,54 @@ def test_an_event_that_is_broken_again_and_again_is_passed_by_a_list():
     assert collection.stop(60)
     assert answers.since[:3] == ["1", "1", "9"]
     assert collection.lists == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_the_changes_told_lead_to_what_is_there(server, node, follow, seed):
+    chance = random.Random(seed)
+    names = [f"n{number}" for number in range(6)]
+    collection, changes = follow()
+
+    def trouble():
+        chance.choice(
+            [
+                server.end_watches,
+                server.forget_history,
+                lambda: server.fail(
+                    chance.choice([404, 410, 429, 500]), times=chance.randint(1, 3)
+                ),
+                lambda: server.hang_up(times=chance.randint(1, 3)),
+                lambda: (server.refuse_connections(), server.accept_connections()),
+            ]
+        )()
+
+    for _ in range(60):
+        name = chance.choice(names)
+        if chance.random() < 0.3:
+            trouble()
+        if chance.random() < 0.3 and any(
+            each["metadata"]["name"] == name for each in server.objects("nodes")
+        ):
+            server.remove("nodes", name)
+        else:
+            node(name, chance.choice(["red", "blue", "none", "broken"]))
+        time.sleep(chance.choice([0.0, 0.0, 0.01]))
+    server.heal()
+
+    there = {each["metadata"]["name"]: each["metadata"] for each in server.objects("nodes")}
+    shown = {name: metadata["labels"]["color"] for name, metadata in there.items()}
+    becomes(collection, **{name: c for name, c in shown.items() if c in ("red", "blue")})
+    assert eventually(lambda: state_after(changes) == colors(collection))
+
+
+def state_after(changes):
+    """The objects that there are after *changes*, each of which has to follow from those before."""
+    state: dict[str, str] = {}
+    for name, before, after in tuple(changes):
+        assert state.pop(name, None) == before
+        if after is not None:
+            state[name] = after
+    return state
 
 
 def test_stopping_takes_no_time_whatever_the_api_server_does(server, node, client):

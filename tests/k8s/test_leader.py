@@ -129,6 +129,22 @@ def test_the_leadership_of_a_stopped_process_is_over_when_it_goes_on(candidate):
     assert eventually(lambda: told[:3] == ["begin", "end", "begin"])
 
 
+def test_a_lease_that_nobody_renews_is_taken_by_the_monotonic_clock(server, candidate):
+    lease = {"kind": "Lease", "metadata": {"name": "controller", "namespace": "ns"}}
+    moment = "2026-01-01T00:00:00.000000Z"
+    times = {"acquireTime": moment, "renewTime": moment, "leaseDurationSeconds": 2}
+    server.put({**lease, "spec": {"holderIdentity": "gone", **times}})
+    now = [100.0]
+    leadership, told = candidate("a", clock=lambda: now[0])
+    assert server.wait(lambda: server.count("GET", "leases") > 2)
+
+    time.sleep(2.5)  # by the wall clock, its time is over
+    assert (leadership.leads(), told) == (False, [])
+    now[0] += 2.1
+
+    assert leads(leadership)
+
+
 def test_a_lease_that_somebody_took_is_lost_at_once(server, candidate):
     leadership, told = candidate("a", LeaseSeconds(lease=3600, renew=1800, retry=0.05))
     assert leads(leadership)
