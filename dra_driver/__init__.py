@@ -8,7 +8,7 @@ the CDI file:
 3. ``k8s.claims``                    the claim, read live from the API server
 4. ``plugin.claims.planner``         what the node offers now, and what other claims hold
 5. ``plan.prepare.claim``            a plan, or a refusal, before anything is touched
-6. ``node.state.ledger``             *started*: a crash can be undone; *completed*: the answer
+6. ``node.state.ledger``             *started*, if there are steps to undo; *completed*: the answer
 7. ``node.gpu_node``                 carries out the steps of the plan
 8. ``plan.prepare.cdi_spec``         what the container gets, as a ``cdi.spec.Spec``
 

@@ -149,7 +149,7 @@ class Ledger:
         self._held: dict[GpuUuid, tuple[Holding, ...]] = {}  # another one after each change
         self._sorted: tuple[HoldingsByGpu, tuple[ClaimRecord, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, DamagedRecord] = {}
-        self._has_one_file: set[ClaimUid] = set()  # this process wrote a record, where none was
+        self._has_one_file: set[ClaimUid] = set()  # at most: none was there before this process
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
         self._partition_files = PartitionFiles(self._directory)
         self._partition_records: dict[ClaimUid, ClaimRecord] = {}  # by claim that is set aside
@@ -290,6 +290,20 @@ class Ledger:
         with self._lock:
             if (damaged := self._aside.get(uid)) is not None:
                 self._aside[uid] = replace(damaged, gpus=uuids, names=frozenset(names))
+
+    def begin(self, record: ClaimRecord) -> None:
+        """From here on its claim holds what it is being given. NodeError as :meth:`write`.
+
+        On the disk only where something is done that has to be undone after a crash: whatever has
+        no record is not prepared, and its files are removed.
+        """
+        uid = record.claim.uid
+        with self._lock:
+            if not record.steps and uid not in self._index and uid not in self._aside:
+                self._has_one_file.add(uid)
+                self._replace(uid, record)
+                return
+        self.write(record)
 
     def write(self, record: ClaimRecord) -> None:
         """Replace the record of a claim, atomically, after what it says of partitions. NodeError:

@@ -236,7 +236,7 @@ class Preparer:
         documents = self._documents(plan)
         driver = self.driver_spec.keep()
         nodes = self._device_files(plan, driver)
-        self._ledger.write(plan.record)
+        self._ledger.begin(plan.record)
         begun: set[CreatePartition] = set()
         try:
             self._pods.refuse_two_servers(plan.record, pods)  # others may have come meanwhile

@@ -65,6 +65,35 @@ def test_a_started_claim_is_found_again(tmp_path, ledger):
     assert not again(tmp_path).records()[0].completed
 
 
+def test_what_a_claim_begins_is_on_disk_if_something_of_it_has_to_be_undone(tmp_path, ledger):
+    ledger.begin(started("long"))
+    ledger.begin(record("plain", completed=False))
+
+    assert [r.claim.name for r in ledger.records()] == ["long", "plain"]
+    assert {holding.claim.name for holding in ledger.held()[gpu_uuid()]} == {"long", "plain"}
+    assert [r.claim.name for r in again(tmp_path).records()] == ["long"]
+    ledger.write(record("plain"))
+    assert [r.claim.name for r in again(tmp_path).records()] == ["long", "plain"]
+
+
+def test_a_claim_that_was_begun_in_memory_only_can_be_forgotten(tmp_path, ledger):
+    ledger.begin(record("plain", completed=False))
+    ledger.forget(ClaimUid("uid-plain"))
+
+    assert not ledger.records() and not ledger.held()
+
+
+def test_what_is_begun_for_a_claim_replaces_a_record_that_cannot_be_read(tmp_path, ledger):
+    ledger.write(record("plain"))
+    path = tmp_path / BOOT / "uid-plain.json"
+    path.write_text("{")
+    ledger = again(tmp_path)
+    ledger.begin(record("plain", completed=False))
+
+    assert not ledger.set_aside()
+    assert [r.completed for r in again(tmp_path).records()] == [False]
+
+
 def test_who_holds_what_follows_the_records(ledger):
     ledger.write(completed("b", "gpu-0", "gpu-1"))
     ledger.write(completed("a", "gpu-0"))
