@@ -1,17 +1,13 @@
 """The one client of the API server: JSON documents in and out, our own errors, repeated reads.
 
 Documents are plain dicts, never typed models: those lag behind the API and lose the fields they do
-not know. A pod's CA and token need no more than urllib3; the official client sets up what else a
-kubeconfig or the environment can ask for (client certificates, proxies).
+not know.
 """
 
 import contextlib
 import email.utils
 import json
 import math
-import os
-import pathlib
-import socket
 import threading
 import time
 import urllib.parse
@@ -24,9 +20,10 @@ import urllib3
 
 from dra_driver.base.backoff import Retrying
 from dra_driver.base.deadlines import Deadline
-from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
+from dra_driver.base.errors import Forbidden, Unreachable
 from dra_driver.k8s.access import ApiServerAccess, TokenFile
 from dra_driver.k8s.api import Document, Query
+from dra_driver.k8s.connections import open_connections
 from dra_driver.k8s.responses import (
     MAX_RESPONSE_BYTES,
     RequestInfo,
@@ -73,19 +70,6 @@ _UNAUTHORIZED = 401
 _NO_RETRIES = urllib3.Retry(False, redirect=False)  # ``Retrying`` makes them
 _LEAST_SECONDS = 0.1  # that a try is given, however little of its deadline remains
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
-_CONNECTIONS = 16  # kept open between requests; more are opened where needed
-_PROXY_VARIABLES = ("https_proxy", "http_proxy", "all_proxy")  # or in capitals
-
-# A peer that vanished (a node without power, a firewall that forgot the connection) sends nothing:
-# its idle connections are found out within 25 s, and what was sent is given up after 15 s.
-_SOCKET_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),  # as urllib3 has it, where it is told nothing
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),  # seconds
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),  # seconds
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),  # milliseconds
-)
 
 
 _JSON = "application/json"
@@ -143,7 +127,9 @@ class ApiClient:
         self._timeouts = timeouts or ApiTimeouts()
         self._access = access
         self._token_file = TokenFile(access.token_file) if access.token_file else None
-        self._url, self._manager, self._token_of_program = _connections(access)
+        connections = open_connections(access)
+        self._url, self._manager = connections.url, connections.pool
+        self._token_of_program = connections.token
         self._pool = self._manager.connection_from_url(self._url)
         parts = urllib3.util.parse_url(self._url)
         # A proxy is told the whole URL, unless the connection through it is encrypted.
@@ -401,52 +387,6 @@ def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
     connected = getattr(response.connection, "sock", None)
     if connected is not None:
         connected.settimeout(seconds)
-
-
-def _connections(access: ApiServerAccess) -> tuple[str, urllib3.PoolManager, str]:
-    """The API server's URL, the connections to it, and the token that a program gave."""
-    cluster = access.cluster
-    proxy = any(os.environ.get(n) or os.environ.get(n.upper()) for n in _PROXY_VARIABLES)
-    if access.user or proxy or not cluster.keys() <= {"server", "certificate-authority"}:
-        return _connections_of_official_client(access)
-    # Read anew for each connection: it rotates. None: those that the system trusts.
-    authority = cluster.get("certificate-authority")
-    if authority is not None and not pathlib.Path(authority).is_file():
-        raise SettingsError(f"the access to the API server cannot be set up: no file {authority}")
-    pool = urllib3.PoolManager(
-        cert_reqs="CERT_REQUIRED",
-        ca_certs=authority,
-        maxsize=_CONNECTIONS,
-        socket_options=_SOCKET_OPTIONS,
-    )
-    return cluster["server"].rstrip("/"), pool, ""
-
-
-def _connections_of_official_client(
-    access: ApiServerAccess,
-) -> tuple[str, urllib3.PoolManager, str]:
-    # Here, since a pod needs none of it: 14 MiB of memory, and a fifth of a second at start.
-    import kubernetes.client.rest
-    import kubernetes.config
-
-    configuration = kubernetes.client.Configuration()
-    configuration.connection_pool_maxsize = _CONNECTIONS
-    configuration.socket_options = _SOCKET_OPTIONS
-    try:
-        kubernetes.config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
-            access.config, client_configuration=configuration, persist_config=False
-        )
-    except (kubernetes.config.ConfigException, ValueError, OSError) as e:
-        raise SettingsError(f"the access to the API server cannot be set up: {e}") from e
-    token = str(configuration.api_key.get("BearerToken", "")).removeprefix("Bearer ")
-    program = access.user.get("exec")
-    if program and not token and not configuration.cert_file:  # the library has logged why
-        raise SettingsError(
-            f"the kubeconfig's program {program.get('command')!r} gave neither a token nor a "
-            "certificate; run it by itself to see why"
-        )
-    client = kubernetes.client.rest.RESTClientObject(configuration)
-    return str(configuration.host), client.pool_manager, token
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
