@@ -117,7 +117,7 @@ def test_the_pods_own_token_writes_slices_of_its_own_node(installed: Installed) 
         pytest.param("yes", "patch nodes", id="and one of them written"),
         pytest.param("no", "update nodes", id="but not the node as a whole"),
         pytest.param(
-            "no", "patch nodes --subresource=status", id="nor what the kubelet says of it"
+            "yes", "patch nodes --subresource=status", id="and one condition of its status"
         ),
         pytest.param("no", "delete nodes", id="nor may one be removed"),
         pytest.param("yes", "create events", id="events may be told"),
