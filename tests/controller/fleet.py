@@ -10,7 +10,7 @@ from dra_driver.base.errors import DriverError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiTimeouts
 from dra_driver.model.node_profiles import NodeReport
-from dra_driver.plan.profiles.report import report_condition
+from dra_driver.plan.profiles.report import read_report, report_condition
 from dra_driver.plan.profiles.revisions import (
     canonical_json,
     profile_of_revision,
@@ -42,12 +42,14 @@ def at_once(nodes: int, **rollout: Any) -> Document:
     return {"maxUnavailable": nodes, **rollout}
 
 
-def node_document(name: str, report: NodeReport, labels: Document) -> Document:
+def node_document(name: str, report: NodeReport | None, labels: Document) -> Document:
+    """*report*: None, one that nobody can read."""
+    reported = condition(report) if report else {"type": GPUS_CONFIGURED, "status": 7}
     return {
         "kind": "Node",
         "metadata": {"name": name, "labels": labels},
         "spec": {},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}, condition(report)]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}, reported]},
     }
 
 
@@ -100,6 +102,15 @@ class Fleet:
         patch = {"status": {"conditions": [ready]}}
         self._api.patch(f"/api/v1/nodes/{node}/status", patch, content_type=STRATEGIC_MERGE_PATCH)
 
+    def annotate(self, node: str, given: str | None) -> None:
+        """A person changes what the node was given."""
+        annotations = {PROFILE_REVISION_ANNOTATION: given}
+        self._api.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": annotations}})
+
+    def create(self, document: Document) -> None:
+        """Whatever faults the API server has."""
+        self.server.put(document)
+
     def apply(self, document: Document) -> None:
         """As kubectl does: the status stays."""
         path = f"/apis/{CONFIG_VERSION}/nodeprofiles"
@@ -128,6 +139,22 @@ class Fleet:
         """The annotation of each node."""
         return {node["metadata"]["name"]: _given(node) for node in self.server.objects("nodes")}
 
+    def reported(self) -> dict[str, str]:
+        """The revision in force on each node."""
+        reports = {
+            node["metadata"]["name"]: read_report(_condition(node))
+            for node in self.server.objects("nodes")
+        }
+        return {name: report.revision for name, report in reports.items() if report}
+
+    def with_revision(self, replicas: int) -> list[str]:
+        """The nodes that were given the revision with so many replicas."""
+        return [name for name, given in self.given().items() if given == revision(replicas)]
+
+    def is_complete(self) -> bool:
+        """Whether the status of the spec as it is now says so."""
+        return self._is("Complete", PROFILE)
+
     def wait(self, progress: str, profile: str = PROFILE, seconds: float = 60.0) -> None:
         """Until the status of the spec as it is now says so."""
         assert self.server.wait(lambda: self._is(progress, profile), seconds), self.status(profile)
@@ -138,8 +165,9 @@ class Fleet:
         most = 0
         for change in self.server.changes("nodes"):
             name = (change.after or change.before or {})["metadata"]["name"]
-            given = _given(change.after) if change.after else None
-            if given and change.after and f"revision {given}:" not in _message(change.after):
+            after = change.after or {"metadata": {}}
+            given = _given(after)
+            if given and f"revision {given}:" not in _condition(after).get("message", ""):
                 in_progress.add(name)
             else:
                 in_progress.discard(name)
@@ -193,6 +221,6 @@ def _given(node: Document) -> str | None:
     return given
 
 
-def _message(node: Document) -> str:
+def _condition(node: Document) -> Document:
     conditions = node.get("status", {}).get("conditions", ())
-    return next((each["message"] for each in conditions if each["type"] == GPUS_CONFIGURED), "")
+    return next((each for each in conditions if each["type"] == GPUS_CONFIGURED), {})

@@ -245,7 +245,7 @@ def test_nothing_is_written_while_nothing_changes(
     running = controller()
     fleet.apply(profile_document(4))
     fleet.wait("Complete")
-    assert fleet.server.wait(lambda: not running.rollouts.is_writing())
+    eventually(lambda: not running.rollouts.is_writing())
     fleet.server.forget_requests()
 
     for number in range(20):
