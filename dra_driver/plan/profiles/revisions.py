@@ -27,7 +27,9 @@ _HASH_LENGTH = 10
 class ApiDocument(BaseModel):
     """A part of a document of the API server: fields of later versions do no harm."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", alias_generator=to_camel)
+    model_config = ConfigDict(
+        strict=True, extra="ignore", alias_generator=to_camel, defer_build=True
+    )
 
 
 class OwnerReference(ApiDocument):

@@ -65,6 +65,7 @@ class NodeProfileReader:
         try:
             document = self._api.get(f"{_NODE_PROFILES}/{quote(name, safe='')}")
         except NotFound:  # also where there is no such kind of object
+            self._is_api_server()
             return None
         with _settings_errors():
             profile = read_node_profile(document)
@@ -77,10 +78,15 @@ class NodeProfileReader:
             for page in self._api.pages(_NODE_PROFILES):
                 profiles += [read_node_profile(document) for document in page.get("items") or ()]
         except NotFound:
+            self._is_api_server()
             return None
         except ConfigError as e:
             raise SettingsError(f"a NodeProfile cannot be read: {e}") from e
         return select_profile(labels, profiles)
+
+    def _is_api_server(self) -> None:
+        """A load balancer without API servers answers 404 to everything: that raises NotFound."""
+        self._api.get("/version")
 
     def revision(self, name: str) -> Profile:
         """What the revision of that name says."""

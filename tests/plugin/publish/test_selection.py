@@ -141,6 +141,18 @@ def test_without_the_kind_of_object_there_are_the_files(server, selecting):
     assert selecting(label="a").in_force() == ("a", "")
 
 
+@pytest.mark.parametrize("label", ["", "a"])
+def test_who_answers_404_to_everything_is_no_api_server(server, selecting, label):
+    server.fail(404, times=10**6)
+    node = selecting(label=label)
+
+    assert isinstance(node.select().problem, NotFound)
+    assert node.kept is None
+    server.heal()
+    node.now += 1
+    assert node.in_force() == (label or "default", "")
+
+
 def test_a_label_names_a_nodeprofile_before_a_file(server, selecting):
     put_profile(server, "a", 8)
 
