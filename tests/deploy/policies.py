@@ -23,7 +23,7 @@ from tests.waiting import eventually
 Document = dict[str, Any]
 
 NAME = "policy-test"  # of release and namespace, and how what these tests make begins
-ACCOUNTS = ("kubelet-plugin", "uninstall")
+ACCOUNTS = ("kubelet-plugin", "uninstall", "controller")
 MINE, OTHER = f"{NAME}-mine", f"{NAME}-other"  # two nodes; the token belongs to the first
 DRIVER = "policy.test"
 STATE_LABEL = "nvidia.com/mig.config.state"
@@ -73,6 +73,7 @@ class Clients:
     nobody: ApiClient  # with one that belongs to no node
     plugin_kubeconfig: Path  # with the token of *plugin*
     uninstall_kubeconfig: Path  # with one of the account of the check before an uninstall
+    controller: ApiClient  # with one of the controller's account
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
     """What of the chart concerns the API server is there, and two nodes without a kubelet."""
     admin = ApiClient(load_kubeconfig(cluster.kubeconfig))
     accounts = PATHS["ServiceAccount"]
-    plugin, uninstall = (f"{accounts}/{NAME}-dra-driver-gpu-{end}" for end in ACCOUNTS)
+    plugin, uninstall, controller = (f"{accounts}/{NAME}-dra-driver-gpu-{end}" for end in ACCOUNTS)
     opened = [admin]
 
     def client(token: str, name: str) -> ApiClient:
@@ -93,7 +94,8 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
         hook = as_account(cluster, token_of(admin, uninstall), directory / "uninstall")
         bound, free = token_of(admin, plugin, MINE), token_of(admin, plugin)
         plugin_client, nobody = client(bound, "plugin"), client(free, "nobody")
-        yield Clients(admin, plugin_client, nobody, directory / "plugin", hook)
+        of_controller = client(token_of(admin, controller), "controller")
+        yield Clients(admin, plugin_client, nobody, directory / "plugin", hook, of_controller)
     for each in opened:
         each.close()
 
@@ -103,9 +105,15 @@ def made(admin: ApiClient) -> Iterator[None]:
     """While it lasts, namespace, nodes and what of the chart concerns the API server are there."""
     objects = [*cluster_objects(), ALL_VERBS]
     bindings = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
-    [binding] = [each for each in bindings if "kubelet-plugin" in each["metadata"]["name"]]
-    role = {**binding["roleRef"], "name": ALL_VERBS["metadata"]["name"]}
-    objects.append({**binding, "metadata": ALL_VERBS["metadata"], "roleRef": role})
+    subjects = [
+        subject
+        for each in bindings
+        if each["metadata"]["name"].endswith(("-kubelet-plugin", "-controller"))
+        for subject in each["subjects"]
+    ]
+    role = {**bindings[0]["roleRef"], "name": ALL_VERBS["metadata"]["name"]}
+    of_all = {**bindings[0], "metadata": ALL_VERBS["metadata"], "roleRef": role}
+    objects.append({**of_all, "subjects": subjects})
     namespace: Document = {"metadata": {"name": NAME}}
     documents = [("/api/v1/namespaces", namespace)]
     documents += [

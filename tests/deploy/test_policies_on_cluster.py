@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from api.names import PROFILE_LABEL, PROFILE_REVISION_ANNOTATION
 from dra_driver.base.errors import ApiServerError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
@@ -21,6 +22,7 @@ from tests.deploy.policies import (
     MINE,
     NAME,
     NEW_EVENTS,
+    NODES,
     OTHER,
     SLICES,
     STATE_LABEL,
@@ -384,6 +386,51 @@ def test_what_happens_again_is_counted_in_the_event_that_the_plugin_wrote(
         eventually(lambda c=count: is_counted(c))  # type: ignore[misc]
     events.stop()
     client.close()
+
+
+OF_CONTROLLER = "the controller writes one annotation of a node and nothing else"
+OF_ANNOTATIONS = f"metadata.annotations: the controller writes {PROFILE_REVISION_ANNOTATION} and no"
+REFUSED_TO_THE_CONTROLLER: dict[str, tuple[Call, str]] = {
+    "another annotation": (metadata_of_node(annotations={"a": "b"}), OF_ANNOTATIONS),
+    "a label": (patch_node(labels(**{PROFILE_LABEL: "x"})), f"metadata.labels: {OF_CONTROLLER}"),
+    "a finalizer": (
+        metadata_of_node(finalizers=["policy.test/a"]),
+        f"metadata.finalizers: {OF_CONTROLLER}",
+    ),
+    "an owner": (
+        metadata_of_node(ownerReferences=[OWNER]),
+        f"metadata.ownerReferences: {OF_CONTROLLER}",
+    ),
+    "out of service": (spec_of_node(unschedulable=True), f"spec: {OF_CONTROLLER}"),
+    "a taint": (
+        spec_of_node(taints=[{"key": "a", "effect": "NoSchedule"}]),
+        f"spec: {OF_CONTROLLER}",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), REFUSED_TO_THE_CONTROLLER.values(), ids=REFUSED_TO_THE_CONTROLLER
+)
+def test_the_controller_changes_nothing_else_of_a_node(
+    clients: Clients, there: Mapping[str, Document], call: Call, words: str
+) -> None:
+    eventually(lambda: OF_ANNOTATIONS in refusal(clients.controller, there, OTHER_ANNOTATION))
+    assert words in refusal(clients.controller, there, call)
+
+
+OTHER_ANNOTATION = metadata_of_node(annotations={"policy.test/in-force": "x"})
+
+
+@pytest.mark.parametrize(
+    "given", ["inference-5d8fbz7k2x", "", None], ids=["one", "none", "no word"]
+)
+@pytest.mark.parametrize("node", [MINE, OTHER])
+def test_the_controller_gives_every_node_its_revision(
+    clients: Clients, there: Mapping[str, Document], given: str | None, node: str
+) -> None:
+    change = {"metadata": {"annotations": {PROFILE_REVISION_ANNOTATION: given}}}
+    clients.controller.patch(f"{NODES}/{node}", change)
 
 
 def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
