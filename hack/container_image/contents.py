@@ -62,6 +62,19 @@ _NOT_OF_WHEELS = (
     "kubernetes/client/api/*",
     "kubernetes/client/models/[!_]*",
 )
+# What the Lease lock of the official client uses, by which the replicas of the controller agree.
+_KEPT_OF_WHEELS = (
+    "kubernetes/client/api/__init__.py",
+    "kubernetes/client/api/coordination_v1_api.py",
+    *(
+        f"kubernetes/client/models/v1_{name}.py"
+        for name in (
+            *("api_resource", "api_resource_list", "delete_options", "lease", "lease_list"),
+            *("lease_spec", "list_meta", "managed_fields_entry", "object_meta", "owner_reference"),
+            *("preconditions", "shard_info", "status", "status_cause", "status_details"),
+        )
+    ),
+)
 _OWN_FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/sbin/nologin\n",
     "etc/group": "root:x:0:\n",
@@ -124,7 +137,7 @@ def is_kept_of_package(name: str) -> bool:
 
 def is_kept_of_wheel(name: str) -> bool:
     """Whether the image keeps this file of a wheel."""
-    return not _matches(name, _NOT_OF_WHEELS)
+    return name in _KEPT_OF_WHEELS or not _matches(name, _NOT_OF_WHEELS)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -56,6 +57,25 @@ def test_the_image_keeps_what_runs_and_its_licences(name, is_kept):
 )
 def test_the_image_keeps_the_modules_that_the_driver_can_use(name, is_kept):
     assert is_kept_of_wheel(name) == is_kept
+
+
+def test_the_image_keeps_the_modules_with_which_the_controllers_agree_on_a_leader():
+    """Those that are imported when the official client's lock is made, by a process of its own."""
+    program = """
+import sys
+import dra_driver.controller.run
+from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
+LeaseLock("a", "b", "c")
+names = [name for name in sys.modules if name.startswith("kubernetes.")]
+print(*(sys.modules[name].__file__.partition("site-packages/")[2] for name in names))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    files = ran.stdout.split()
+    assert "kubernetes/client/models/v1_lease.py" in files
+    assert [file for file in files if not is_kept_of_wheel(file)] == []
 
 
 @pytest.fixture
