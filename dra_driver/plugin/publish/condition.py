@@ -67,7 +67,8 @@ class ConditionWriter:
         self._report = report
         self._is_newest = is_newest
         self._wanted: ReportCondition | None = None
-        self._written: tuple[str, ReportCondition] | None = None  # and the UID of the Node
+        self._due: tuple[str, ReportCondition] | None = None  # and the UID of the Node
+        self._written: tuple[str, ReportCondition] | None = None
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS, randomized=True)
         self._logged_error = ""
         self.loop: Final = Loop("condition", self.write, _CHECK_SECONDS)
@@ -77,7 +78,9 @@ class ConditionWriter:
         report = self._report()
         if report is not None:
             self._wanted = report_condition(report)
-        if self._wanted is not None and self._written != (self._node.uid, self._wanted):
+        due = (self._node.uid, self._wanted) if self._wanted else None
+        if due != self._due:  # else it is written, or will be tried again in its time
+            self._due = due
             self.loop.soon()
 
     def write(self) -> float:

@@ -1,6 +1,7 @@
 """What becomes of a profile is on the Node, in one condition, once it is true."""
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -158,6 +159,33 @@ def test_an_api_server_that_refuses_it_is_told_once_and_asked_ever_more_seldom(
     server.heal()
     assert node.write() > 300
     assert node.message.endswith("in force")
+
+
+def test_scans_hasten_no_write_that_failed(server, node):
+    server.fail(403, "PATCH", PATH, times=100)
+    node.report = IN_FORCE
+    node.writer.loop.start()
+    for _ in range(30):
+        node.writer.update()
+        time.sleep(0.01)
+    node.writer.loop.stop()
+
+    assert node.writes() <= 2
+
+
+def test_another_report_is_written_at_once_although_the_last_write_failed(server, node):
+    server.fail(403, "PATCH", PATH, times=100)
+    for _ in range(12):
+        node.write(IN_FORCE)
+    node.writer.loop.start()
+    assert server.wait(lambda: node.writes() == 13)
+    server.heal()
+
+    node.report = REFUSED
+    node.writer.update()
+
+    assert server.wait(lambda: "refused" in (node.message or ""), 20)
+    node.writer.loop.stop()
 
 
 @pytest.mark.parametrize("kill", ["before", "after"])
