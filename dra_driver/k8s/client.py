@@ -367,17 +367,17 @@ class ApiClient:
 
 def _body(response: urllib3.BaseHTTPResponse, call: _ApiCall) -> bytes:
     """All of it, and the connection is free again. ResponseTooLarge: it is more than anything has
-    that we ask for."""
-    body = bytearray()
-    for chunk in response.stream(65536):
-        body += chunk
-        if len(body) > MAX_RESPONSE_BYTES:
-            response.close()
-            raise ResponseTooLarge(
-                f"{call.request}: the API server answered with more than "
-                f"{MAX_RESPONSE_BYTES >> 20} MiB"
-            )
-    return bytes(body)
+    that we ask for. It is not compressed, since we do not ask for that."""
+    body = response.read(MAX_RESPONSE_BYTES + 1, decode_content=False)
+    if len(body) > MAX_RESPONSE_BYTES:
+        response.close()
+        raise ResponseTooLarge(
+            f"{call.request}: the API server answered with more than {MAX_RESPONSE_BYTES >> 20} MiB"
+        )
+    if response.length_remaining:
+        response.close()
+        raise Unreachable(f"{call.request}: the answer of the API server is cut off")
+    return body
 
 
 def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:

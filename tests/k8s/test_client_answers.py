@@ -35,6 +35,8 @@ class Answering(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer = answer
         self.connections = 0
+        self.chunk = 0  # bytes; none: in one piece, of which the length is said before
+        self.cut_off = 0  # bytes of the answer that are not sent
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -49,10 +51,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         status, body = self.server.answer(query)
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        if self.server.chunk:
+            self.send_header("Transfer-Encoding", "chunked")
+            chunks = [
+                body[i : i + self.server.chunk] for i in range(0, len(body), self.server.chunk)
+            ]
+            body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         with contextlib.suppress(OSError):  # the client has read enough
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) - self.server.cut_off])
+        self.close_connection |= bool(self.server.cut_off)
 
     def log_message(self, *arguments):
         """Standard error is for people."""
@@ -115,8 +125,19 @@ def test_an_answer_without_end_is_not_read_to_its_end_and_not_asked_for_again(an
     assert len(queries) == 1
 
 
-def test_a_connection_is_used_again_once_its_answer_is_read(answering):
+@pytest.mark.parametrize("chunk", [0, 1000])
+def test_an_answer_that_is_cut_off_is_no_answer(answering, chunk):
+    client, server = answering(lambda query: (200, b'{"a":1}' + b" " * 10_000))
+    server.chunk, server.cut_off = chunk, 2000
+
+    with pytest.raises(Unreachable, match="list resourceclaims"):
+        client.get(CLAIMS)
+
+
+@pytest.mark.parametrize("chunk", [0, 1000])
+def test_a_connection_is_used_again_once_its_answer_is_read(answering, chunk):
     client, server = answering(lambda query: (200, b'{"a":1}' + b" " * 100_000))
+    server.chunk = chunk
 
     assert [client.get(CLAIMS) for _ in range(5)] == [{"a": 1}] * 5
     assert server.connections == 1
