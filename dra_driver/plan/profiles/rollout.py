@@ -34,7 +34,7 @@ from dra_driver.model.node_profiles import (
     Revision,
     RolloutRules,
 )
-from dra_driver.plan.profiles.revisions import old_revisions, revision_change
+from dra_driver.plan.profiles.revisions import old_revisions, profile_of_revision, revision_change
 
 MOST_FAILURES_NAMED = 10
 _LONGEST_REASON = 256  # characters, of a failure
@@ -155,6 +155,7 @@ class _Count:
 
     def __init__(self, profile: NodeProfileObject, now: Moment) -> None:
         status = profile.status
+        self._name = profile.name
         self._target = profile.revision
         self._deadline = profile.rollout.progress_deadline_seconds
         self._updating = frozenset(status.updating)
@@ -169,6 +170,7 @@ class _Count:
         self.named: list[NodeView] = []  # in status.updating
         self.adopted: list[NodeView] = []  # they took the revision by themselves
         self.updating: list[NodeView] = []  # they stay in status.updating
+        self.changing: list[NodeView] = []  # they were given another revision and may take it
 
     def add(self, node: NodeView) -> None:
         self.nodes += 1
@@ -178,8 +180,11 @@ class _Count:
             self._add_reported(node, node.report.pending, node.report.refusal)
         elif node.given == self._target:
             self._add_given(node)
+        elif self._may_take_another(node):
+            self._add_in_progress(node)
+            self.changing += (node,) if node.ready else ()
         elif not node.ready:
-            self._add_not_ready(node)
+            self.not_ready += 1
         elif node.name in self._updating:
             self._add_in_progress(node)
         else:
@@ -187,7 +192,8 @@ class _Count:
 
     def _add_reported(self, node: NodeView, pending: int, refusal: str) -> None:
         is_written = node.given == self._target
-        if not is_written and node.name in self._updating:
+        is_named = node.name in self._updating
+        if not is_written and (is_named or self._may_take_another(node)):
             self._add_in_progress(node)
         elif refusal:
             self.failures.append(NodeFailure(node.name, refusal[:_LONGEST_REASON]))
@@ -206,12 +212,12 @@ class _Count:
             reason = f"did not report within {self._deadline:.0f} s"
             self.failures.append(NodeFailure(node.name, reason))
 
-    def _add_not_ready(self, node: NodeView) -> None:
-        """One that was given another revision and may still take it counts until its deadline."""
-        self.not_ready += 1
-        is_changing = bool(node.given) and (not node.report or node.report.revision != node.given)
-        if node.name in self._updating and is_changing and self._waits.is_in_time(node):
-            self._add_in_progress(node)
+    def _may_take_another(self, node: NodeView) -> bool:
+        """Whether it was given another revision of the profile, and its deadline is not over."""
+        if not node.given or profile_of_revision(node.given) != self._name:
+            return False
+        has_it = node.report is not None and node.report.revision == node.given
+        return not has_it and self._waits.is_in_time(node)
 
     def _add_in_progress(self, node: NodeView) -> None:
         self.in_progress += 1
@@ -239,10 +245,14 @@ def _changes(profile: NodeProfileObject, count: _Count) -> tuple[NodeChange, ...
 def _status(
     profile: NodeProfileObject, count: _Count, around: Surroundings, now: Moment
 ) -> ProfileStatus:
-    updating = [node.name for node in count.updating]
+    updating = {node.name for node in count.updating}
     if not _is_stopped(profile, count):
-        slots = max(profile.rollout.nodes_at_once(count.nodes) - count.in_progress, 0)
-        updating += [node.name for node in heapq.nsmallest(slots, count.waiting, key=_name)]
+        limit = profile.rollout.nodes_at_once(count.nodes)
+        changing = [node for node in count.changing if node.name not in updating]
+        slots = limit - (count.in_progress - len(changing))
+        new = heapq.nsmallest(max(slots, 0), changing, key=_name)
+        new += heapq.nsmallest(max(slots - len(changing), 0), count.waiting, key=_name)
+        updating |= {node.name for node in new}
     is_complete = count.updated == count.nodes
     return ProfileStatus(
         observed_generation=profile.generation,

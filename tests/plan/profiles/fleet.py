@@ -175,16 +175,19 @@ class Fleet:
             self.change_node(change.node, given=change.revision)
             self.given_at[change.node] = self.seconds
 
-    def in_progress(self):
-        """The nodes that were given what they do not report, and have not failed to in time."""
-        deadline = self.profile.rollout.progress_deadline_seconds
+    def without_report(self):
+        """The names of the nodes that were given what they do not report."""
         return [
             each.name
             for each in self.nodes.values()
-            if each.given
-            and not (each.report and each.report.revision == each.given)
-            and self.seconds - self.given_at[each.name] < deadline
+            if each.given and not (each.report and each.report.revision == each.given)
         ]
+
+    def in_progress(self):
+        """Those of them that have not failed to report in time."""
+        deadline = self.profile.rollout.progress_deadline_seconds
+        names = self.without_report()
+        return [name for name in names if self.seconds - self.given_at[name] < deadline]
 
     def settle(self, rounds=200):
         """Everything works until nothing is written any more; how many rounds that took."""

@@ -145,6 +145,30 @@ def test_a_node_that_is_not_ready_counts_while_it_may_take_another_revision():
     assert early.again_in == 1.0
 
 
+def test_a_node_that_may_take_another_revision_of_the_profile_counts_and_is_named_first():
+    """The profile was deleted and applied again, or the node was another profile's for a while."""
+    moving, too = node(8, given=3, reports=1), node(9, given=3, reports=1)
+
+    decision = decide(changing("node-0001"), *old(1, 2), moving, too)
+
+    assert decision.status.updating == ("node-0001", "node-0008")
+
+
+def test_a_node_that_was_given_a_revision_of_another_profile_does_not_count():
+    other = replace(node(3, reports=1), given="other-5d8fbz7k2x")
+
+    assert decide(changing(), *old(1, 2), other).status.updating == ("node-0001", "node-0002")
+
+
+def test_a_node_that_reports_the_revision_and_was_given_another_one_counts_until_it_is_stamped():
+    undone = node(3, given=3, reports=2)
+
+    decision = decide(changing(), *old(1, 2), undone)
+
+    assert [change.node for change in decision.nodes] == ["node-0003"]
+    assert decision.status.updating == ("node-0001",)
+
+
 def test_a_node_that_refuses_the_revision_has_failed():
     refusing = replace(node(1, given=2), report=report(2, refusal="x" * 1000))
 

@@ -8,14 +8,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.model.node_profiles import RolloutRules
+from dra_driver.model.node_profiles import ProfileStatus, RolloutRules
 from tests.plan.profiles.fleet import Fleet, Writer, revision
 
 RULES = RolloutRules(1, in_percent=False, max_failures=2, progress_deadline_seconds=100.0)
 ACTIONS = (
     *("look", "write", "act", "reconcile") * 3,
     *("lead", "write_late", "undo", "specify") * 2,
-    *("join", "leave", "silence", "refuse", "be_ready", "pause", "wait"),
+    *("join", "leave", "silence", "refuse", "be_ready", "pause", "wait", "recreate"),
 )
 
 
@@ -60,6 +60,14 @@ class History:
 
     def wait(self, number):
         self.fleet.seconds += 60 * (number % 3)
+
+    def recreate(self, _number):
+        """The profile is deleted and applied again, and with its status goes what was named there
+        and what had failed. Where that matters is not looked at here."""
+        if len(self.fleet.in_progress()) == len(self.fleet.without_report()):
+            self.paused.clear()
+            self.fleet.leader = Writer()
+            self.fleet.change_profile(status=ProfileStatus())
 
     def join(self, _number):
         self.fleet.join()
