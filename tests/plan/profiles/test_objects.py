@@ -146,7 +146,7 @@ def test_what_is_no_object_is_refused(garbage):
     )
 )
 def test_no_spec_and_no_status_is_too_odd_to_be_read(garbage):
-    read = read_node_profile(document(["x", garbage], garbage))
+    read = read_node_profile(document(["x", garbage], [garbage]))
 
     assert read.problem
     assert read.status == ProfileStatus()
