@@ -247,8 +247,9 @@ class RolloutLoop:
         now = time.monotonic()
         progress.unseen = written.unseen
         progress.decide_at = now + self._intervals.seen
+        if written.unseen or written.error is None:
+            progress.backoff.reset()  # one node that refuses its annotation slows no other down
         if written.error is None:
-            progress.backoff.reset()
             progress.logged = ""
         elif not isinstance(written.error, NotLeading):
             seconds = progress.backoff.next_seconds()

@@ -185,3 +185,38 @@ def test_an_annotation_that_somebody_removed_is_given_again(
     fleet.annotate(NODES[0], None)
 
     assert fleet.server.wait(lambda: fleet.given()[NODES[0]] == revision(4))
+
+
+def test_a_node_that_cannot_be_written_slows_no_other_down(
+    fleet: Fleet, controller: StartController
+) -> None:
+    fleet.join(*NODES)
+    fleet.server.fail(403, "PATCH", f"/nodes/{NODES[0]}", times=10**6)
+    running = controller()
+
+    fleet.apply(profile_document(4, rollout=at_once(2)))
+
+    assert fleet.server.wait(lambda: fleet.status().get("updated") == len(NODES) - 1)
+    assert fleet.progress() == "RollingOut"
+    assert fleet.status()["updating"] == [NODES[0]]
+    failed = running.metrics.registry.get_sample_value(
+        "dra_driver_controller_write_errors_total", {"resource": "nodes"}
+    )
+    assert failed and failed > 0
+
+
+def test_a_profile_of_a_newer_release_changes_no_node_and_says_so(
+    fleet: Fleet, controller: StartController
+) -> None:
+    """Another release may have written it, before this one was installed again."""
+    fleet.join(*NODES)
+    controller()
+    fleet.apply(profile_document(4))
+    complete(fleet, 4)
+
+    newer = profile_document(4)
+    newer["spec"] |= {"gpus": [{"replicas": 8}], "notYetInvented": True}
+    fleet.create(newer)
+
+    fleet.wait("Unreadable")
+    assert set(fleet.given().values()) == {revision(4)}
