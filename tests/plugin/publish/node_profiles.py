@@ -18,14 +18,14 @@ def named(profile, replicas):
     return revision_name(profile, canonical_json(gpus(replicas)))
 
 
-def put_profile(server, name, replicas, current=0, **spec):
+def put_profile(server, name, replicas, current=0, finalizers=(), **spec):
     """A NodeProfile; *current*: the replicas of its revision that was rolled out everywhere."""
     status = {"currentRevision": named(name, current)} if current else {}
     return server.put(
         {
             "apiVersion": "resource.nvidia.com/v1beta1",
             "kind": "NodeProfile",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "finalizers": list(finalizers)},
             "spec": {"gpus": gpus(replicas), **spec},
             "status": status,
         }

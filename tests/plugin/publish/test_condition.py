@@ -134,6 +134,16 @@ def test_a_node_that_registered_again_gets_it_at_once(server, node):
     assert node.message.endswith("in force")
 
 
+def test_a_node_that_registered_again_gets_another_report_with_a_time_of_its_own(server, node):
+    node.write(IN_FORCE)
+    server.remove("nodes", NODE)
+    register(server)
+    node.node.uid = "uid-2"
+
+    node.write(NodeReport("inference", "inference-3"))
+    assert node.condition["lastTransitionTime"]
+
+
 def test_an_older_process_leaves_it_to_the_newest(node):
     node.is_newest = False
     node.write(IN_FORCE)

@@ -154,6 +154,14 @@ def test_a_revision_that_cannot_be_used_leaves_the_last_one_and_is_said_after_a_
         plugin.start()
 
 
+def test_a_revision_that_comes_late_is_found_without_another_change(server, plugin, given):
+    plugin.node.set(named("inference", 8))
+    assert eventually(lambda: plugin.choice.error)
+
+    put_revision(server, "inference", 8)
+    assert eventually(lambda: plugin.in_force() == named("inference", 8), seconds=15)
+
+
 def test_a_node_that_has_nothing_and_can_ask_nobody_has_no_profile(server, plugin):
     put_profile(server, "inference", 4)
     api_server_gone(server, plugin)

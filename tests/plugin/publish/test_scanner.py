@@ -124,6 +124,8 @@ def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):
     (records,) = [record for record in caplog.records if "as its profile says" in record.message]
     assert records.offered == "exclusive"
     assert records.reason.startswith("profile 'p', spec.gpus[0]: ")
+    assert scene.scanner.pending
+    assert scene.scanner.pending_gpus == ()  # no claim is waited for
 
 
 def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_path):
@@ -136,6 +138,7 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     scene.scanner.scan_soon = loop.soon
     loop.start()
     assert scene.metric("dra_driver_pending_devices") == 1
+    assert scene.scanner.pending_gpus == ("gpu-0",)
 
     scene.scanner.claim_changed()
     world.preparer.unprepare(ref("a"))

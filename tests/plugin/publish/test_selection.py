@@ -172,7 +172,7 @@ def test_a_label_means_the_revision_that_the_controller_gave_of_that_profile(ser
 
 def test_a_label_that_changes_there_and_back_is_looked_up_again(server, selecting):
     put_profile(server, "inference", 8)
-    node = selecting(label="inference")
+    node = selecting(label="inference", given="")
     node.in_force()
     node.node.set(given="")
     assert node.in_force() == ("default", "")
@@ -180,6 +180,14 @@ def test_a_label_that_changes_there_and_back_is_looked_up_again(server, selectin
     put_profile(server, "inference", 9)
     node.node.set(given="", **{LABEL: "inference"})
     assert node.in_force() == ("inference", named("inference", 9))
+
+
+def test_a_labelled_profile_that_is_about_to_go_is_gone(server, client, selecting):
+    put_profile(server, "a", 8, finalizers=["test/wait"])
+    client.delete("/apis/resource.nvidia.com/v1beta1/nodeprofiles/a")
+    assert server.objects("nodeprofiles")
+
+    assert selecting(label="a").in_force() == ("a", "")
 
 
 def test_a_restart_without_a_controller_takes_no_newer_spec_of_a_labelled_profile(
@@ -242,7 +250,12 @@ def test_between_two_tries_nobody_is_asked(server, selecting):
 
 def test_another_revision_is_looked_for_at_once(server, selecting):
     node = selecting(given="inference-1")
+    for _ in range(12):
+        node.select()
+        node.now += node.selector.again_in
+    node.node.set(given="inference-2")
     node.select()
+    assert node.selector.again_in <= 1
     node.node.set(given=put_revision(server, "inference", 4))
 
     assert node.in_force() == ("inference", named("inference", 4))
@@ -316,7 +329,7 @@ def test_a_revision_whose_data_are_not_what_its_name_says_is_refused(server, sel
 
 def test_an_annotation_that_is_no_name_reaches_nothing_else(server, selecting):
     assert isinstance(selecting(given="../../../../v1/nodes/n1").select().problem, ApiServerError)
-    assert "nodes" not in server.requests[0].path.split("controllerrevisions")[0]
+    assert "/" not in server.requests[0].path.partition("/controllerrevisions/")[2]
 
 
 def test_labels_that_are_not_known_leave_all_as_it_is(selecting):
