@@ -15,15 +15,17 @@ from dra_driver.base.errors import SettingsError
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
+    ControllerSettings,
     DevicesSettings,
     DoctorSettings,
     HostSettings,
     PluginSettings,
 )
 
-COMMANDS: dict[str, type[HostSettings]] = {
+COMMANDS: dict[str, type[HostSettings | ControllerSettings]] = {
     "kubelet-plugin": PluginSettings,
     "mps-agent": AgentSettings,
+    "controller": ControllerSettings,
     "claims": ClaimsSettings,
     "devices": DevicesSettings,
     "doctor": DoctorSettings,
@@ -43,6 +45,8 @@ def test_every_flag_that_a_command_takes_is_read_by_it(command):
         ("mps-agent", "--mps-socket"),  # its socket is in --mps-dir
         ("mps-agent", "--kubelet-dir"),
         ("mps-agent", "--profile"),
+        ("controller", "--node-name"),
+        ("controller", "--sim"),
         ("claims", "--profile"),
         ("claims", "--cdi-dir"),
         ("devices", "--nvidia-cdi-hook"),
@@ -67,9 +71,8 @@ def test_a_variable_that_is_another_commands_is_no_error(command):
     }
 
     nothing = argparse.Namespace()
-    assert settings.read(nothing, {"NODE_NAME": "n", **others_variables}) == settings.read(
-        nothing, {"NODE_NAME": "n"}
-    )
+    needed = {"NODE_NAME": "n", "REVISION_NAMESPACE": "gpus", "IDENTITY": "a"}
+    assert settings.read(nothing, others_variables | needed) == settings.read(nothing, needed)
 
 
 def test_a_plugins_pod_can_be_asked_with_the_plugins_variables(type_in, monkeypatch):

@@ -10,12 +10,16 @@ from dra_driver.node.driver.config import NodeConfig
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
+    ControllerSettings,
     DevicesSettings,
     DoctorSettings,
     PluginSettings,
 )
 
-SETTINGS = [ClaimsSettings, DevicesSettings, DoctorSettings, PluginSettings, AgentSettings]
+SETTINGS = [
+    *(ClaimsSettings, DevicesSettings, DoctorSettings),
+    *(PluginSettings, AgentSettings, ControllerSettings),
+]
 
 
 def read(settings, *words, **environment):
@@ -80,6 +84,16 @@ def test_help_is_printed_and_ends_well(type_in, command):
 
     assert answer.code == 0
     assert "--host-root" in answer.out
+
+
+def test_the_controller_has_to_be_told_its_namespace_and_is_called_differently_each_time(type_in):
+    answer = type_in("controller")
+    assert answer.code == 2
+    assert "--revision-namespace ($REVISION_NAMESPACE) is missing" in answer.err
+    assert type_in("controller", "--revision-namespace", "No.Label").code == 2
+
+    one, other = (read(ControllerSettings, "--revision-namespace", "gpus") for _ in range(2))
+    assert one.identity != other.identity
 
 
 @pytest.mark.parametrize(
