@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from dra_driver.settings import PluginSettings
 from hack.benchmark.calls import Calls
 from hack.benchmark.claims import Claims, namespace
 from hack.benchmark.errors import BenchError
@@ -20,7 +21,8 @@ from tests.e2e.kube import PATHS, Kube, wait
 
 _CHART = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu"
 # As the chart leaves them: the intervals decide what an idle plugin costs.
-_FLAGS = {"look_interval": "5", "reconcile_interval": "60"}
+_INTERVALS = ("look_interval", "reconcile_interval")
+_FLAGS = {name: str(PluginSettings.model_fields[name].default) for name in _INTERVALS}
 _SLICES = PATHS["ResourceSlice"]
 
 Document = dict[str, Any]
