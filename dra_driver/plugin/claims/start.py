@@ -109,16 +109,18 @@ def _start_repairs(
         problem = None
         parts.metrics.reconciled_claims.inc(reconciler.look())
 
-    def retry_setting_restores() -> None:
-        if not parts.node.time_slices.unrestored() or not parts.is_newest():
-            return
-        if parts.node.retry_setting_restores():
+    def retry_setting_restores() -> float | None:
+        """Seconds until the next try, where something is left to be restored."""
+        if not parts.node.time_slices.unrestored():
+            return None
+        if parts.is_newest() and parts.node.retry_setting_restores():
             parts.scan_soon()  # their GPUs can be offered again
+        return settings.look_interval
 
     parts.readiness["ledger"] = lambda: problem
     for loop in (
         Loop("reconciler", parts.while_newest(repair), settings.reconcile_interval),
-        Loop("settings", retry_setting_restores, settings.look_interval),
+        Loop("settings", retry_setting_restores, settings.reconcile_interval),
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)

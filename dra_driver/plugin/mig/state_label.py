@@ -7,7 +7,7 @@ from typing import Final
 
 from api.names import MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError
-from dra_driver.base.threads import Loop
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.node_labels import Labels
 from dra_driver.model.mig_layouts import LayoutState
@@ -57,17 +57,17 @@ class MigStateLabel:
 
     def write(self) -> float | None:
         """Write the label now, if it is not there. Seconds: when to write it, since it is not true
-        yet."""
+        yet; None: when it is time to try again."""
         if (known := self._known) is None:
-            return None
+            return UNTIL_WOKEN
         state, since = known
-        if state is not LayoutState.SUCCESS or not self._changing:
-            self._write(state)
-        elif not self._published(since):
+        if state is LayoutState.SUCCESS and self._changing and not self._published(since):
             return _SOON_SECONDS if self._write(LayoutState.PENDING) else None
-        elif self._write(state):
-            self._changing = known is not self._known  # another one may have come meanwhile
-        return None
+        if not self._write(state):
+            return None
+        if state is LayoutState.SUCCESS:
+            self._changing &= known is not self._known  # another one may have come meanwhile
+        return UNTIL_WOKEN
 
     def _write(self, state: LayoutState | None) -> bool:
         """Whether it is there now."""

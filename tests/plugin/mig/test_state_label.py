@@ -3,6 +3,7 @@
 import pytest
 
 from dra_driver.base.errors import ApiServerError
+from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.mig_layouts import LayoutState
@@ -77,10 +78,10 @@ def test_success_is_told_once_the_slices_say_so(server, client, before):
     assert (state.write() or 60) < 1
 
     slices.at = float("inf")
-    assert state.write() is None
+    assert state.write() == UNTIL_WOKEN
     assert labels_of(server)[LABEL] == "success"
     slices.at = float("-inf")
-    assert state.write() is None
+    assert state.write() == UNTIL_WOKEN
     assert (labels_of(server)[LABEL], patches(server)) == ("success", 2)
 
 
@@ -89,7 +90,7 @@ def test_a_new_process_does_not_take_back_what_is_there(server, client):
     server.put(node({**OTHERS, LABEL: "success"}))
     state.tell(LayoutState.SUCCESS)
 
-    assert state.write() is None
+    assert state.write() == UNTIL_WOKEN
     assert patches(server) == 0
 
 
