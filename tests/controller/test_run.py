@@ -65,6 +65,31 @@ def test_when_the_leader_is_killed_another_replica_finishes_the_rollout(
     assert fleet.most_in_progress() == 2
 
 
+def test_a_leader_that_was_stopped_for_a_while_finds_that_it_does_not_lead_any_more(
+    server: ApiServer, fleet: Fleet, replica: StartReplica
+) -> None:
+    fleet.join(*NODES)
+    fleet.silent = set(NODES[2:])
+    replicas = {"a": replica("a"), "b": replica("b")}
+    eventually(lambda: leader(server))
+    fleet.apply(profile_document(4, rollout=at_once(2)))
+    assert server.wait(lambda: sum(map(bool, fleet.given().values())) >= 3)
+
+    first = leader(server)
+    replicas[first].send_signal(signal.SIGSTOP)
+    assert server.wait(lambda: leader(server) != first)
+    fleet.silent = set(NODES[6:])
+    assert server.wait(lambda: sum(map(bool, fleet.given().values())) >= 7)
+    second = leader(server)
+    replicas[first].send_signal(signal.SIGCONT)
+    fleet.silent = set()
+    fleet.wait("Complete")
+
+    assert leader(server) == second
+    assert fleet.given() == dict.fromkeys(NODES, revision(4))
+    assert fleet.most_in_progress() == 2
+
+
 def test_a_replica_that_is_told_to_end_does_so_at_once_and_lets_the_next_one_lead(
     server: ApiServer, fleet: Fleet, replica: StartReplica
 ) -> None:
