@@ -123,9 +123,9 @@ def _state(node: NodeView, profile: NodeProfileObject) -> tuple[str, str] | None
     """The state of a node, and why; None: nothing is to be said of it."""
     report = node.report
     if report and report.revision == profile.revision:
-        outcome = report_condition(report).message.partition(": ")[2]
         if report.refusal:
-            return FAILED, outcome
+            return FAILED, report.refusal
+        outcome = report_condition(report).message.partition(": ")[2]
         return (PENDING, outcome) if report.pending else None
     if not node.ready:
         return NOT_READY, "it gets the update when it is Ready"
