@@ -15,7 +15,7 @@ from dra_driver.sim.node_spec import node_file as described
 from hack.container_image.build import build
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
-from tests.e2e.driver import LIMITING, Driver
+from tests.e2e.driver import LIMITING, NAMESPACE, Driver
 from tests.e2e.kube import NAMESPACES, Kube, wait
 from tests.e2e.release import IMAGE, RUNS, Release
 
@@ -163,11 +163,16 @@ def session_driver(cluster, kube, chart, namespaces):
 
 
 def flags(cluster, directory):
-    """Profiles, none to begin with; a guard that is quick; the runtime as it is here."""
+    """Profiles of both kinds, none to begin with; a quick guard; the runtime as it is here."""
     profiles = directory / "profiles"
     profiles.mkdir()
     runtime = cluster.layout.containerd_state
-    return {"profiles": str(profiles), "guard-interval": "0.5", "runtime-dir": str(runtime)}
+    return {
+        "profiles": str(profiles),
+        "revision-namespace": NAMESPACE,
+        "guard-interval": "0.5",
+        "runtime-dir": str(runtime),
+    }
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ ADMIN_ACCESS = {"resource.kubernetes.io/admin-access": "true"}
 NAMESPACES: dict[str, dict[str, str]] = {"team-a": {}, "team-b": {}, "monitoring": ADMIN_ACCESS}
 PATHS = {
     "Namespace": "/api/v1/namespaces",
+    "Node": "/api/v1/nodes",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",

@@ -18,8 +18,9 @@ NAME = "dra-driver-gpu"
 REPOSITORY, TAG = "dra.test/dra-driver-gpu", "e2e"
 IMAGE = f"{REPOSITORY}:{TAG}"
 RUNS = "dra.test/installed"  # the label of the node, while the DaemonSets have pods there
-PLUGIN, AGENT = "kubelet-plugin", "mps-agent"
-HTTP_PORT, MPS_HTTP_PORT = 18080, 18081
+PLUGIN, AGENT, CONTROLLER = "kubelet-plugin", "mps-agent", "controller"
+HTTP_PORT, MPS_HTTP_PORT, CONTROLLER_HTTP_PORT = 18080, 18081, 18082
+REPLICAS = 2  # of the controller
 HELM_SECONDS = 120
 POD_SECONDS = 90
 
@@ -54,6 +55,11 @@ class Release:
             "hostNetwork": True,
             "httpPort": HTTP_PORT,
             "mps": {"httpPort": MPS_HTTP_PORT},
+            "controller": {
+                "replicas": REPLICAS,
+                "httpPort": CONTROLLER_HTTP_PORT,
+                "nodeSelector": {RUNS: "yes"},
+            },
             "env": [
                 {"name": "KUBERNETES_SERVICE_HOST", "value": urlsplit(server).hostname},
                 {"name": "KUBERNETES_SERVICE_PORT", "value": str(urlsplit(server).port)},
@@ -93,14 +99,21 @@ class Release:
         self.helm("uninstall", NAME, *flags)
 
     def start(self) -> None:
-        """Have the DaemonSets run on the node, and wait until their pods are ready."""
+        """Have all pods run on the node, and wait until they are ready."""
         self.kube.label_node(self.cluster.node_name, **{RUNS: "yes"})
+        self._scale(REPLICAS)
         self.wait_ready()
 
     def stop(self) -> None:
         """Take their pods off the node. What they serve goes on."""
         self.kube.label_node(self.cluster.node_name, **{RUNS: None})
+        self._scale(0)
         wait("the pods of the release to go", lambda: not self.pods(), POD_SECONDS)
+
+    def _scale(self, replicas: int) -> None:
+        """The controller's pods stay where they are, whatever becomes of the node's labels."""
+        path = f"{self.kube.path('Deployment', NAMESPACE)}/{NAME}-{CONTROLLER}"
+        self.kube.api.patch(path, {"spec": {"replicas": replicas}})
 
     def serve(self, node: str) -> None:
         """Something happens to the simulated node: it is what *node* describes now."""
@@ -109,15 +122,17 @@ class Release:
         fresh.rename(self.node_file)
 
     def wait_ready(self, *components: str) -> None:
-        """Until each of *components* (default: both) has one pod, of the DaemonSet as it is now,
-        and that is ready."""
-        for component in components or (PLUGIN, AGENT):
+        """Until each of *components* (default: all) has its pods, of the DaemonSet or Deployment as
+        it is now, and these are ready."""
+        for component in components or (PLUGIN, AGENT, CONTROLLER):
             try:
                 wait(f"{component} to be ready", lambda c=component: self._ready(c), POD_SECONDS)  # type: ignore[misc]
             except AssertionError as e:
                 raise AssertionError(f"{e}\n{self.explain(component)}") from e
 
     def _ready(self, component: str) -> bool:
+        if component == CONTROLLER:
+            return self._is_controller_ready()
         daemon_set = self.kube.get("DaemonSet", f"{NAME}-{component}", NAMESPACE)
         status, generation = daemon_set["status"], daemon_set["metadata"]["generation"]
         return bool(
@@ -127,9 +142,18 @@ class Release:
             and len(self.pods(component)) == 1
         )
 
+    def _is_controller_ready(self) -> bool:
+        deployment = self.kube.get("Deployment", f"{NAME}-{CONTROLLER}", NAMESPACE)
+        status, generation = deployment["status"], deployment["metadata"]["generation"]
+        return bool(
+            status.get("observedGeneration") == generation
+            and status.get("updatedReplicas") == status.get("readyReplicas") == REPLICAS
+            and len(self.pods(CONTROLLER)) == REPLICAS
+        )
+
     def pods(self, component: str = "") -> list[Document]:
-        """Those of both DaemonSets, or of one, that are there."""
-        components = component or f"{PLUGIN},{AGENT}"
+        """Those of the release, or of one component, that are there."""
+        components = component or f"{PLUGIN},{AGENT},{CONTROLLER}"
         labels = f"app.kubernetes.io/component in ({components})"
         return self.kube.all("Pod", NAMESPACE, labelSelector=labels)
 
