@@ -51,6 +51,18 @@ def test_a_refused_request_is_a_finding_whoever_made_it(agent: str) -> None:
     assert findings.refused == ["kubelet-plugin: list pods: no role"]
 
 
+def test_a_controller_whose_rights_were_uninstalled_is_refused_its_lease_and_nothing_else() -> None:
+    controller = "dra-driver-gpu-controller"
+    refused = ("get leases.coordination.k8s.io", "update leases.coordination.k8s.io", "list nodes")
+
+    findings = examine([request(each, controller, refusal="no role") for each in refused], ())
+
+    assert findings.refused == [
+        "controller: update leases.coordination.k8s.io: no role",
+        "controller: list nodes: no role",
+    ]
+
+
 @pytest.mark.parametrize(
     ("at", "resource", "is_provoked"),
     [
