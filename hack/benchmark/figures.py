@@ -185,6 +185,16 @@ FLEET_FIGURES = (
     ),
 )
 
+CONTROLLER_FIGURES = (
+    Figure("controller_rss_mb", "resident memory of the controller", at_most(300)),
+    Figure(
+        "controller_lag_p95_ms",
+        "from a change until the controller has written what follows, the slower kind of change",
+        at_most(5000),
+    ),
+    Figure("controller_nodes", "nodes of 10 KB that it followed meanwhile", no_aim),
+)
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest of *values* that at least *share* (0 to 1) of them do not exceed.

@@ -33,3 +33,15 @@ class FleetSizes:
 
 FULL_FLEET = FleetSizes(200, 20, 4, 200, 400, 200)
 QUICK_FLEET = FleetSizes(200, 20, 2, 200, 200, 96)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSizes:
+    nodes: int  # shared evenly by the profiles
+    profiles: int
+    claims: int
+    samples: int  # of each kind of change
+
+
+FULL_CONTROLLER = ControllerSizes(5000, 20, 20000, 40)
+QUICK_CONTROLLER = ControllerSizes(500, 20, 1000, 20)
