@@ -26,7 +26,7 @@ END_TO_END = Path(__file__).parent / "e2e"
 MARK = "refused"
 # What the chart calls its accounts begins with the name of the release.
 _ACCOUNT = re.compile(r"(?:.*-)?dra-driver-gpu-(.+)")
-# A controller gives its lease back when it ends. `helm uninstall` takes its rights away just before.
+# A controller gives its lease back when it ends; `helm uninstall` has taken its rights by then.
 _AT_THE_END = "controller: get leases.coordination.k8s.io"
 _PROGRAMS = (
     "dra-driver"  # how the user agents of ours begin; tests that use an account have another
