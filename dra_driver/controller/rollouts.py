@@ -103,7 +103,7 @@ class RolloutLoop:
         self._profile_threads = StandingThreads("rollout", _MOST_PROFILES)
         self._node_threads = StandingThreads("rollout-node", _MOST_WRITES)
         self._stopping = threading.Event()
-        self.rounds = 0
+        self.rounds = 0  # that have begun
         self._round_at = time.monotonic()
         self._loop = Loop("rollouts", self._round, self._intervals.longest)
 
@@ -167,7 +167,14 @@ class RolloutLoop:
             if profile.deleting:
                 continue
             statuses[profile.name] = profile.status
-            seconds = min(seconds, self._decide(view, profile, around[profile.name]))
+            try:
+                seconds = min(seconds, self._decide(view, profile, around[profile.name]))
+            except Exception:  # a fault of ours: the other profiles go on
+                log.exception("a profile was not decided", extra={"profile": profile.name})
+                progress = self._progress_of(profile.uid)
+                wait = progress.backoff.next_seconds()
+                progress.retry_at = time.monotonic() + wait
+                seconds = min(seconds, wait)
         self._parts.metrics.statuses = statuses
         return min(seconds, self._decide_without_profile(view, assignment))
 
@@ -235,8 +242,8 @@ class RolloutLoop:
         if progress.writing is not None:
             if not progress.writing.done():
                 return self._intervals.longest  # its end wakes us
-            self._finish(progress, progress.writing.result(), name)
-            progress.writing = None
+            writing, progress.writing = progress.writing, None
+            self._finish(progress, writing.result(), name)
         progress.unseen = tuple(
             version for version in progress.unseen if not view.has_changed(version)
         )

@@ -1,7 +1,10 @@
 """An API server that fails, hangs and talks nonsense while profiles are rolled out."""
 
+from typing import Any
+
 import pytest
 
+from dra_driver.k8s.api import Document, KubernetesApi
 from tests.controller.conftest import QUICK, StartController
 from tests.controller.fleet import (
     PROFILE,
@@ -220,3 +223,28 @@ def test_a_profile_of_a_newer_release_changes_no_node_and_says_so(
 
     fleet.wait("Unreadable")
     assert set(fleet.given().values()) == {revision(4)}
+
+
+def test_a_fault_of_ours_with_one_profile_holds_up_no_other(
+    fleet: Fleet, controller: StartController, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty:
+        def __init__(self, api: KubernetesApi) -> None:
+            self._api = api
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._api, name)
+
+        def patch(self, path: str, patch: Document) -> Document:
+            if OTHER in path:
+                raise RuntimeError("nobody thought of this")
+            return self._api.patch(path, patch)
+
+    fleet.join(*NODES)
+    controller(Faulty)
+    fleet.apply(profile_document(2, OTHER, priority=-1))
+    eventually(lambda: "a profile was not decided" in caplog.text)
+
+    fleet.apply(profile_document(4))
+
+    complete(fleet, 4)
