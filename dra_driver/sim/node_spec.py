@@ -71,7 +71,9 @@ class BoardSpec:
 def board_specs() -> Mapping[str, BoardSpec]:
     """Every product that a node file can name."""
     text = resources.files(__package__).joinpath("boards.yaml").read_text()
-    return {product: _board_spec(entry) for product, entry in yaml.safe_load(text).items()}
+    return {
+        product: _board_spec(entry) for product, entry in yaml.load(text, yaml.CSafeLoader).items()
+    }
 
 
 def _board_spec(entry: Mapping[str, Any]) -> BoardSpec:

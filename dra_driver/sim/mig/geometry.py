@@ -57,7 +57,7 @@ def board_geometry(product: str) -> BoardGeometry | None:
 def geometry_documents() -> Mapping[str, Any]:
     """The table as it is written."""
     text = resources.files(__package__).joinpath("geometry.yaml").read_text()
-    return dict(yaml.safe_load(text))
+    return dict(yaml.load(text, yaml.CSafeLoader))
 
 
 @cache
