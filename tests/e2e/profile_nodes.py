@@ -9,6 +9,7 @@ from typing import Any
 
 from api.names import GPUS_CONFIGURED
 from dra_driver.base.errors import ApiServerError, NotFound
+from dra_driver.k8s.api import Watch
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from dra_driver.model.node_profiles import NodeReport, NodeView
 from dra_driver.plan.profiles.report import read_node, report_condition
@@ -39,6 +40,8 @@ class ProfileNodes:
         self.given = 0  # how often a node was given something
         self._counted = "-"  # how the names of nodes begin that are counted
         self._threads = ThreadPoolExecutor(8)
+        self._watch: Watch | None = None
+        self._is_ending = False
 
     def begin(self, pool: str) -> None:
         """Count anew, the nodes of *pool*."""
@@ -62,31 +65,46 @@ class ProfileNodes:
         """The plugin of a node says so."""
         self._patch(name, condition_of(report))
 
-    def follow(self, since: str) -> Iterator[None]:
-        query = {"labelSelector": _MARK, "resourceVersion": since}
-        watch = self.api.watch(_NODES, query, _WATCH_SECONDS)
-        thread = threading.Thread(target=self._see, args=(watch,), daemon=True)
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """The plugins run."""
+        thread = threading.Thread(target=self._follow, daemon=True)
         thread.start()
-        yield
-        watch.close()
-        thread.join(5)
-        self._threads.shutdown()
+        try:
+            yield
+        finally:
+            self._is_ending = True
+            if self._watch:
+                self._watch.close()
+            thread.join(5)
+            self._threads.shutdown()
 
-    def _see(self, watch: Any) -> None:
-        with suppress(ApiServerError):  # it ended
-            for event in watch:
-                node = read_node(event["object"])
-                if node is None:
-                    continue
-                before = self.nodes.get(node.name)
-                if event["type"] == "DELETED":
-                    self.nodes.pop(node.name, None)
-                    continue
-                self.nodes[node.name] = node
-                is_given = before is not None and node.given not in (None, before.given)
-                self._count(node, is_given)
-                if is_given:
-                    self._threads.submit(self._report, node)
+    def _follow(self) -> None:
+        """The API server ends a watch that falls behind: then all are listed again."""
+        while not self._is_ending:
+            with suppress(ApiServerError):
+                listed = self.api.list(_NODES, {"labelSelector": _MARK})
+                for document in listed["items"]:
+                    self._see("MODIFIED", document)
+                since = str(listed["metadata"]["resourceVersion"])
+                query = {"labelSelector": _MARK, "resourceVersion": since}
+                self._watch = self.api.watch(_NODES, query, _WATCH_SECONDS)
+                for event in self._watch:
+                    self._see(event["type"], event["object"])
+
+    def _see(self, what: str, document: Document) -> None:
+        node = read_node(document)
+        if node is None:
+            return
+        before = self.nodes.get(node.name)
+        if what == "DELETED":
+            self.nodes.pop(node.name, None)
+            return
+        self.nodes[node.name] = node
+        is_given = node.given is not None and (before is None or node.given != before.given)
+        self._count(node, is_given)
+        if is_given:
+            self._threads.submit(self._report, node)
 
     def _count(self, node: NodeView, is_given: bool) -> None:
         if node.name.startswith(self._counted):
@@ -130,15 +148,12 @@ def profile_nodes(
     annotation, for nodes of the usual size."""
     names = {f"{pool}-{n:04}": pool for pool, number in groups.items() for n in range(number)}
     nodes = ProfileNodes(api)
-    since = str(api.get(_NODES, {"limit": "1"})["metadata"]["resourceVersion"])
-    following = nodes.follow(since)
-    next(following)
-    try:
-        at_once(lambda name: api.create(_NODES, node_document(name, names[name], padding)), names)
-        yield nodes
-    finally:
-        next(following, None)
-        at_once(lambda name: api.delete(f"{_NODES}/{name}"), names)
+    with nodes.following():
+        try:
+            at_once(lambda n: api.create(_NODES, node_document(n, names[n], padding)), names)
+            yield nodes
+        finally:
+            at_once(lambda name: api.delete(f"{_NODES}/{name}"), names)
 
 
 def node_document(name: str, pool: str, padding: str) -> Document:

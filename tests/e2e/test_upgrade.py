@@ -208,12 +208,6 @@ def test_an_uninstall_is_refused_while_claims_are_held(installed, kube, holder):
     installed.upgrade()
 
 
-@pytest.mark.refused(  # the controllers end while their rights go
-    "controllerrevisions.apps",
-    "leases.coordination.k8s.io",
-    "nodeprofiles.resource.nvidia.com",
-    "nodes",
-)
 def test_without_the_check_only_what_running_pods_need_stays_and_the_next_install_takes_it_up(
     installed, kube, holder, mps_client, session_driver
 ):
