@@ -158,6 +158,8 @@ class _Count:
         self._name = profile.name
         self._target = profile.revision
         self._deadline = profile.rollout.progress_deadline_seconds
+        self._not_written = f"its annotation could not be written within {self._deadline:.0f} s"
+        self._is_paused = profile.rollout.paused
         self._updating = frozenset(status.updating)
         is_same = status.update_revision == profile.revision
         self._failed_before = {each.node: each for each in status.failures if is_same}
@@ -187,6 +189,8 @@ class _Count:
             self.not_ready += 1
         elif node.name in self._updating:
             self._add_in_progress(node)
+            if not self._is_paused and not self._waits.is_in_time(node):
+                self.failures.append(NodeFailure(node.name, self._not_written))
         else:
             self.waiting.append(node)
 
@@ -204,7 +208,8 @@ class _Count:
 
     def _add_given(self, node: NodeView) -> None:
         is_in_time = self._waits.is_in_time(node)
-        if failure := self._failed_before.get(node.name):
+        failure = self._failed_before.get(node.name)
+        if failure and failure.reason != self._not_written:
             self.failures.append(failure)
         elif is_in_time:
             self._add_in_progress(node)

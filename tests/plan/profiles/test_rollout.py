@@ -199,6 +199,35 @@ def test_a_node_that_does_not_report_in_time_has_failed():
     assert late.status.updating == ()
 
 
+def test_a_node_whose_annotation_cannot_be_written_is_said_and_keeps_its_place():
+    """A process that was paused may write it yet."""
+    first = decide(changing("node-0001"), *old(1), seconds=100.0)
+    late = decide(changing("node-0001"), *old(1), seconds=700.0, since=first.given_since)
+
+    failure = NodeFailure("node-0001", "its annotation could not be written within 600 s")
+    assert first.status.failures == ()
+    assert (late.status.failures, late.status.failed) == ((failure,), 1)
+    assert late.status.updating == ("node-0001",)
+    assert [change.node for change in late.nodes] == ["node-0001"]
+
+
+def test_a_node_whose_annotation_is_written_late_has_all_its_time():
+    failure = NodeFailure("node-0001", "its annotation could not be written within 600 s")
+
+    decision = decide(
+        changing("node-0001", failures=(failure,)), node(1, given=2, reports=1), seconds=700.0
+    )
+
+    assert (decision.status.failures, decision.again_in) == ((), 600.0)
+
+
+def test_no_time_passes_while_a_rollout_is_paused():
+    paused = changing("node-0001", rules=replace(AT_ONCE, paused=True))
+    since = {"node-0001": GivenSince(revision(1), 0.0)}
+
+    assert decide(paused, *old(1), seconds=700.0, since=since).status.failures == ()
+
+
 def test_the_time_begins_again_with_another_revision():
     since = {"node-0001": GivenSince(revision(1), 0.0)}
 
