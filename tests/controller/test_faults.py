@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from dra_driver.k8s.api import Document, KubernetesApi
+from dra_driver.model.node_profiles import Revision
+from dra_driver.plan.profiles.revisions import canonical_json, revision_document
 from tests.controller.conftest import QUICK, StartController
 from tests.controller.fleet import (
     PROFILE,
@@ -175,6 +177,24 @@ def test_a_revision_that_somebody_deleted_is_kept_again(
     fleet.server.remove("controllerrevisions", revision(4), "gpus")
 
     assert fleet.server.wait(lambda: len(fleet.server.objects("controllerrevisions")) == 1)
+
+
+def test_a_profile_that_was_deleted_without_its_revisions_can_be_applied_again(
+    fleet: Fleet, controller: StartController
+) -> None:
+    kept = Revision(revision(4), PROFILE, 3, canonical_json([{"replicas": 4}]), "former")
+    orphan = revision_document(kept, "gpus")
+    orphan["metadata"].pop("ownerReferences")
+    fleet.create(orphan)
+    fleet.join(*NODES)
+    controller()
+
+    fleet.apply(profile_document(4))
+
+    complete(fleet, 4)
+    (adopted,) = fleet.server.objects("controllerrevisions")
+    assert adopted["metadata"]["ownerReferences"][0]["name"] == PROFILE
+    assert adopted["revision"] == 3
 
 
 def test_an_annotation_that_somebody_removed_is_given_again(

@@ -156,14 +156,16 @@ def revision_change(
 ) -> RevisionChange | None:
     """What makes the revision of the spec the newest of the profile's *revisions*, if it is not.
 
-    As a DaemonSet does: a revision that becomes current again gets the next number.
+    As a DaemonSet does: a revision that becomes current again gets the next number, and one that
+    nobody owns becomes the profile's.
     """
-    highest = max((revision.number for revision in revisions), default=0)
+    others = [revision.number for revision in revisions if revision.name != profile.revision]
+    highest = max(others, default=0)
     for revision in revisions:
         if revision.name == profile.revision:
-            if revision.number == highest:
-                return None
-            return RevisionChange(replace(revision, number=highest + 1), exists=True)
+            number = revision.number if revision.number > highest else highest + 1
+            kept = replace(revision, number=number, owner_uid=profile.uid)
+            return None if kept == revision else RevisionChange(kept, exists=True)
     revision = Revision(profile.revision, profile.name, highest + 1, profile.gpus, profile.uid)
     return RevisionChange(revision, exists=False)
 

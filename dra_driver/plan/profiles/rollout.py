@@ -79,7 +79,7 @@ def decide_rollout(profile: NodeProfileObject, around: Surroundings, now: Moment
     """What is written next for *profile*, which is not being deleted."""
     if profile.problem:
         return Decision(_unreadable(profile, now))
-    owned = [revision for revision in around.revisions if revision.owner_uid == profile.uid]
+    owned = [each for each in around.revisions if _is_of(profile, each)]
     revision = revision_change(profile, owned)
     count = _Count(profile, now)
     for node in around.nodes:
@@ -102,6 +102,14 @@ def decide_rollout(profile: NodeProfileObject, around: Surroundings, now: Moment
         count.given_since,
         count.again_in(),
     )
+
+
+def _is_of(profile: NodeProfileObject, revision: Revision) -> bool:
+    """The revision of the spec may have no owner, from an earlier profile of this name that was
+    deleted without its revisions (``--cascade=orphan``). Then nobody else can create it."""
+    if not revision.owner_uid:
+        return revision.name == profile.revision
+    return revision.owner_uid == profile.uid
 
 
 def decide_without_profile(

@@ -141,6 +141,18 @@ def test_the_newest_revision_keeps_its_number():
     assert revision_change(profile(2), [kept(1, number=4), kept(2, number=5)]) is None
 
 
+def test_of_two_revisions_of_one_number_that_of_the_spec_gets_the_next():
+    change = revision_change(profile(2), [kept(1, number=4), kept(2, number=4)])
+
+    assert change == RevisionChange(kept(2, number=5), exists=True)
+
+
+def test_a_revision_that_nobody_owns_becomes_the_profiles():
+    change = revision_change(profile(2), [kept(2, number=5, owner="")])
+
+    assert change == RevisionChange(kept(2, number=5), exists=True)
+
+
 def test_the_oldest_revisions_go_but_none_that_is_in_use():
     revisions = [kept(replicas, number=replicas) for replicas in (3, 1, 4, 2, 5)]
     in_use = {kept(1).name, kept(5).name}

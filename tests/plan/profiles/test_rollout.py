@@ -85,6 +85,15 @@ def test_a_revision_of_a_deleted_profile_of_the_same_name_is_not_the_profiles():
     assert not decision.revision.exists
 
 
+def test_a_revision_that_nobody_owns_is_taken_over_where_the_spec_needs_it():
+    orphans = tuple(replace(each, owner_uid="") for each in REVISIONS)
+
+    decision = decide(changing("node-0001"), *old(1), revisions=orphans)
+
+    assert decision.revision == RevisionChange(REVISIONS[1], exists=True)
+    assert decision.old_revisions == ()
+
+
 def test_names_for_another_revision_are_written_first():
     decision = decide(changing("node-0001", update_revision=revision(3)), *old(1, 2))
 
