@@ -41,7 +41,7 @@ def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
     agent by component and kind, as in ``mps-agent DaemonSet``, and likewise those of the
     controller, those that `helm uninstall` makes, and the policies on nodes and their status, on
-    events and on configurations, with their bindings; DeviceClasses by name."""
+    events, on revisions and on configurations, with their bindings; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     rendered_objects = {_key(document): document for document in documents}
     assert len(rendered_objects) == len(documents)
@@ -52,7 +52,10 @@ def _key(document: dict[str, Any]) -> str:
     kind, name = str(document["kind"]), str(document["metadata"]["name"])
     if kind == "DeviceClass":
         return name
-    parts = (MPS_AGENT, CONTROLLER, UNINSTALL, "node", "node-status", "events", "claim-configs")
+    parts = (
+        *(MPS_AGENT, CONTROLLER, UNINSTALL),
+        *("node", "node-status", "events", "revisions", "claim-configs"),
+    )
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()
 

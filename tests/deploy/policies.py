@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from api.names import REVISION_PROFILE_LABEL
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
@@ -32,6 +33,7 @@ NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVENTS = f"/api/v1/namespaces/{NAME}/events"
 NEW_EVENTS = f"/apis/events.k8s.io/v1/namespaces/{NAME}/events"
+REVISIONS = f"/apis/apps/v1/namespaces/{NAME}/controllerrevisions"
 OF_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 OF_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PATHS = {
@@ -47,8 +49,10 @@ ALL_VERBS: Document = {
     "metadata": {"name": f"{NAME}-all-verbs"},
     "rules": [
         {
-            "apiGroups": ["", "resource.k8s.io", "events.k8s.io"],
-            "resources": ["nodes", "nodes/status", "events", "resourceslices"],
+            "apiGroups": ["", "apps", "resource.k8s.io", "events.k8s.io"],
+            "resources": [
+                *("nodes", "nodes/status", "events", "resourceslices", "controllerrevisions")
+            ],
             "verbs": ["*"],
         }
     ],
@@ -220,7 +224,29 @@ def labels(**changes: str | None) -> Document:
     return {"metadata": {"labels": {STATE_LABEL: "success", **changes}}}
 
 
+def revision(name: str = "new", **labels: str) -> Document:
+    """As the controller writes it, with other labels, too."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {
+            "name": f"{NAME}-{name}",
+            "labels": {REVISION_PROFILE_LABEL: "policy-test", **labels},
+        },
+        "data": {"spec": {"gpus": [{}]}},
+        "revision": 1,
+    }
+
+
+def daemonset_revision(name: str = "new") -> Document:
+    document = revision(name)
+    document["metadata"]["labels"] = {"app.kubernetes.io/component": "kubelet-plugin"}
+    return document
+
+
 THERE = {
+    "revision": (REVISIONS, revision("revision")),
+    "revision-of-daemonset": (REVISIONS, daemonset_revision("revision-of-daemonset")),
     "slice-mine": (SLICES, slice_of(name="slice-mine")),
     "slice-theirs": (SLICES, slice_of(OTHER, "slice-theirs")),
     "slice-driver": (SLICES, slice_of(name="slice-driver", driver="other.test")),

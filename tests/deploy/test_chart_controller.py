@@ -75,12 +75,13 @@ def test_its_rights_and_its_policy_are_those_of_the_account_that_its_pods_run_as
         assert CHART[binding]["subjects"] == [subject]
         role = CHART[binding.removesuffix("Binding")]["metadata"]["name"]
         assert CHART[binding]["roleRef"]["name"] == role
-    policy = CHART["controller ValidatingAdmissionPolicy"]
-    [condition] = policy["spec"]["matchConditions"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    assert condition["expression"] == f"request.userInfo.username == '{user}'"
-    binding = CHART["controller ValidatingAdmissionPolicyBinding"]["spec"]
-    assert binding == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    for name in ("controller ValidatingAdmissionPolicy", "revisions ValidatingAdmissionPolicy"):
+        policy = CHART[name]
+        [condition] = policy["spec"]["matchConditions"]
+        assert condition["expression"] == f"request.userInfo.username == '{user}'"
+        binding = CHART[f"{name}Binding"]["spec"]
+        assert binding == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
 def test_the_controller_may_change_one_annotation_of_nodes() -> None:

@@ -24,6 +24,7 @@ from tests.deploy.policies import (
     NEW_EVENTS,
     NODES,
     OTHER,
+    REVISIONS,
     SLICES,
     STATE_LABEL,
     STATUS,
@@ -33,6 +34,7 @@ from tests.deploy.policies import (
     Document,
     condition,
     create,
+    daemonset_revision,
     delete,
     event,
     is_there,
@@ -45,6 +47,7 @@ from tests.deploy.policies import (
     place,
     pool,
     remove,
+    revision,
     slice_of,
     spec_of_node,
     status_of_node,
@@ -62,6 +65,7 @@ pytestmark = [
         "nodes/status",
         "events",
         "events.events.k8s.io",
+        "controllerrevisions.apps",
     ),
 ]
 
@@ -407,6 +411,45 @@ REFUSED_TO_THE_CONTROLLER: dict[str, tuple[Call, str]] = {
         f"spec: {OF_CONTROLLER}",
     ),
 }
+
+
+LABELS_OF_REVISION = "metadata.labels: the controller writes revisions of NodeProfiles"
+NO_REVISION = f"'{NAME}-revision-of-daemonset' is no revision of a NodeProfile"
+REVISIONS_REFUSED_TO_THE_CONTROLLER: dict[str, tuple[Call, str]] = {
+    "of a DaemonSet": (try_out(REVISIONS, daemonset_revision()), LABELS_OF_REVISION),
+    "of both": (try_out(REVISIONS, revision(app="x")), LABELS_OF_REVISION),
+    "given to a DaemonSet": (
+        update("revision", metadata=revision("revision", app="x")["metadata"]),
+        LABELS_OF_REVISION,
+    ),
+    "a DaemonSet's changed": (update("revision-of-daemonset", revision=2), NO_REVISION),
+    "a DaemonSet's taken over": (
+        update("revision-of-daemonset", metadata=revision("revision-of-daemonset")["metadata"]),
+        NO_REVISION,
+    ),
+    "a DaemonSet's deleted": (delete("revision-of-daemonset"), NO_REVISION),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    REVISIONS_REFUSED_TO_THE_CONTROLLER.values(),
+    ids=REVISIONS_REFUSED_TO_THE_CONTROLLER,
+)
+def test_the_controller_writes_no_revision_of_anything_else(
+    clients: Clients, there: Mapping[str, Document], call: Call, words: str
+) -> None:
+    other = REVISIONS_REFUSED_TO_THE_CONTROLLER["of a DaemonSet"][0]
+    eventually(lambda: LABELS_OF_REVISION in refusal(clients.controller, there, other))
+    assert words in refusal(clients.controller, there, call)
+
+
+def test_the_controller_writes_and_deletes_revisions_of_nodeprofiles(
+    clients: Clients, there: Mapping[str, Document]
+) -> None:
+    clients.controller.create(REVISIONS, revision())
+    clients.controller.update(f"{REVISIONS}/{NAME}-new", {**revision(), "revision": 2})
+    clients.controller.delete(f"{REVISIONS}/{NAME}-new")
 
 
 @pytest.mark.parametrize(
