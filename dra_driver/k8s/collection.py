@@ -6,7 +6,6 @@ happened since.
 """
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -22,6 +21,7 @@ Kept = TypeVar("Kept")
 OnChange = Callable[[str, Kept | None, Kept | None], None]
 
 _PAGE: Final = "100"  # objects: a Node with its images has 15 KB, and five times that once parsed
+_VERSION: Final = "/version"
 _MISSING_SECONDS: Final = (1.0, 60.0)  # the first and the longest wait for a resource
 
 
@@ -115,6 +115,7 @@ class Collection(Generic[Kept]):
         return watch
 
     def _not_served(self, error: NotFound) -> float:
+        self._api.get(_VERSION)  # no API server, such as a load balancer, does not know that either
         self._since = ""
         if self._is_served:
             log.warning("what is followed is not there, and looked for: %s", error)
@@ -211,20 +212,14 @@ class Collection(Generic[Kept]):
             self._logged = str(error)
 
 
-def interned(strings: Mapping[str, str]) -> dict[str, str]:
-    """*strings*, such as labels, with the keys and values that others have, too, in memory once.
-
-    TypeError: these are no strings.
-    """
-    return {sys.intern(key): sys.intern(value) for key, value in strings.items()}
-
-
 def _name(document: Any) -> str:
     return _metadata(document, "name")
 
 
 def _version(document: Any) -> str:
-    return _metadata(document, "resourceVersion")
+    """The API server fails for good to watch from one that is no number."""
+    version = _metadata(document, "resourceVersion")
+    return version if version.isdecimal() else ""
 
 
 def _metadata(document: Any, field: str) -> str:

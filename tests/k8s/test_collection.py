@@ -11,7 +11,7 @@ import pytest
 from dra_driver.base.errors import Gone
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
-from dra_driver.k8s.collection import Collection, interned
+from dra_driver.k8s.collection import Collection
 from dra_driver.k8s.watch import BrokenEvent, WatchIntervals
 from tests.waiting import eventually
 
@@ -385,6 +385,7 @@ def red(name):
         pytest.param({"metadata": {"resourceVersion": "1"}, "items": {"a": 1}}, id="no array"),
         pytest.param({"metadata": [], "items": []}, id="no metadata"),
         pytest.param({"metadata": {"resourceVersion": 7}, "items": []}, id="no version"),
+        pytest.param({"metadata": {"resourceVersion": "x"}, "items": []}, id="no number"),
     ],
 )
 def test_what_is_no_list_takes_nothing_away(garbage):
@@ -485,9 +486,15 @@ def test_stopping_takes_no_time_whatever_the_api_server_does(server, node, clien
     assert time.monotonic() - began < 1.0
 
 
-def test_strings_that_repeat_are_in_memory_once():
-    first, second = (interned({"zo" + "ne": f"z{number}"}) for number in (1, 1))
+@pytest.mark.parametrize("times", [1, 20])
+def test_what_knows_nothing_at_all_is_no_api_server(server, node, follow, times):
+    node("a")
+    collection, changes = follow()
+    assert is_watching(server)
+    server.fail(404, times=2 * times)  # as a load balancer does that has lost the API server
+    server.end_watches()
+    node("a", "blue")
 
-    assert first["zone"] is second["zone"]
-    with pytest.raises(TypeError):
-        interned({"a": 1})  # type: ignore[dict-item]
+    assert becomes(collection, a="blue")
+    assert changes == [("a", None, "red"), ("a", "red", "blue")]
+    assert collection.is_served
