@@ -71,6 +71,17 @@ def test_a_node_that_has_the_profile_is_in_order(server: ApiServer, client: ApiC
     assert findings(client) == [(Level.OK, f"inference: this node has revision {REVISION}")]
 
 
+def test_a_node_that_refuses_the_profile_does_not_have_it(
+    server: ApiServer, client: ApiClient
+) -> None:
+    put_profile(server)
+    put_node(server, REVISION, NodeReport("inference", REVISION, refusal="no such field"))
+
+    assert findings(client) == [
+        (Level.WARN, f"inference: this node refuses revision {REVISION}: no such field")
+    ]
+
+
 MISSING = f"inference: this node does not have revision {REVISION} yet"
 
 

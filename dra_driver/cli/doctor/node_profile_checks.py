@@ -82,6 +82,13 @@ def _reached(profile: NodeProfileObject, node: Document) -> Iterator[Finding]:
     view = read_node(node)
     report = view.report if view else None
     if report and report.revision == profile.revision:
+        if report.refusal:
+            yield warn(
+                NODE_PROFILES,
+                f"{profile.name}: this node refuses revision {profile.revision}: {report.refusal}",
+                f"correct the profile, or dra-driver profile undo {profile.name}",
+            )
+            return
         yield ok(NODE_PROFILES, f"{profile.name}: this node has revision {profile.revision}")
         return
     progressing = profile.status.condition(ConditionType.PROGRESSING)
