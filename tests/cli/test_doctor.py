@@ -687,6 +687,17 @@ def test_a_revision_that_cannot_be_used_fails_with_what_the_plugin_reports(world
     assert looked_up.startswith(f"[FAIL] profile: {origin}: get controllerrevisions")
 
 
+def test_what_was_reported_before_nodeprofiles_were_switched_off_is_not_told(
+    world, server, tmp_path
+):
+    with_condition(server, "False", "NodeProfile training, revision training-1: refused: no")
+
+    answer = world.ask("--kubeconfig", server.kubeconfig(tmp_path / "config"))
+
+    assert "the plugin reports" not in answer.out
+    assert "[ok]   profile: default (nothing chooses another)" in answer.out
+
+
 def test_a_profile_that_cannot_be_used_fails_with_who_chose_it_and_the_field(world, profile):
     answer = world.ask(*profile(replicas="many"))
 
