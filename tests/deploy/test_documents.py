@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from api import names
-from dra_driver.model.node_profiles import RolloutRules
+from dra_driver.controller.events import changes
+from dra_driver.model.node_profiles import (
+    ConditionType,
+    ProfileCondition,
+    ProfileStatus,
+    ProgressReason,
+    RolloutRules,
+)
 from dra_driver.model.profiles import MigRules
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.revisions import decode_gpus
@@ -97,6 +104,39 @@ def test_every_field_that_it_shows_of_a_profile_is_one_that_the_driver_reads() -
     assert (profile.rollout, profile.revision_history_limit) == (RolloutRules(), 10)
     decoded = decode_gpus(profile.gpus, profile.name)
     assert (len(decoded.entries), decoded.warnings) == (3, ())
+
+
+def test_every_status_and_every_event_of_a_nodeprofile_is_explained() -> None:
+    statuses = first_cells("docs/profiles.md", "| status | meaning |")
+    explained = first_cells("docs/operate.md", "| event of a NodeProfile")
+    assert statuses == set(ProgressReason)
+
+    def condition(type_: ConditionType, reason: str) -> ProfileCondition:
+        return ProfileCondition(type_, True, reason, "why", "2026-01-31T12:00:00Z", 1)
+
+    others = (ConditionType.TIED, ConditionType.SLOWS_SCHEDULER)
+    written = {
+        event
+        for reason in ProgressReason
+        for event, _, _ in changes(
+            ProfileStatus(),
+            ProfileStatus(
+                nodes=1,
+                current_revision="a-5d8fbz7k2x",
+                conditions=(
+                    condition(ConditionType.PROGRESSING, reason),
+                    *(condition(type_, type_) for type_ in others),
+                ),
+            ),
+        )
+    }
+    assert explained == written
+
+
+def first_cells(page: str, head: str) -> set[str]:
+    """What the rows of the table that begins with *head* are about."""
+    table = (REPOSITORY / page).read_text().partition(head)[2].split("\n\n")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
 @pytest.mark.cluster

@@ -122,7 +122,7 @@ true
 {{/*
 "true" where this release has the controller, and with it the NodeProfiles: their CRD belongs to one release in a cluster.
 It stays after `helm uninstall`, and belongs to the release of that name and namespace still. One that belongs to no release
-becomes this one's; Helm asks for `--take-ownership`.
+becomes this one's with `--take-ownership`; without it, Helm refuses.
 */}}
 {{- define "dra-driver-gpu.node-profiles" -}}
 {{- if .Values.controller.enabled -}}
