@@ -54,7 +54,7 @@ def _key(document: dict[str, Any]) -> str:
         return name
     parts = (
         *(MPS_AGENT, CONTROLLER, UNINSTALL),
-        *("node", "node-status", "events", "revisions", "claim-configs"),
+        *("controller-events", "node", "node-status", "events", "revisions", "claim-configs"),
     )
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()

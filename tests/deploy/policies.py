@@ -33,6 +33,8 @@ NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVENTS = f"/api/v1/namespaces/{NAME}/events"
 NEW_EVENTS = f"/apis/events.k8s.io/v1/namespaces/{NAME}/events"
+DEFAULT_EVENTS = "/api/v1/namespaces/default/events"  # where those of cluster-scoped objects are
+NEW_DEFAULT_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 REVISIONS = f"/apis/apps/v1/namespaces/{NAME}/controllerrevisions"
 OF_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 OF_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -218,6 +220,24 @@ def new_event(
         "reportingInstance": node,
     }
     return {**usual, **fields}
+
+
+CONTROLLER_COMPONENT = "dra-driver-gpu-controller"
+
+
+def profile_event(component: str = CONTROLLER_COMPONENT, kind: str = "NodeProfile") -> Document:
+    """As the controller writes it."""
+    version = "resource.nvidia.com/v1beta1"
+    regarding = {"apiVersion": version, "kind": kind, "name": "policy-test", "uid": "1"}
+    metadata = {"name": f"{NAME}-of-profile", "namespace": "default"}
+    return event("controller-0", component, metadata=metadata, involvedObject=regarding)
+
+
+def new_profile_event(component: str = CONTROLLER_COMPONENT, kind: str = "NodeProfile") -> Document:
+    """The same in the shape of events.k8s.io."""
+    regarding = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "name": "policy-test"}
+    metadata = {"name": f"{NAME}-of-profile", "namespace": "default"}
+    return new_event("controller-0", component, metadata=metadata, regarding=regarding)
 
 
 def labels(**changes: str | None) -> Document:

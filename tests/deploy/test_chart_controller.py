@@ -54,9 +54,9 @@ def test_the_controller_has_the_rights_it_needs_and_no_other() -> None:
         ("coordination.k8s.io", "leases"): ["create"],
         ("coordination.k8s.io", "leases", lease): ["get", "update"],
     }
-    assert rights("events Role") == {("", "events"): ["create", "patch"]}
+    assert rights("controller-events Role") == {("", "events"): ["create", "patch"]}
     assert CHART["controller Role"]["metadata"]["namespace"] == settings().revision_namespace
-    assert CHART["events Role"]["metadata"]["namespace"] == "default"
+    assert CHART["controller-events Role"]["metadata"]["namespace"] == "default"
 
 
 def test_its_rights_and_its_policy_are_those_of_the_account_that_its_pods_run_as() -> None:
@@ -70,13 +70,17 @@ def test_its_rights_and_its_policy_are_those_of_the_account_that_its_pods_run_as
     for binding in (
         "controller ClusterRoleBinding",
         "controller RoleBinding",
-        "events RoleBinding",
+        "controller-events RoleBinding",
     ):
         assert CHART[binding]["subjects"] == [subject]
         role = CHART[binding.removesuffix("Binding")]["metadata"]["name"]
         assert CHART[binding]["roleRef"]["name"] == role
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    for name in ("controller ValidatingAdmissionPolicy", "revisions ValidatingAdmissionPolicy"):
+    for name in (
+        "controller ValidatingAdmissionPolicy",
+        "revisions ValidatingAdmissionPolicy",
+        "controller-events ValidatingAdmissionPolicy",
+    ):
         policy = CHART[name]
         [condition] = policy["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
@@ -146,7 +150,9 @@ class TestWithHelm:
 
     def test_without_a_controller_there_is_nothing_of_it(self) -> None:
         rendered = render("--set", "controller.enabled=false")
-        assert not [name for name in rendered if name in OF_CONTROLLER or name == "events Role"]
+        assert not [
+            name for name in rendered if name in OF_CONTROLLER or name == "controller-events Role"
+        ]
         assert not any("controller" in each["metadata"]["name"] for each in rendered.values())
 
     def test_values_of_the_controller_are_those_of_its_pods(self) -> None:

@@ -184,7 +184,7 @@ def test_it_leads_to_examples_that_there_are() -> None:
         ("The plugin's account", ("ClusterRole", "Role")),
         (
             "The controller has an account of its own",
-            ("controller ClusterRole", "controller Role", "events Role"),
+            ("controller ClusterRole", "controller Role", "controller-events Role"),
         ),
     ],
     ids=["plugin", "controller"],

@@ -17,10 +17,12 @@ from hack.testbed.cluster import Cluster
 from tests.deploy.chart import REPOSITORY
 from tests.deploy.policies import (
     CONDITION,
+    DEFAULT_EVENTS,
     DRIVER,
     EVENTS,
     MINE,
     NAME,
+    NEW_DEFAULT_EVENTS,
     NEW_EVENTS,
     NODES,
     OTHER,
@@ -41,11 +43,13 @@ from tests.deploy.policies import (
     labels,
     metadata_of_node,
     new_event,
+    new_profile_event,
     open_clients,
     patch,
     patch_node,
     place,
     pool,
+    profile_event,
     remove,
     revision,
     slice_of,
@@ -442,6 +446,41 @@ def test_the_controller_writes_no_revision_of_anything_else(
     other = REVISIONS_REFUSED_TO_THE_CONTROLLER["of a DaemonSet"][0]
     eventually(lambda: LABELS_OF_REVISION in refusal(clients.controller, there, other))
     assert words in refusal(clients.controller, there, call)
+
+
+EVENT_OF_KUBELET = "the event is of 'kubelet', and the controller tells events as dra-driver-gpu"
+EVENT_ABOUT_POD = "the event is about a 'Pod', and the controller tells of NodeProfiles only"
+EVENTS_REFUSED_TO_THE_CONTROLLER: dict[str, tuple[Call, str]] = {
+    "of another component": (try_out(DEFAULT_EVENTS, profile_event("kubelet")), EVENT_OF_KUBELET),
+    "about a pod": (try_out(DEFAULT_EVENTS, profile_event(kind="Pod")), EVENT_ABOUT_POD),
+    "of another component, new": (
+        try_out(NEW_DEFAULT_EVENTS, new_profile_event("kubelet")),
+        EVENT_OF_KUBELET,
+    ),
+    "about a pod, new": (
+        try_out(NEW_DEFAULT_EVENTS, new_profile_event(kind="Pod")),
+        EVENT_ABOUT_POD,
+    ),
+    "another component's changed": (update("event-component", message="x"), EVENT_OF_KUBELET),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    EVENTS_REFUSED_TO_THE_CONTROLLER.values(),
+    ids=EVENTS_REFUSED_TO_THE_CONTROLLER,
+)
+def test_the_controller_speaks_for_nobody_else(
+    clients: Clients, there: Mapping[str, Document], call: Call, words: str
+) -> None:
+    other = try_out(DEFAULT_EVENTS, profile_event("kubelet"))
+    eventually(lambda: EVENT_OF_KUBELET in refusal(clients.controller, there, other))
+    assert words in refusal(clients.controller, there, call)
+
+
+def test_the_controller_tells_of_nodeprofiles(clients: Clients) -> None:
+    clients.controller.create(DEFAULT_EVENTS, profile_event(), {"dryRun": "All"})
+    clients.controller.create(NEW_DEFAULT_EVENTS, new_profile_event(), {"dryRun": "All"})
 
 
 def test_the_controller_writes_and_deletes_revisions_of_nodeprofiles(
