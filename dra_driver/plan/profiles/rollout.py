@@ -84,14 +84,17 @@ def decide_rollout(profile: NodeProfileObject, around: Surroundings, now: Moment
     count = _Count(profile, now)
     for node in around.nodes:
         count.add(node)
-    taken_back = [node for node in count.named if node.given == profile.revision]
-    if profile.status.update_revision != profile.revision and taken_back:
+    taken_back = _taken_back(profile, count)
+    if taken_back:
         return Decision(
             profile.status,
             revision,
             tuple(_change(node, None) for node in taken_back),
             given_since=count.given_since,
+            again_in=count.again_in(),
         )
+    if not _is_stopped(profile, count):  # then nobody tries to write them
+        count.add_unwritten()
     is_kept = any(each.name == profile.revision for each in owned)
     status = _status(profile, count, around, now)
     return Decision(
@@ -167,7 +170,6 @@ class _Count:
         self._target = profile.revision
         self._deadline = profile.rollout.progress_deadline_seconds
         self._not_written = f"its annotation could not be written within {self._deadline:.0f} s"
-        self._is_paused = profile.rollout.paused
         self._updating = frozenset(status.updating)
         is_same = status.update_revision == profile.revision
         self._failed_before = {each.node: each for each in status.failures if is_same}
@@ -175,9 +177,11 @@ class _Count:
         self.given_since = self._waits.given_since
         self.again_in = self._waits.again_in
         self.nodes = self.updated = self.pending = self.in_progress = self.not_ready = 0
+        self.unwritten = 0  # of those in progress: they have failed as well
         self.failures: list[NodeFailure] = []
         self.waiting: list[NodeView] = []
         self.named: list[NodeView] = []  # in status.updating
+        self._unwritten: list[NodeView] = []  # named, and not given the revision yet
         self.adopted: list[NodeView] = []  # they took the revision by themselves
         self.updating: list[NodeView] = []  # they stay in status.updating
         self.changing: list[NodeView] = []  # they were given another revision and may take it
@@ -197,10 +201,21 @@ class _Count:
             self.not_ready += 1
         elif node.name in self._updating:
             self._add_in_progress(node)
-            if not self._is_paused and not self._waits.is_in_time(node):
-                self.failures.append(NodeFailure(node.name, self._not_written))
+            self._unwritten.append(node)
         else:
             self.waiting.append(node)
+
+    def is_in_time(self, node: NodeView) -> bool:
+        """Whether the deadline of *node* is not over yet."""
+        return self._waits.is_in_time(node)
+
+    def add_unwritten(self) -> None:
+        """Of the nodes that are named, those whose annotation could not be written in time have
+        failed. They keep their place: who was paused may write it yet."""
+        for node in self._unwritten:
+            if not self.is_in_time(node):
+                self.failures.append(NodeFailure(node.name, self._not_written))
+                self.unwritten += 1
 
     def _add_reported(self, node: NodeView, pending: int, refusal: str) -> None:
         is_written = node.given == self._target
@@ -236,6 +251,15 @@ class _Count:
         self.in_progress += 1
         if node.name in self._updating:
             self.updating.append(node)
+
+
+def _taken_back(profile: NodeProfileObject, count: _Count) -> list[NodeView]:
+    """Named nodes that have what ``spec`` went back to. One that cannot be written in time holds
+    the others up no longer; nor can a leader that was paused write to it."""
+    if profile.status.update_revision == profile.revision:
+        return []
+    named = (node for node in count.named if node.given == profile.revision)
+    return [node for node in named if count.is_in_time(node)]
 
 
 def _is_stopped(profile: NodeProfileObject, count: _Count) -> bool:
@@ -335,7 +359,7 @@ def _message(profile: NodeProfileObject, count: _Count, reason: ProgressReason) 
     nodes = f"{count.nodes} node{'s' if count.nodes > 1 else ''}"
     parts = [f"revision {profile.revision} is in force on {count.updated} of {nodes}"]
     others = {
-        "in progress": count.in_progress,
+        "in progress": count.in_progress - count.unwritten,
         "failed": len(count.failures),
         "not ready": count.not_ready,
         "waiting": len(count.waiting),

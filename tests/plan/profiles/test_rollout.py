@@ -216,6 +216,7 @@ def test_a_node_whose_annotation_cannot_be_written_is_said_and_keeps_its_place()
     failure = NodeFailure("node-0001", "its annotation could not be written within 600 s")
     assert first.status.failures == ()
     assert (late.status.failures, late.status.failed) == ((failure,), 1)
+    assert "; 1 failed" in progress(late).message and "in progress" not in progress(late).message
     assert late.status.updating == ("node-0001",)
     assert [change.node for change in late.nodes] == ["node-0001"]
 
@@ -230,11 +231,31 @@ def test_a_node_whose_annotation_is_written_late_has_all_its_time():
     assert (decision.status.failures, decision.again_in) == ((), 600.0)
 
 
-def test_no_time_passes_while_a_rollout_is_paused():
-    paused = changing("node-0001", rules=replace(AT_ONCE, paused=True))
+@pytest.mark.parametrize("refusals", [0, 2], ids=["paused", "stopped at the failures of others"])
+def test_no_time_passes_while_nothing_is_given(refusals):
+    rules = replace(AT_ONCE, paused=not refusals)
+    refusing = [
+        replace(node(number, given=2), report=report(2, refusal="it does not fit"))
+        for number in range(2, 2 + refusals)
+    ]
     since = {"node-0001": GivenSince(revision(1), 0.0)}
 
-    assert decide(paused, *old(1), seconds=700.0, since=since).status.failures == ()
+    stopped = decide(
+        changing("node-0001", rules=rules), *old(1), *refusing, seconds=700.0, since=since
+    )
+
+    assert stopped.status.failed == refusals
+    assert "node-0001" not in stopped.given_since
+
+
+def test_a_node_that_cannot_be_taken_back_holds_an_undo_up_for_its_deadline_only():
+    undone = replace(changing("node-0001"), revision=revision(1), gpus=kept(1).gpus)
+    first = decide(undone, *old(1, 2), seconds=100.0)
+    late = decide(undone, *old(1, 2), seconds=700.0, since=first.given_since)
+
+    assert [(change.node, change.revision) for change in first.nodes] == [("node-0001", None)]
+    assert (first.status.update_revision, first.again_in) == (revision(2), 600.0)
+    assert late.status.update_revision == revision(1)
 
 
 def test_the_time_begins_again_with_another_revision():
