@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from api.names import GPUS_CONFIGURED
 from dra_driver.base.backoff import Backoff
-from dra_driver.base.errors import ApiServerError
+from dra_driver.base.errors import ApiServerError, Unreachable
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from dra_driver.k8s.node_labels import NodeLabels
@@ -30,8 +30,8 @@ def node_report(
     *scanned_at*: when the scan began whose offer counts, with *pending_gpus*. A profile is in force
     once it is in an offer.
     """
-    if state.selected is None:
-        return None
+    if state.selected is None or isinstance(state.problem, Unreachable):
+        return None  # an outage is no refusal, which would stop a rollout
     if state.problem is not None:
         selected = state.selected
         refusal = str(state.problem) or type(state.problem).__name__

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.base.errors import NodeError, SettingsError, Unreachable
+from dra_driver.base.errors import NodeError, NotFound, SettingsError, Unreachable
 from dra_driver.model.node_profiles import NodeReport
 from dra_driver.model.profiles import Profile
 from dra_driver.plan.profiles.selection import SelectedProfile
@@ -240,13 +240,19 @@ def test_gpus_in_use_are_counted_and_named():
     assert node_report(state, 11.0, pending) == report
 
 
-@pytest.mark.parametrize("problem", [SettingsError("no"), Unreachable("no answer")])
+@pytest.mark.parametrize("problem", [SettingsError("no"), NotFound("it is gone")])
 @pytest.mark.parametrize("in_force", [None, Profile("old", revision="old-1")])
 def test_what_cannot_be_used_is_reported_with_the_reason_whatever_stays_in_force(problem, in_force):
     state = ActiveProfileState(in_force, SELECTED, problem, since=10.0)
 
     report = node_report(state, -math.inf, ())
     assert report == NodeReport("inference", "inference-1", refusal=str(problem))
+
+
+def test_an_outage_is_no_refusal():
+    state = ActiveProfileState(PROFILE, SELECTED, Unreachable("no answer"), since=10.0)
+
+    assert node_report(state, 11.0, ()) is None
 
 
 def test_a_profile_of_the_files_is_reported_as_such():
