@@ -45,7 +45,8 @@ def changes(before: ProfileStatus, after: ProfileStatus) -> list[tuple[str, str,
         reason = _WARNINGS[ProgressReason(progress.reason)]
         happened.append((reason, progress.message, True))
     if after.nodes and after.current_revision not in ("", before.current_revision):
-        text = f"revision {after.current_revision} is in force on all {after.nodes} nodes"
+        nodes = f"all {after.nodes} nodes" if after.nodes > 1 else "the one node"
+        text = f"revision {after.current_revision} is in force on {nodes}"
         happened.append(("RolledOut", text, False))
     tied, tied_before = (each.condition(ConditionType.TIED) for each in (after, before))
     if tied and not (tied_before and tied_before.message == tied.message):

@@ -143,7 +143,7 @@ def test_status_says_how_far_the_rollout_is_and_which_nodes_it_waits_for(
         ["inference", "5", "1", "1", "1", "RollingOut", ANY_AGE],
         [""],
         ["NODE", "STATE", "HAS", "WHY"],
-        ["n2", "failed", new, "no GPU is an H100"],
+        ["n2", "failed", "-", "no GPU is an H100"],
         ["n4", "not ready", old, "it gets the update when it is Ready"],
         ["n3", "updating", old, "it has not reported yet"],
         ["n1", "pending", new, "1 GPU changes when no claim holds it: gpu-3"],

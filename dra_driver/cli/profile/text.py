@@ -100,7 +100,8 @@ def node_lines(rollout: Rollout) -> list[NodeLine]:
     for node in rollout.nodes:
         if not _is_of_profile(node, profile):
             continue
-        revision = node.report.revision if node.report else ""
+        report = node.report  # a refusal does not say what the node has instead
+        revision = report.revision if report and not report.refusal else ""
         if node.name in reasons:
             lines[node.name] = replace(lines[node.name], revision=revision)
         elif found := _state(node, profile):
