@@ -10,6 +10,7 @@ from typing import Final
 DRIVER: Final = "gpu.nvidia.com"
 CONFIG_GROUP: Final = "resource.nvidia.com"
 CONFIG_VERSION: Final = f"{CONFIG_GROUP}/v1beta1"
+NODE_PROFILES_PATH: Final = f"/apis/{CONFIG_VERSION}/nodeprofiles"
 
 # Device types: the value of the attribute "type".
 TYPE_GPU: Final = "gpu"

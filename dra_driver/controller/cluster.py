@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from api.names import REVISION_PROFILE_LABEL
+from api.names import NODE_PROFILES_PATH, REVISION_PROFILE_LABEL
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError
-from dra_driver.controller.writes import NODE_PROFILES, NODES, Kind, ObjectVersion, revisions_path
+from dra_driver.controller.writes import NODES, Kind, ObjectVersion
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.collection import Collection
 from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.node_profiles import NodeProfileObject, NodeView, Revision
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.report import read_node
-from dra_driver.plan.profiles.revisions import read_revision
+from dra_driver.plan.profiles.revisions import read_revision, revisions_path
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class FollowedCluster:
     ) -> None:
         """*namespace*: of the revisions."""
         intervals = intervals or WatchIntervals()
-        self._profiles = Collection(api, NODE_PROFILES, read_node_profile, intervals=intervals)
+        self._profiles = Collection(api, NODE_PROFILES_PATH, read_node_profile, intervals=intervals)
         self._nodes = Collection(api, NODES, read_node, intervals=intervals)
         self._revisions = Collection(
             api,

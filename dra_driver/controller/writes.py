@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from api.names import CONFIG_VERSION, PROFILE_REVISION_ANNOTATION
+from api.names import NODE_PROFILES_PATH, PROFILE_REVISION_ANNOTATION
 from dra_driver.base.errors import ApiServerError, Conflict, NotFound
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.model.node_profiles import (
@@ -20,15 +20,9 @@ from dra_driver.model.node_profiles import (
     RevisionChange,
 )
 from dra_driver.plan.profiles.objects import status_document
-from dra_driver.plan.profiles.revisions import revision_document
+from dra_driver.plan.profiles.revisions import revision_document, revisions_path
 
 NODES: Final = "/api/v1/nodes"
-NODE_PROFILES: Final = f"/apis/{CONFIG_VERSION}/nodeprofiles"
-
-
-def revisions_path(namespace: str) -> str:
-    """Where the revisions are kept."""
-    return f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
 
 
 class Kind(StrEnum):
@@ -101,7 +95,7 @@ class ControllerWrites:
         """*then* is called once it is written."""
         version = ObjectVersion(Kind.PROFILE, profile.name, profile.resource_version)
         patch = _changed(profile.resource_version, {"status": status_document(status)})
-        path = f"{NODE_PROFILES}/{profile.name}/status"
+        path = f"{NODE_PROFILES_PATH}/{profile.name}/status"
         if self._write(version, lambda: self._api.patch(path, patch)):
             then()
         return version

@@ -5,20 +5,23 @@ What the plugin says of the profile that it was given is in ``sharing_checks``.
 
 from collections.abc import Iterator, Sequence
 
-from api.names import CONFIG_VERSION
+from api.names import NODE_PROFILES_PATH
 from api.strict import ConfigError
 from dra_driver.base.errors import Forbidden, NotFound
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Finding, abbreviated, ok, skip, warn
 from dra_driver.k8s.api import Document
-from dra_driver.model.node_profiles import ConditionType, NodeProfileObject, ProgressReason
+from dra_driver.model.node_profiles import (
+    ConditionType,
+    NodeProfileObject,
+    NodeView,
+    ProgressReason,
+)
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.report import read_node
-from dra_driver.plan.profiles.selection import label_choice, select_profile
+from dra_driver.plan.profiles.selection import assign_nodes, label_choice, select_profile
 
 NODE_PROFILES = "NodeProfile"
-
-_PROFILES = f"/apis/{CONFIG_VERSION}/nodeprofiles"
 
 _STOPPED = (ProgressReason.PAUSED, ProgressReason.TOO_MANY_FAILURES)
 
@@ -27,7 +30,9 @@ def check_node_profile(cluster: CheckedCluster) -> Iterator[Finding]:
     node = cluster.server.get(f"/api/v1/nodes/{cluster.node}")
     labels = node["metadata"].get("labels") or {}
     try:
-        documents = [each for page in cluster.server.pages(_PROFILES) for each in page["items"]]
+        documents = [
+            each for page in cluster.server.pages(NODE_PROFILES_PATH) for each in page["items"]
+        ]
     except NotFound:
         yield ok(NODE_PROFILES, "this cluster has none: profiles are files")
         return
@@ -46,7 +51,7 @@ def check_node_profile(cluster: CheckedCluster) -> Iterator[Finding]:
         yield ok(NODE_PROFILES, why)
         return
     if not label:
-        yield from _ties(chosen, profiles, labels)
+        yield from _ties(chosen, profiles, NodeView(cluster.node, "", "", labels))
     yield from _reached(chosen, node)
 
 
@@ -59,15 +64,9 @@ def _readable(documents: Sequence[Document]) -> Iterator[NodeProfileObject]:
 
 
 def _ties(
-    chosen: NodeProfileObject, profiles: Sequence[NodeProfileObject], labels: dict[str, str]
+    chosen: NodeProfileObject, profiles: Sequence[NodeProfileObject], node: NodeView
 ) -> Iterator[Finding]:
-    tied = [
-        profile.name
-        for profile in profiles
-        if profile.priority == chosen.priority
-        and profile.name != chosen.name
-        and select_profile(labels, [profile])
-    ]
+    tied = sorted(assign_nodes(profiles, [node]).ties.get(chosen.name, ()))
     if tied:
         yield warn(
             NODE_PROFILES,

@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Iterator
 
-from api.names import CONFIG_VERSION, REVISION_PROFILE_LABEL
+from api.names import NODE_PROFILES_PATH, REVISION_PROFILE_LABEL
 from api.strict import ConfigError
 from dra_driver.base.errors import Conflict, DriverError, Forbidden, NotFound
 from dra_driver.cli.findings import abbreviated
@@ -31,9 +31,12 @@ from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.model.node_profiles import NodeProfileObject, NodeView, Revision
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.report import read_node
-from dra_driver.plan.profiles.revisions import earlier_revision, read_revision
+from dra_driver.plan.profiles.revisions import (
+    earlier_revision,
+    read_revision,
+    revisions_path,
+)
 
-_PROFILES = f"/apis/{CONFIG_VERSION}/nodeprofiles"
 _NODES = "/api/v1/nodes"
 _TRIES = 10  # of a write; the controller writes the status of a profile once a second at most
 
@@ -50,8 +53,7 @@ class ProfileCommand:
         """*revision_namespace*: where its revisions are; empty: they are looked for in all."""
         self._api = api
         self._name = name
-        place = f"/namespaces/{revision_namespace}" if revision_namespace else ""
-        self._revisions_path = f"/apis/apps/v1{place}/controllerrevisions"
+        self._revisions_path = revisions_path(revision_namespace)
 
     def status(self, output: str) -> str:
         """How far the rollout is; *output*: ``table`` or ``json``."""
@@ -100,7 +102,7 @@ class ProfileCommand:
 
     @property
     def _path(self) -> str:
-        return f"{_PROFILES}/{self._name}"
+        return f"{NODE_PROFILES_PATH}/{self._name}"
 
     def _read(self) -> NodeProfileObject:
         try:
@@ -113,7 +115,7 @@ class ProfileCommand:
     def _why_not_found(self) -> str:
         """That there is no such NodeProfile, and which there are."""
         try:
-            documents = self._api.list(_PROFILES, {})["items"]
+            documents = self._api.list(NODE_PROFILES_PATH, {})["items"]
         except NotFound:
             return (
                 "the API server knows no NodeProfiles: install the chart with "

@@ -72,6 +72,12 @@ def canonical_json(gpus: Any) -> str:
     return json.dumps(gpus, sort_keys=True, separators=(",", ":"))
 
 
+def revisions_path(namespace: str) -> str:
+    """Where the API server has the ControllerRevisions of *namespace*; empty: of all namespaces."""
+    place = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/apps/v1{place}/controllerrevisions"
+
+
 def revision_name(profile: str, gpus: str) -> str:
     """The name of the revision of *profile* that keeps *gpus*, a canonical JSON.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import quote
 
-from api.names import CONFIG_VERSION, PROFILE_REVISION_ANNOTATION
+from api.names import NODE_PROFILES_PATH, PROFILE_REVISION_ANNOTATION
 from api.strict import ConfigError
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, NotFound, SettingsError
@@ -21,7 +21,12 @@ from dra_driver.k8s.node_labels import Labels
 from dra_driver.model.node_profiles import NodeProfileObject
 from dra_driver.model.profiles import Profile
 from dra_driver.plan.profiles.objects import read_node_profile
-from dra_driver.plan.profiles.revisions import decode_gpus, profile_of_revision, read_revision
+from dra_driver.plan.profiles.revisions import (
+    decode_gpus,
+    profile_of_revision,
+    read_revision,
+    revisions_path,
+)
 from dra_driver.plan.profiles.selection import (
     ChoiceKind,
     NodeChoice,
@@ -35,7 +40,6 @@ from dra_driver.plan.profiles.selection import (
 
 log = logging.getLogger(__name__)
 
-_NODE_PROFILES = f"/apis/{CONFIG_VERSION}/nodeprofiles"
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 1.0, 300.0
 
 
@@ -58,12 +62,12 @@ class NodeProfileReader:
 
     def __init__(self, api: KubernetesApi, namespace: str) -> None:
         self._api = api
-        self._revisions = f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
+        self._revisions = revisions_path(namespace)
 
     def named(self, name: str) -> NodeProfileObject | None:
         """The NodeProfile of that name; None: there is none, or it is about to go."""
         try:
-            document = self._api.get(f"{_NODE_PROFILES}/{quote(name, safe='')}")
+            document = self._api.get(f"{NODE_PROFILES_PATH}/{quote(name, safe='')}")
         except NotFound:  # also where there is no such kind of object
             self._is_api_server()
             return None
@@ -75,7 +79,7 @@ class NodeProfileReader:
         """The NodeProfile that selects a node with these labels; None: none does."""
         profiles = []
         try:
-            for page in self._api.pages(_NODE_PROFILES):
+            for page in self._api.pages(NODE_PROFILES_PATH):
                 profiles += [read_node_profile(document) for document in page.get("items") or ()]
         except NotFound:
             self._is_api_server()

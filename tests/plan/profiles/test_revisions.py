@@ -20,6 +20,7 @@ from dra_driver.plan.profiles.revisions import (
     revision_change,
     revision_document,
     revision_name,
+    revisions_path,
 )
 from tests.plan.profiles.fleet import gpus, kept, profile
 
@@ -57,6 +58,12 @@ def test_any_json_has_a_name_in_kubernetes_alphabet(value):
 
     assert re.fullmatch(r"p-[bcdfghjklmnpqrstvwxz2456789]{10}", name)
     assert json.loads(canonical_json(value)) == value
+
+
+def test_revisions_are_in_one_namespace_or_looked_for_in_all():
+    of_gpus = "/apis/apps/v1/namespaces/gpus/controllerrevisions"
+    assert revisions_path("gpus") == of_gpus
+    assert revisions_path("") == "/apis/apps/v1/controllerrevisions"
 
 
 def test_a_controller_revision_goes_with_its_profile():
