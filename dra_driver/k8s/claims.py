@@ -36,6 +36,22 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Toleration:
+    """Which taints of devices a request puts up with (``DeviceToleration``, KEP-5055)."""
+
+    key: str = ""  # empty: every key
+    operator: str = "Equal"  # or "Exists"
+    value: str = ""
+    effect: str = ""  # empty: every effect
+
+    def tolerates(self, key: str, value: str, effect: str) -> bool:
+        """By the rules of ``resourceclaim.ToleratesTaint`` of Kubernetes."""
+        if self.effect not in ("", effect) or self.key not in ("", key):
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == value)
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationResult:
     """One result of the scheduler for our driver (``status.allocation.devices.results[]``)."""
 
@@ -45,6 +61,7 @@ class AllocationResult:
     admin: bool = False
     share: ShareId | None = None
     consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity), sorted
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def base_request(self) -> str:
@@ -164,6 +181,7 @@ def _allocation(result: Mapping[str, Any]) -> AllocationResult:
         admin=bool(result.get("adminAccess")),
         share=ShareId(share) if share else None,
         consumed=tuple(sorted((result.get("consumedCapacity") or {}).items())),
+        tolerations=tuple(_toleration(each) for each in result.get("tolerations") or ()),
     )
 
 
@@ -290,6 +308,15 @@ def held_claims(resources: ResourceApi, driver: str) -> list[HeldClaim]:
         return [HeldClaim(metadata["namespace"], metadata["name"], tuple(p.name for p in pods))]
 
     return resources.claims(held)
+
+
+def _toleration(toleration: Mapping[str, Any]) -> Toleration:
+    return Toleration(
+        key=toleration.get("key") or "",
+        operator=toleration.get("operator") or "Equal",
+        value=toleration.get("value") or "",
+        effect=toleration.get("effect") or "",
+    )
 
 
 def _results(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -285,3 +285,6 @@ class Inventory:
     stale: frozenset[GpuUuid] = frozenset()
     """Those of *gpus* that this look could not read, since a GPU was being changed or was late:
     they are what an earlier look found."""
+    lost: tuple[tuple[GpuUuid, str], ...] = ()
+    """Those of *gpus* that do not answer, and why, in words that say what to do: they are what was
+    known of them when they last answered."""

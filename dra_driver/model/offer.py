@@ -15,6 +15,7 @@ from dra_driver.model.gpus import (
     UnavailableGpu,
     placeholder_uuid,
 )
+from dra_driver.model.health import DeviceTaint
 from dra_driver.model.profiles import DEFAULT_RULES, Rules
 
 
@@ -70,6 +71,7 @@ class Device:
     as_gpu: bool = False  # an instance that claims for a GPU can get (MigRules.single)
     takes: tuple[tuple[str, int], ...] = ()  # of the counters of its GPU: (name, how much)
     offered: tuple[str, ...] = ()  # the profiles whose partitions its GPU creates for claims
+    taints: tuple[DeviceTaint, ...] = ()  # by key: why the scheduler is to avoid it
 
     @property
     def memory_bytes(self) -> int | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.health import DEFAULT_HEALTH_RULES, HealthRules
 
 _MIB = 1024 * 1024
 
@@ -83,6 +84,7 @@ class Rules:
     fractions_set_interval: bool = False  # a GPU has one interval, also for all other claims on it
     mps_servers: MpsServerScope = MpsServerScope.PER_NAMESPACE
     mig: MigRules = MigRules()
+    health: HealthRules = DEFAULT_HEALTH_RULES
     without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 
 
