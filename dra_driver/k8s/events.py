@@ -1,4 +1,4 @@
-"""Events on pods, nodes and others: what ``kubectl describe`` shows of what happened to them.
+"""Events on pods, claims, nodes and others: what ``kubectl describe`` shows of them.
 
 They are written at best effort, and no caller waits. Events that the API server refuses are lost.
 While it does not answer, up to 1024 different events wait; they end with this process, and of more
@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from dra_driver.base.errors import DriverError, NotFound, Unreachable
 from dra_driver.k8s.api import Document, KubernetesApi
+from dra_driver.k8s.claims import ClaimRef
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class ClusterObjectRef:
     uid: str
 
 
-Regarding = PodRef | NodeRef | ClusterObjectRef
+Regarding = PodRef | ClaimRef | NodeRef | ClusterObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ class EventRecorder:
 
 def _namespace(regarding: Regarding) -> str:
     """Events of objects without a namespace have to be in ``default``."""
-    return regarding.namespace if isinstance(regarding, PodRef) else "default"
+    return regarding.namespace if isinstance(regarding, PodRef | ClaimRef) else "default"
 
 
 def _reference(regarding: Regarding) -> Document:
@@ -245,6 +246,9 @@ def _reference(regarding: Regarding) -> Document:
     reference = {"apiVersion": "v1", "name": regarding.name, "uid": regarding.uid or regarding.name}
     if isinstance(regarding, PodRef):
         return reference | {"kind": "Pod", "namespace": regarding.namespace}
+    if isinstance(regarding, ClaimRef):
+        claim = {"apiVersion": "resource.k8s.io/v1", "namespace": regarding.namespace}
+        return reference | claim | {"kind": "ResourceClaim"}
     return reference | {"kind": "Node"}
 
 
@@ -256,6 +260,8 @@ def _log_fields(event: Event) -> dict[str, str]:
     regarding = event.regarding
     if isinstance(regarding, PodRef):
         return {"pod": f"{regarding.namespace}/{regarding.name}", "reason": event.reason}
+    if isinstance(regarding, ClaimRef):
+        return {"claim": str(regarding), "reason": event.reason}
     if isinstance(regarding, ClusterObjectRef):
         return {regarding.kind: regarding.name, "reason": event.reason}
     return {"node": regarding.name, "reason": event.reason}

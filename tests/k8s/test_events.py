@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.base.errors import Forbidden, Unreachable
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.k8s.events import Event, EventRecorder, NodeRef, PodRef
 from tests.waiting import eventually
 
@@ -127,6 +128,21 @@ def test_an_event_of_a_node_is_what_kubectl_describe_shows_of_it(events, desk, a
         "uid": as_uid,
     }
     assert (event["reason"], event["message"]) == ("MIGLayoutFailed", "it does not fit")
+
+
+def test_an_event_of_a_claim_is_in_its_namespace(events, desk, api):
+    claim = ClaimRef("team", "one-gpu", ClaimUid("uid-claim"))
+    events.emit(Event(claim, "GPUUnhealthy", "gpu-0", "it does not answer"))
+    desk.wait_for(1)
+
+    (event,) = api.list(EVENTS)["items"]
+    assert event["involvedObject"] == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "namespace": "team",
+        "name": "one-gpu",
+        "uid": "uid-claim",
+    }
 
 
 def test_what_went_well_is_no_warning(events, desk, api):
