@@ -73,6 +73,10 @@ PROFILE_REVISION_ANNOTATION: Final = "gpu.nvidia.com/profile-revision"
 GPUS_CONFIGURED: Final = "GPUsConfigured"
 REVISION_PROFILE_LABEL: Final = f"{CONFIG_GROUP}/node-profile"
 
+# The annotation of a Node by which an administrator says which GPUs are well again: "gpu-0,gpu-3",
+# or "all". The plugin removes it once it has acted on it.
+CLEAR_FAULTS_ANNOTATION: Final = "gpu.nvidia.com/clear-faults"
+
 # Labels of a Node as NVIDIA's MIG manager has them: the layout that is wanted, and how far it is.
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from api.names import REVISION_PROFILE_LABEL
+from api.names import CLEAR_FAULTS_ANNOTATION, REVISION_PROFILE_LABEL
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
@@ -123,8 +123,7 @@ def made(admin: ApiClient) -> Iterator[None]:
     namespace: Document = {"metadata": {"name": NAME}}
     documents = [("/api/v1/namespaces", namespace)]
     documents += [
-        (NODES, {"metadata": {"name": name, "labels": {"policy.test/kept": "x"}}, "status": STATUS})
-        for name in (MINE, OTHER)
+        (NODES, {"metadata": {"name": name, **KEPT}, "status": STATUS}) for name in (MINE, OTHER)
     ]
     documents += [(PATHS[each["kind"]], each) for each in objects]
     try:
@@ -278,6 +277,11 @@ THERE = {
     "new-component": (NEW_EVENTS, new_event(component="kubelet", name="new-component")),
 }
 
+
+KEPT = {
+    "labels": {"policy.test/kept": "x"},
+    "annotations": {"policy.test/kept": "x", CLEAR_FAULTS_ANNOTATION: "gpu-0"},
+}
 
 Call = Callable[[ApiClient, Mapping[str, Document]], object]
 

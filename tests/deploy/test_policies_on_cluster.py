@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from api.names import PROFILE_LABEL, PROFILE_REVISION_ANNOTATION
+from api.names import CLEAR_FAULTS_ANNOTATION, PROFILE_LABEL, PROFILE_REVISION_ANNOTATION
 from dra_driver.base.errors import ApiServerError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
@@ -87,7 +87,10 @@ OTHER_DRIVER = (
     f"spec.driver is 'other.test', and this plugin writes slices of {DRIVER}: "
     "have --driver-name be the chart's driverName"
 )
-OF_NODE = "a plugin writes one label of its node and nothing else; leave the rest as it is"
+OF_NODE = (
+    "a plugin writes one label of its node, removes the annotation gpu.nvidia.com/clear-faults, "
+    "and changes nothing else; leave the rest as it is"
+)
 OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
 OF_STATUS = (
     "a plugin writes one condition into the status of its node and nothing else; leave the rest "
@@ -159,6 +162,14 @@ REFUSED: dict[str, tuple[Call, str]] = {
     ),
     "node: an annotation": (
         metadata_of_node(annotations={"a": "b"}),
+        f"metadata.annotations: {OF_NODE}",
+    ),
+    "node: an annotation that it may remove": (
+        metadata_of_node(annotations={CLEAR_FAULTS_ANNOTATION: "all"}),
+        f"metadata.annotations: {OF_NODE}",
+    ),
+    "node: another annotation less": (
+        metadata_of_node(annotations={"policy.test/kept": None}),
         f"metadata.annotations: {OF_NODE}",
     ),
     "node: a finalizer": (
@@ -335,6 +346,7 @@ ADMITTED: dict[str, Call] = {
     "node: a state": patch_node(labels()),
     "node: another state": patch_node({"metadata": {"labels": {STATE_LABEL: "failed"}}}),
     "node: no state": patch_node({"metadata": {"labels": {STATE_LABEL: None}}}),
+    "node: GPUs that are well again": metadata_of_node(annotations={CLEAR_FAULTS_ANNOTATION: None}),
     "status: the condition": status_of_node(condition()),
     "status: the condition again": status_of_node(condition()),
     "status: another one of it": status_of_node(condition("False")),
