@@ -88,6 +88,26 @@ Faults = tuple[Fault, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """The last look at a GPU, for the next one to be compared with."""
+
+    reading: HealthReading
+    at: float  # seconds since the epoch
+    most_nvlinks: int = 0  # that were active at one look
+    faulty_since: bool = False
+    """Whether a lasting fault was seen after it. What the next look says of a reset may then have
+    been before that fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthState:
+    """What is known of the health of a node's GPUs."""
+
+    faults: Faults = ()
+    looks: tuple[Look, ...] = ()  # the last one at each GPU, by UUID
+
+
+@dataclass(frozen=True, slots=True)
 class HealthRules:
     """What a profile says about health. What it does not name has its default effect."""
 

@@ -1,0 +1,1 @@
+"""What is wrong with GPUs, and what follows from it."""

@@ -1,0 +1,46 @@
+"""Which taints a device gets for what is wrong with its GPU (KEP-5055)."""
+
+from dra_driver.model.health import DeviceTaint, Effect, Fault, Faults, Problem
+from dra_driver.model.offer import AdminAccess, Device
+from dra_driver.plan.health.messages import describe_faults
+from dra_driver.plan.health.problems import effect_of, taint_key
+
+_BY_STRENGTH = (Effect.NONE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE)
+
+
+def device_taints(device: Device, faults: Faults) -> tuple[DeviceTaint, ...]:
+    """The taints of *device*, by key: one for each problem, with the strongest effect of its faults
+    and the value of the latest.
+
+    A fault of a partition is one of all devices that overlap it, also of the GPU as a whole.
+    Devices for admin access have none: they are there to look at sick GPUs.
+    """
+    if isinstance(device.shape, AdminAccess):
+        return ()
+    by_problem: dict[Problem, list[Fault]] = {}
+    for fault in faults:
+        if concerns(fault, device) and _effect(fault, device) is not Effect.NONE:
+            by_problem.setdefault(fault.problem, []).append(fault)
+    return tuple(
+        DeviceTaint(
+            key=taint_key(problem),
+            effect=max((_effect(fault, device) for fault in same), key=_BY_STRENGTH.index),
+            value=max(same, key=lambda fault: (fault.since, fault.value)).value,
+            since=min(fault.since for fault in same),
+            reason=describe_faults(same),
+        )
+        for problem, same in sorted(by_problem.items())
+    )
+
+
+def concerns(fault: Fault, device: Device) -> bool:
+    """Whether *device* is part of what *fault* is about, or has part of it."""
+    if fault.gpu != device.gpu.uuid:
+        return False
+    if fault.partition is None or device.partition is None:
+        return True
+    return fault.partition.placement.overlaps(device.partition.placement)
+
+
+def _effect(fault: Fault, device: Device) -> Effect:
+    return effect_of(fault.problem, fault.value, device.rules.health)
