@@ -4,7 +4,8 @@
   is set, and nothing chooses it silently.
 * ``node_spec``: what a node file says, strictly read; ``live_node``: the file as it is now, so that
   GPUs come, go and fail while the driver runs.
-* ``nvml``: pynvml's functions over it; they refuse what hardware refuses. ``mig``: those of MIG.
+* ``nvml``: pynvml's functions over it; they refuse what hardware refuses. ``mig``: those of MIG;
+  ``health``: those that tell health.
 * ``host``: the host's files, put into a directory.
 * ``mps``: daemons that stand for MPS's; ``mps.client`` has processes use them.
 

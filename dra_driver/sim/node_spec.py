@@ -21,6 +21,9 @@
         virtualization: passthrough    # none, vgpu: as what the machine has the GPU
         persistence: true         # persistence mode
         mig_reset: impossible     # faults follow; each can come and go while the driver runs
+        hangs: true
+        fails: GPU_IS_LOST        # or by function: {nvmlDeviceGetName: TIMEOUT}
+        events: [{xid: 79}]       # this and more of its health: see health/spec.py
     devices:                      # other PCI devices
       - {bus_id: "0000:19:00.0", below: ..., vendor: "0x15b3", device: "0x1021", class: "0x020700"}
 
@@ -47,6 +50,8 @@ import yaml
 from api.strict import field_path, problem_message, show_value
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.yaml_documents import load_document
+from dra_driver.sim.documents import Document
+from dra_driver.sim.health.spec import HealthFields
 from dra_driver.sim.mig.geometry import BoardGeometry, board_geometry, compute_instances_fit
 
 
@@ -113,11 +118,7 @@ Below = Annotated[
 Hex4 = Annotated[str, pydantic.Field(pattern=r"^0x[0-9a-f]{4}$")]
 
 
-class _Document(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class SimulatedProcess(_Document):
+class SimulatedProcess(Document):
     """A process that uses a GPU."""
 
     pid: int = pydantic.Field(gt=0, lt=2**22)  # Linux has no more
@@ -126,7 +127,7 @@ class SimulatedProcess(_Document):
     gi: int | None = pydantic.Field(default=None, ge=0, lt=2**31)  # the GPU instance that it is in
 
 
-class UnmanagedInstance(_Document):
+class UnmanagedInstance(Document):
     """An unmanaged GPU instance. It exists while MIG mode is on, once its place
     is free."""
 
@@ -135,7 +136,7 @@ class UnmanagedInstance(_Document):
     compute: tuple[int, ...] | None = None  # slices of each compute instance; None: one fills it
 
 
-class SimulatedGpu(_Document):
+class SimulatedGpu(HealthFields):
     """A GPU, where it sits, and what is wrong with it."""
 
     product: str
@@ -226,7 +227,7 @@ class SimulatedGpu(_Document):
         return self.fails.get(function) or self.fails.get("*") or ""
 
 
-class PciDevice(_Document):
+class PciDevice(Document):
     """Something else on the PCI bus: a network card, a disk."""
 
     bus_id: BusId
@@ -237,7 +238,7 @@ class PciDevice(_Document):
     kind: str = pydantic.Field(alias="class", pattern=r"^0x[0-9a-f]{6}$")
 
 
-class SimulatedNode(_Document):
+class SimulatedNode(Document):
     """A node with its GPUs, at one moment."""
 
     name: str = pydantic.Field(pattern=r"^[A-Za-z0-9._-]+$")

@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 
 import pynvml
 
+from dra_driver.sim.health.readings import ReadingFunctions
+from dra_driver.sim.health.resets import GpuResets
 from dra_driver.sim.host.tools import COMPUTE_MODE_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.memory_limits import SimulatedMemoryLimits
@@ -113,7 +115,7 @@ _HANG_LOOKS_AGAIN_SECONDS = 0.02
 _NO_INSTANCE = 0xFFFFFFFF  # NVML's gpuInstanceId of a process outside MIG
 
 
-class SimulatedNvml(ComputeInstanceFunctions):
+class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions):
     """Stands where the module pynvml stands.
 
     As NVML does, it lists the GPUs that the driver had when it was initialised: one that leaves is
@@ -138,6 +140,8 @@ class SimulatedNvml(ComputeInstanceFunctions):
         self._mig = mig or MigStateStore()
         self._mig.follow(live.current())
         live.on_change(self._mig.follow)
+        self._resets = GpuResets(self._mig.host)
+        live.on_change(self._resets.follow)
         self._pointers = InstancePointers()
         self._listed_devices = ListedMigDevices()
         self._modes = modes  # None: without a host that could keep them, nothing can be set
@@ -309,11 +313,13 @@ class SimulatedNvml(ComputeInstanceFunctions):
 
     def _link(self, handle: Any, link: int, function: str) -> str | None:
         """Where *link* leads: a bus id, "" for an NVSwitch, None where it is inactive."""
-        gpu = self._gpu(handle, function)
+        gpu = self._health(handle, function)
         if not gpu.board.nvlinks:
             _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if not 0 <= link < gpu.board.nvlinks:
             _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if link >= gpu.board.nvlinks - gpu.nvlinks_down:
+            return None
         node = self._node()
         if node.nvlink == "nvswitch":
             return ""

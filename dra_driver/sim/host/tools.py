@@ -21,6 +21,7 @@ SETTINGS_DIRECTORY: Final = (
 )
 COMPUTE_MODE_SUFFIX: Final = ".compute-mode"  # <driver version>/<UUID>.compute-mode
 MIG_STATE_SUFFIX: Final = ".mig"  # <driver version>/<UUID>.mig: mode and instances
+RESET_SUFFIX: Final = ".reset"  # <driver version>/<UUID>.reset: when it was reset
 MIG_MODE_FILE: Final = "inforom/{}.mig-mode"  # of a board that keeps its mode without a driver
 CAPS_MAJOR: Final = 510  # of nvidia-caps and nvidia-uvm: the kernel gives them free ones, and
 UVM_MAJOR: Final = 511  # /proc/devices says which
@@ -167,7 +168,7 @@ def current_settings(node: SimulatedNode) -> frozenset[str]:
         f"{SETTINGS_DIRECTORY}/{node.driver_version}/{gpu.uuid}{kind}"
         for gpu in node.gpus
         if gpu.listed
-        for kind in ("", COMPUTE_MODE_SUFFIX, MIG_STATE_SUFFIX)
+        for kind in ("", COMPUTE_MODE_SUFFIX, MIG_STATE_SUFFIX, RESET_SUFFIX)
     )
 
 
