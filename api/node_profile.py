@@ -104,6 +104,8 @@ class _Section(StrictModel):
         def spelled(value: Any) -> Any:
             return words.get(value.casefold(), value) if isinstance(value, str) else value
 
+        if isinstance(value, dict) and words:
+            return {key: spelled(each) for key, each in value.items()}
         return [spelled(each) for each in value] if isinstance(value, list) else spelled(value)
 
 
@@ -141,6 +143,13 @@ _SomeOf = Field(min_length=1, max_length=MOST_ENTRIES)
 _Patterns = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], _SomeOf]
 _Count = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _Uuid = Annotated[str, Field(max_length=64), Text("GPU-.+", "is no GPU; write GPU-…")]
+Effect = Literal["None", "NoSchedule", "NoExecute"]
+_XidNumber = Annotated[
+    str,
+    Field(max_length=4),
+    BeforeValidator(_number_as_text),
+    Text("[1-9][0-9]*", "is no number of an Xid; write for example 79", "Xid"),
+]
 _MigProfile = Annotated[
     str,
     Field(max_length=40),
@@ -211,6 +220,50 @@ class MigSectionConfig(_Section):
     )
 
 
+def _effect(of: str, default: str = "NoSchedule") -> Any:
+    return _optional(f"The effect of this problem: {of}. Default: `{default}`.")
+
+
+class HealthEffectsConfig(_Section):
+    """What follows from each problem that a GPU can have."""
+
+    gpu_lost: Effect | None = _effect("the GPU does not answer")
+    xid: Effect | None = _effect(
+        "NVIDIA's driver reported an Xid that is not one of the application; `health.xids` goes "
+        "before"
+    )
+    uncorrectable_ecc: Effect | None = _effect("an ECC error that could not be corrected")
+    row_remap_failed: Effect | None = _effect("a bad row of memory could not be replaced")
+    recovery_action: Effect | None = _effect(
+        "NVIDIA's driver asks for a recovery action, such as a reset"
+    )
+    row_remap_pending: Effect | None = _effect(
+        "a bad row of memory is replaced at the next reset", "None"
+    )
+    correctable_ecc: Effect | None = _effect("ECC errors that were corrected", "None")
+    thermal_slowdown: Effect | None = _effect("the GPU is slow because it is hot", "None")
+    power_brake: Effect | None = _effect(
+        "the GPU is slow because the node's power supply asks for it", "None"
+    )
+    nvlink_down: Effect | None = _effect("fewer NVLink connections are active than before", "None")
+    fabric: Effect | None = _effect("the NVLink fabric is not in order", "None")
+    pcie_replays: Effect | None = _effect("more than 8 PCIe replays in a minute", "None")
+    unmonitored: Effect | None = _effect("NVML reports no events of the GPU", "None")
+
+
+class HealthSectionConfig(_Section):
+    """What follows from problems of the GPUs, and of their partitions."""
+
+    effects: HealthEffectsConfig = HealthEffectsConfig()
+    xids: Annotated[dict[_XidNumber, Effect], _SomeOf] | None = _optional(
+        "The effect of this Xid. Default: that of `health.effects.xid`, and `None` for those of "
+        "applications."
+    )
+    recovery: Duration | None = _optional(
+        "A problem has to be over for this long before its taint is removed. Default: `60s`."
+    )
+
+
 class GpuRules(_Section):
     """What holds for the GPUs that are selected."""
 
@@ -260,6 +313,7 @@ class GpuRules(_Section):
         "Default: `BestEffort`."
     )
     mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = MigSectionConfig()
+    health: HealthSectionConfig = HealthSectionConfig()
 
 
 def _not_in_a_file(value: Any) -> Any:

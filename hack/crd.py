@@ -44,6 +44,13 @@ _KEPT = (  # of JSON schema
 )
 
 _MEBIBYTES = f"quantity(self).asApproximateFloat() / {validation.MIB}.0"
+
+
+def _at_most_hours(hours: int) -> str:
+    """Of a duration, if it is one."""
+    return f"!self.matches(r'^({DURATION_PATTERN})$') || duration(self) <= duration('{hours}h')"
+
+
 _FIELD_RULES = {
     "select": [
         (
@@ -66,12 +73,9 @@ _FIELD_RULES = {
             validation.NO_STEP,
         )
     ],
-    "memoryGuard.grace": [
-        (
-            f"!self.matches(r'^({DURATION_PATTERN})$') || "
-            f"duration(self) <= duration('{validation.LONGEST_GRACE_HOURS}h')",
-            validation.TOO_LONG,
-        )
+    "memoryGuard.grace": [(_at_most_hours(validation.LONGEST_GRACE_HOURS), validation.TOO_LONG)],
+    "health.recovery": [
+        (_at_most_hours(validation.LONGEST_RECOVERY_HOURS), validation.RECOVERS_TOO_LATE)
     ],
 }
 """By field of an entry: rules about its value, and what is said of one that breaks them."""

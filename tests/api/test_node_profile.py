@@ -11,6 +11,8 @@ from api.node_profile import (
     MAX_REPLICAS,
     MOST_NODES,
     Duration,
+    HealthEffectsConfig,
+    HealthSectionConfig,
     MigSectionConfig,
     NodeProfile,
     NodeProfileObjectSpec,
@@ -53,6 +55,25 @@ FULL = {
         "strategy": "Single",
         "replicas": {"1g.10gb": 4, "1g.10gb+me.all": 1},
     },
+    "health": {
+        "effects": {
+            "gpuLost": "NoExecute",
+            "xid": "NoExecute",
+            "uncorrectableEcc": "NoSchedule",
+            "rowRemapFailed": "NoExecute",
+            "recoveryAction": "None",
+            "rowRemapPending": "NoSchedule",
+            "correctableEcc": "NoSchedule",
+            "thermalSlowdown": "NoSchedule",
+            "powerBrake": "NoSchedule",
+            "nvlinkDown": "NoExecute",
+            "fabric": "NoSchedule",
+            "pcieReplays": "NoSchedule",
+            "unmonitored": "NoSchedule",
+        },
+        "xids": {"31": "NoSchedule", "154": "None"},
+        "recovery": "5m",
+    },
 }
 
 
@@ -91,6 +112,11 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
         ({"mig": "dynamic"}, "mig", MigSectionConfig(mode="Dynamic")),
         ({"mig": {"strategy": "single"}}, "mig", MigSectionConfig(strategy="Single")),
+        (
+            {"health": {"effects": {"xid": "noexecute"}, "xids": {31: "none"}}},
+            "health",
+            HealthSectionConfig(effects=HealthEffectsConfig(xid="NoExecute"), xids={"31": "None"}),
+        ),
     ],
 )
 def test_words_are_read_in_any_case(entry, field, meant):
@@ -165,6 +191,19 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
             {"mig": {"replicas": {"gpu": 2}}},
             "mig.replicas.gpu.[key]: 'gpu' is no MIG profile; write for example 1g.10gb",
         ),
+        (
+            {"health": {"xids": {"all": "None"}}},
+            "health.xids.all.[key]: 'all' is no number of an Xid; write for example 79",
+        ),
+        (
+            {"health": {"xids": {"79": "Evict"}}},
+            "health.xids.79: 'Evict' should be 'None', 'NoSchedule' or 'NoExecute'",
+        ),
+        (
+            {"health": {"effects": {"xids": "None"}}},
+            "health.effects.xids: unknown field",
+        ),
+        ({"health": {"effects": {"released": "None"}}}, "health.effects.released: unknown field"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

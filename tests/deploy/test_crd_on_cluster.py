@@ -126,6 +126,14 @@ MIG = {
         st.sampled_from(["1g.10gb", "1g.10gb+me", "1g.10gb+", "*"]), st.integers(0, 2), max_size=2
     ),
 }
+EFFECTS = st.sampled_from(["None", "NoSchedule", "NoExecute", "Evict"])
+HEALTH = {
+    "effects": st.dictionaries(st.sampled_from(["gpuLost", "xid", "fabric"]), EFFECTS),
+    "xids": st.dictionaries(
+        st.sampled_from(["31", "079", "79", "x", "99999"]), EFFECTS, max_size=2
+    ),
+    "recovery": st.sampled_from(["0s", "1m", "24h", "25h", "1d"]),
+}
 WORDS = st.sampled_from(["TimeSlicing", "MPS"])
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "include": st.booleans(),
@@ -149,6 +157,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "memoryLimit": st.sampled_from(["BestEffort", "Strict"]),
     "mig": st.fixed_dictionaries({}, optional=MIG),
+    "health": st.fixed_dictionaries({}, optional=HEALTH),
     "select": st.fixed_dictionaries(
         {},
         optional={

@@ -24,6 +24,11 @@ EVERYTHING: dict[str, Any] = {
         "strategy": "Single",
         "replicas": {"1g.10gb": 4, "1g.10gb+me.all": 1000},
     },
+    "health": {
+        "effects": {"gpuLost": "NoExecute", "xid": "None", "rowRemapPending": "NoSchedule"},
+        "xids": {"31": "NoSchedule", "9999": "NoExecute"},
+        "recovery": "1m30s",
+    },
 }
 
 RIGHT: dict[str, Entries] = {
@@ -32,7 +37,7 @@ RIGHT: dict[str, Entries] = {
         {"shares": 8, "timeSliceInterval": "Any", "mig": {"layout": "all-balanced"}}
     ],
     "nothing": [{}],
-    "empty parts": [{"memory": {}, "memoryGuard": {}, "mig": {}}],
+    "empty parts": [{"memory": {}, "memoryGuard": {}, "mig": {}, "health": {"effects": {}}}],
     "not offered": [{"select": {"index": [0]}, "include": False}, {"fractions": "Never"}],
     "64 entries": [{"select": {"index": [index]}} for index in range(63)] + [{}],
     "replicas of which none is renamed": [{"replicas": 1, "rename": False}],
@@ -70,6 +75,19 @@ WRONG: dict[str, tuple[Entries, str, str]] = {
         f"step: {text}": ([{"memory": {"step": text}}], "[0].memory.step", "no multiple of 1Mi")
         for text in ("1500k", "0", "1.5Mi", "250m", "1048577", "0.0001Mi")
     },
+    "effect: no such word": (
+        [{"health": {"effects": {"xid": "Evict"}}}],
+        "[0].health.effects.xid",
+        "",
+    ),
+    "xids: no number": ([{"health": {"xids": {"x": "None"}}}], "[0].health.xids", "of an Xid"),
+    "xids: too large": ([{"health": {"xids": {"99999": "None"}}}], "[0].health.xids", ""),
+    "xids: no such effect": ([{"health": {"xids": {"79": "Evict"}}}], "[0].health.xids.79", ""),
+    "recovery: more than a day": (
+        [{"health": {"recovery": "24h1s"}}],
+        "[0].health.recovery",
+        "is more than a day",
+    ),
     "grace: no duration": (
         [{"memoryGuard": {"grace": "10"}}],
         "[0].memoryGuard.grace",

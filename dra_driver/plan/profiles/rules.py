@@ -9,6 +9,7 @@ from api.names import CONFIG_VERSION
 from api.node_profile import (
     GpuRules,
     GpuSelectorConfig,
+    HealthSectionConfig,
     MemoryGuardConfig,
     MigSectionConfig,
     NodeProfile,
@@ -16,6 +17,7 @@ from api.node_profile import (
 from api.strict import ConfigError, show_value, valid_part, validated
 from dra_driver.k8s import quantity
 from dra_driver.model.gpus import Gpu, GpuUuid
+from dra_driver.model.health import DEFAULT_HEALTH_RULES, Effect, HealthRules, Problem
 from dra_driver.model.profiles import (
     DEFAULT_RULES,
     GpuSelector,
@@ -29,6 +31,7 @@ from dra_driver.model.profiles import (
     Rules,
     SharingStrategy,
 )
+from dra_driver.plan.health.problems import PROBLEMS
 from dra_driver.plan.profiles import validation
 from dra_driver.plan.profiles.device_plugin import from_device_plugin
 
@@ -163,8 +166,23 @@ def _rules(entry: GpuRules) -> Rules:
         "guard": _guard(entry.memory_guard),
         "strict": entry.memory_limit and entry.memory_limit == "Strict",
         "mig": _mig_rules(entry.mig),
+        "health": _health_rules(entry.health),
     }
     return replace(Rules(), **{key: value for key, value in fields.items() if value is not None})
+
+
+def _health_rules(section: HealthSectionConfig) -> HealthRules:
+    """A problem is called as its field, in camel case: ``gpuLost`` is ``gpu-lost``. Effects that it
+    has anyhow are left out."""
+    fields = section.effects.model_dump(exclude_none=True)
+    effects = {Problem(field.replace("_", "-")): Effect(word) for field, word in fields.items()}
+    return HealthRules(
+        tuple(sorted(item for item in effects.items() if item[1] is not PROBLEMS[item[0]].effect)),
+        tuple(sorted((int(xid), Effect(effect)) for xid, effect in (section.xids or {}).items())),
+        validation.seconds(section.recovery)
+        if section.recovery
+        else DEFAULT_HEALTH_RULES.recovery_seconds,
+    )
 
 
 def _default_strategy(entry: GpuRules) -> str | None:

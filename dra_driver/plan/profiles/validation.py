@@ -20,12 +20,14 @@ the kernels that it loads. Less cannot be used."""
 
 MIB = 1024 * 1024
 LONGEST_GRACE_HOURS = 24
+LONGEST_RECOVERY_HOURS = 24
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 EMPTY_SELECT = "is empty; say which GPUs are meant, or leave it out for all"
 TOO_LITTLE = f"is less than a CUDA context takes; write {CUDA_CONTEXT_BYTES // MIB}Mi or more"
 NO_STEP = "is no multiple of 1Mi; write for example 256Mi"
 TOO_LONG = "is more than a day; policy Warn never ends a process"
+RECOVERS_TOO_LATE = "is more than a day; write 24h or less"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,9 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
     grace = given(entry, "memoryGuard.grace")
     if grace and seconds(grace) > LONGEST_GRACE_HOURS * 3600:
         yield f"memoryGuard.grace: {show_value(grace)} {TOO_LONG}"
+    recovery = given(entry, "health.recovery")
+    if recovery and seconds(recovery) > LONGEST_RECOVERY_HOURS * 3600:
+        yield f"health.recovery: {show_value(recovery)} {RECOVERS_TOO_LATE}"
 
 
 def _without_effect(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from api.names import DEVICE_PLUGIN_CONFIG_LABEL as OLDER
 from api.names import PROFILE_LABEL
 from api.strict import ConfigError
+from dra_driver.model.health import Effect, HealthRules, Problem
 from dra_driver.model.profiles import (
     GpuSelector,
     GuardPolicy,
@@ -89,6 +90,11 @@ def test_every_field_becomes_a_rule():
             "profiles": ["3g.*", "1g.10gb", "3g.*"],
             "strategy": "Single",
         },
+        health={
+            "effects": {"gpuLost": "NoExecute", "rowRemapPending": "NoSchedule"},
+            "xids": {"79": "NoExecute", "31": "NoSchedule"},
+            "recovery": "2m",
+        },
     ) == Rules(
         replicas=4,
         rename=True,
@@ -102,6 +108,14 @@ def test_every_field_becomes_a_rule():
             dynamic=True,
             profiles=("3g.*", "1g.10gb"),
             single=True,
+        ),
+        health=HealthRules(
+            effects=(
+                (Problem.LOST, Effect.NO_EXECUTE),
+                (Problem.REMAP_PENDING, Effect.NO_SCHEDULE),
+            ),
+            xids=((31, Effect.NO_SCHEDULE), (79, Effect.NO_EXECUTE)),
+            recovery_seconds=120,
         ),
     )
 
@@ -132,6 +146,8 @@ def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, messa
         ({"mig": "Off"}, Rules()),
         ({"mig": {"strategy": "Mixed"}}, Rules()),
         ({"mig": {"mode": "Off"}}, Rules()),
+        ({"health": {"effects": {}}}, Rules()),
+        ({"health": {"recovery": "0s"}}, Rules(health=HealthRules(recovery_seconds=0))),
         ({"shares": 8}, Rules(shares=8)),
         ({"fractions": "Never"}, Rules(fractions=False)),
         ({"include": False}, Rules(include=False)),
@@ -244,6 +260,10 @@ def test_a_field_changes_its_rule_and_no_other(fields, expected):
         (
             {"memoryGuard": {"grace": "25h"}},
             "memoryGuard.grace: '25h' is more than a day; policy Warn never ends a process",
+        ),
+        (
+            {"health": {"recovery": "24h1s"}},
+            "health.recovery: '24h1s' is more than a day; write 24h or less",
         ),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",
