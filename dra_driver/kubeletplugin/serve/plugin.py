@@ -25,6 +25,11 @@ from dra_driver.base.errors import DriverError, NodeError, SettingsError
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import StandingThreads
 from dra_driver.kubeletplugin.serve import probes
+from dra_driver.kubeletplugin.serve.health import (
+    HEALTH_SERVICE_VERSIONS,
+    MAX_STREAMS,
+    HealthService,
+)
 from dra_driver.kubeletplugin.serve.services import (
     DRA_SERVICE_VERSIONS,
     MAX_CALLS,
@@ -147,10 +152,11 @@ class KubeletPlugin:
         self._paths = paths
         self._on_fatal = on_fatal
         self._on_round = on_round
+        self._health: HealthService | None = None
         versions = tuple(version.name for version in DRA_SERVICE_VERSIONS)
         self._registration = RegistrationService(paths.driver, str(paths.service), versions)
         self._handlers = (*service.handlers(), *self._registration.handlers())
-        self._threads = StandingThreads("call", MAX_CALLS)
+        self._threads = StandingThreads("call", MAX_CALLS + MAX_STREAMS)
         self._sockets = {paths.service: 0o750, paths.registration: 0o755}
         self._servers: list[PluginServer] = []
         self._stop = threading.Event()
@@ -161,6 +167,12 @@ class KubeletPlugin:
     def registered(self) -> bool:
         """Whether the kubelet accepted us the last time it said something."""
         return self._registration.registered
+
+    def serve_health(self, health: HealthService) -> None:
+        """Have *health* tell the kubelet how the devices are. To be called before ``start``."""
+        self._health = health
+        self._handlers += health.handlers()
+        self._registration.add_versions(version.name for version in HEALTH_SERVICE_VERSIONS)
 
     def start(self) -> None:
         """Serve. When this returns, the kubelet can find us. DriverError: what is in the way."""
@@ -238,6 +250,8 @@ class KubeletPlugin:
     def _close(self) -> None:
         for server in self._servers:
             server.hide(self._paths.registration)
+        if self._health is not None:
+            self._health.stop()
         ended = [server.close(self._times.grace_seconds) for server in self._servers]
         for server, event in zip(self._servers, ended, strict=True):
             event.wait(self._times.grace_seconds + 0.5)

@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -41,6 +41,10 @@ class RegistrationService:
             type=PLUGIN_TYPE, name=driver, endpoint=endpoint, supported_versions=versions
         )
         self._registered = False
+
+    def add_versions(self, versions: Iterable[str]) -> None:
+        """Name further services to the kubelet, after those that it chooses from."""
+        self._plugin.supported_versions.extend(versions)
 
     @property
     def registered(self) -> bool:
