@@ -25,6 +25,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.claims.prepared_claims import PreparedClaims
+from dra_driver.plugin.device_health import NodeDevices
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
@@ -57,6 +58,10 @@ class PluginParts:
     before_publishing: list[Callable[[], None]] = field(default_factory=list)
     after_publishing: list[Callable[[], None]] = field(default_factory=list)
 
+    # Called when what is offered has changed, and with it maybe the health of devices, and when an
+    # MPS server failed or works again.
+    health_listeners: list[Callable[[], None]] = field(default_factory=list)
+
     # Set by ``publish.start``.
     labels: NodeLabels = field(init=False)
     profile: ActiveProfile = field(init=False)
@@ -74,6 +79,7 @@ class PluginParts:
     claim_handler: ClaimHandler = field(init=False)
     prepared_claims: PreparedClaims = field(init=False)
     lease: PluginLease = field(init=False)
+    devices: NodeDevices = field(init=False)  # how they are
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -84,6 +90,11 @@ class PluginParts:
     def while_newest(self, act: Callable[[], float | None]) -> Callable[[], float | None]:
         """*act*, which does nothing where a newer process of this plugin runs."""
         return lambda: act() if self.is_newest() else None
+
+    def health_changed(self) -> None:
+        """The health of devices may be another one: tell every listener."""
+        for listener in self.health_listeners:
+            listener()
 
     def claim_changed(self, record: ClaimRecord | None) -> None:
         """A claim was prepared or unprepared: tell every listener."""

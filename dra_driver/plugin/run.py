@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import hanging_disk_calls, removed_directory
 from dra_driver.base.signals import Shutdown
+from dra_driver.kubeletplugin.serve.health import HealthService
 from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
 from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_paths
@@ -79,6 +80,9 @@ def _serve_kubelet(parts: PluginParts, shutdown: Shutdown, stack: ExitStack) -> 
         shutdown.on_fatal,
         on_round=lambda: remove_dead_sockets(sockets),
     )
+    health = HealthService(parts.devices.health)
+    parts.health_listeners.append(health.changed)
+    plugin.serve_health(health)
     plugin.start()
     stack.callback(plugin.stop)
     _add_checks(parts, plugin)

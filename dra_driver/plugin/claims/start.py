@@ -18,6 +18,7 @@ from dra_driver.plugin.claims.in_use import DeferredUnprepare
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.claims.stuck_claims import StuckClaims
+from dra_driver.plugin.device_health import NodeDevices
 from dra_driver.plugin.parts import PluginParts
 
 _DEFERRED_SECONDS = 60.0  # between looks at nothing: it is woken
@@ -29,6 +30,9 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.prepared_claims = preparer.prepared_claims
     handler = _claim_handler(parts, preparer, stack)
     parts.claim_handler = handler
+    parts.devices = NodeDevices(
+        parts.settings.node_name, parts.offers.now, parts.node.inventory, parts.ledger.records
+    )
     _start_repairs(parts, preparer, handler, stack)
     _keep_driver_spec(parts, preparer.driver_spec, stack)
     parts.readiness["cdi"] = lambda: _not_writable(parts.settings.cdi_dir)

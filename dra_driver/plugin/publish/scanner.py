@@ -41,6 +41,7 @@ class DeviceScanner:
         self.scanned_at = float("-inf")  # when the last scan began that succeeded
         self.scan_soon: Callable[[], None] = lambda: None
         self.scanned: Callable[[], None] = lambda: None  # called after every scan
+        self.offer_changed: Callable[[], None] = lambda: None  # called when it is published
         # Called with each GPU that is not offered, when that begins and from time to time, but for
         # those that the profile leaves out.
         self.report: Callable[[UnavailableGpu], None] = lambda unavailable: None
@@ -124,6 +125,7 @@ class DeviceScanner:
             split_into_slices(self._pool, published_devices(offer), published_counters(offer))
         )
         self._last = offer
+        self.offer_changed()
 
 
 def _log_fields(pending: PendingChange) -> dict[str, str]:

@@ -44,12 +44,10 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.is_newest, parts.metrics)
-    scanner = DeviceScanner(parts.offers, settings.node_name, publisher.want, parts.metrics)
-    scanner.report = lambda unavailable: parts.events.emit(_event(parts.labels, unavailable))
+    scanner = _scanner(parts, publisher)
     scan = Loop("scan", scanner.scan, settings.look_interval)
     scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
     parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
-    parts.claim_listeners.append(scanner.claim_changed)
     parts.readiness |= {
         "gpus": lambda: scanner.not_ready,
         "slices": lambda: (
@@ -66,6 +64,15 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         stack.callback(scan.stop)
 
     parts.publish = publish
+
+
+def _scanner(parts: PluginParts, publisher: Publisher) -> DeviceScanner:
+    """Tells everybody what changed, and hears of claims."""
+    scanner = DeviceScanner(parts.offers, parts.settings.node_name, publisher.want, parts.metrics)
+    scanner.report = lambda unavailable: parts.events.emit(_event(parts.labels, unavailable))
+    scanner.offer_changed = parts.health_changed
+    parts.claim_listeners.append(scanner.claim_changed)
+    return scanner
 
 
 def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStack) -> None:
