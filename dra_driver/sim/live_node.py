@@ -20,7 +20,7 @@ class LiveNode:
 
     def __init__(self, path: Path) -> None:
         """SettingsError: the file is no good to begin with."""
-        self._path = path
+        self.path = path
         self._stamp = self._look()
         self._node = read_node(path)
         self._watchers: list[Callable[[SimulatedNode], None]] = []
@@ -47,7 +47,7 @@ class LiveNode:
             if stamp == self._stamp:
                 return  # somebody else did
             try:
-                node = read_node(self._path)
+                node = read_node(self.path)
                 for watcher in self._watchers:
                     watcher(node)
                 self._node = node
@@ -57,7 +57,7 @@ class LiveNode:
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
-            status = os.stat(self._path)
+            status = os.stat(self.path)
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import pynvml
 
+from dra_driver.sim.health.events import EventFunctions
 from dra_driver.sim.health.readings import ReadingFunctions
 from dra_driver.sim.health.resets import GpuResets
 from dra_driver.sim.host.tools import COMPUTE_MODE_SUFFIX, SETTINGS_DIRECTORY
@@ -115,7 +116,7 @@ _HANG_LOOKS_AGAIN_SECONDS = 0.02
 _NO_INSTANCE = 0xFFFFFFFF  # NVML's gpuInstanceId of a process outside MIG
 
 
-class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions):
+class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
     """Stands where the module pynvml stands.
 
     As NVML does, it lists the GPUs that the driver had when it was initialised: one that leaves is
@@ -136,6 +137,7 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions):
         modes: SimulatedComputeModes | None = None,
         mig: MigStateStore | None = None,
     ) -> None:
+        super().__init__()
         self._live = live
         self._mig = mig or MigStateStore()
         self._mig.follow(live.current())
@@ -172,6 +174,8 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions):
             if self._users == 0:
                 _fail(pynvml.NVML_ERROR_UNINITIALIZED)
             self._users -= 1
+            if self._users == 0:
+                self._free_event_sets()
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return self._node().driver_version

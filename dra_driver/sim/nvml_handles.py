@@ -42,18 +42,29 @@ class InstanceHandle:
     ci: int | None = None  # None: the GPU instance itself
 
 
+@dataclass(frozen=True, slots=True)
+class EventSetHandle:
+    """What nvmlEventSet_t leads to."""
+
+    session: int
+    number: int
+
+
+_Handle = GpuHandle | InstanceHandle | EventSetHandle
+
+
 class InstancePointers:
-    """Opaque pointers, one for each instance, and for a GPU that an instance tells of. One that
-    leads nowhere is refused."""
+    """Opaque pointers, one for each instance and event set, and for a GPU that an instance tells
+    of. One that leads nowhere is refused."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_handle: dict[GpuHandle | InstanceHandle, int] = {}
-        self._by_address: dict[int, GpuHandle | InstanceHandle] = {}
+        self._by_handle: dict[_Handle, int] = {}
+        self._by_address: dict[int, _Handle] = {}
 
-    def to(self, handle: GpuHandle | InstanceHandle, kind: Any) -> Any:
-        """As pynvml hands it out; *kind*: c_nvmlGpuInstance_t, c_nvmlComputeInstance_t, or
-        c_nvmlDevice_t."""
+    def to(self, handle: _Handle, kind: Any) -> Any:
+        """As pynvml hands it out; *kind*: c_nvmlGpuInstance_t, c_nvmlComputeInstance_t,
+        c_nvmlDevice_t, or c_nvmlEventSet_t."""
         with self._lock:
             address = self._by_handle.setdefault(handle, (len(self._by_handle) + 1) << 4)
             self._by_address[address] = handle
@@ -73,7 +84,14 @@ class InstancePointers:
         instance = self._at(device, pynvml.c_nvmlDevice_t)
         return instance if isinstance(instance, GpuHandle) else device
 
-    def _at(self, pointer: Any, kind: Any) -> GpuHandle | InstanceHandle | None:
+    def event_set(self, pointer: Any) -> EventSetHandle:
+        """Where *pointer* leads."""
+        event_set = self._at(pointer, pynvml.c_nvmlEventSet_t)
+        if not isinstance(event_set, EventSetHandle):
+            raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return event_set
+
+    def _at(self, pointer: Any, kind: Any) -> _Handle | None:
         address = ctypes.cast(pointer, ctypes.c_void_p).value if isinstance(pointer, kind) else None
         return self._by_address.get(address or 0)
 
