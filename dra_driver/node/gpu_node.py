@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
 from dra_driver.base.errors import DriverUnusable, MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.health import HealthReading
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
@@ -39,6 +40,8 @@ from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.nvml.events import GpuEvents
+from dra_driver.node.nvml.health import health_readings
 from dra_driver.node.nvml.processes import gpu_processes
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class GpuNode:
     modes: ComputeModes
     mig: MigPartitions
     containers: ContainerBundles
+    events: GpuEvents
     mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
     _scan_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _inventory: Inventory | None = field(default=None, init=False)
@@ -69,9 +73,14 @@ class GpuNode:
 
     def refresh(self) -> Inventory:
         """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU
-        hangs (see ``GpuDiscovery.scan``)."""
+        hangs (see ``GpuDiscovery.scan``). While NVML is released: the last one, all of it stale."""
         with self._scan_lock:
+            if self.nvml.released and (last := self._inventory) is not None:
+                self._inventory = replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
+                return self._inventory
             inventory = without_unrestored_time_slices(self.gpus.scan(), self._read_unrestored())
+            lost = dict(inventory.lost)
+            self.events.watch(gpu.uuid for gpu in inventory.gpus if gpu.uuid not in lost)
             if inventory != self._inventory:
                 self._inventory = inventory
             return self._inventory or inventory
@@ -128,6 +137,19 @@ class GpuNode:
                 return self.mig.mode(gpu)
             case _:
                 assert_never(setting)
+
+    def health_readings(self) -> Mapping[GpuUuid, HealthReading | NodeError]:
+        """What each GPU of the last scan says of its health, or why it says nothing. Bounded."""
+        return health_readings(self.nvml, [gpu.uuid for gpu in self.inventory().gpus])
+
+    def release(self, why: str) -> None:
+        """Let go of all GPUs, until ``resume``: what needs NVML is a NodeError that says *why*.
+        TimedOut: a call of NVML is under way; no other begins, so do it again."""
+        self.nvml.release(why)
+
+    def resume(self) -> None:
+        """Open NVML again, at the next ``refresh``."""
+        self.nvml.resume()
 
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
         """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""

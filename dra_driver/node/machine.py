@@ -14,6 +14,7 @@ from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.driver.time_slices import TimeSlices
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.kernel_log import KernelLog
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
 from dra_driver.node.mig.geometry import MigGeometries
@@ -24,6 +25,7 @@ from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.nvml.api import NvmlFunctions
 from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.nvml.events import GpuEvents
 
 _ROOT = Path("/")  # whose /proc tells the boot: the kernel is the host's
 
@@ -80,10 +82,12 @@ def node_of(machine: MachineParts, config: NodeConfig, state: Path) -> Iterator[
         ComputeModes(nvml),
         partitions,
         containers,
+        GpuEvents(nvml, KernelLog(machine.root / "dev" / "kmsg")),
         MpsAgentClient(Path(config.mps_socket)) if config.mps_socket else None,
     )
     try:
         yield node
     finally:
+        node.events.stop()
         limits.stop()
         nvml.stop()

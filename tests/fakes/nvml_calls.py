@@ -82,5 +82,14 @@ FOR_OTHERS = {
     "nvmlDeviceGetNvLinkRemotePciInfo": "of a GPU with NVLink, at a look",
     "nvmlDeviceGetMaxMigDeviceCount": "of an instance that NVML does not find by its place",
     "nvmlDeviceGetMigDeviceHandleByIndex": "of an instance that NVML does not find by its place",
+    "nvmlDeviceGetRemappedRows": "at a look at health, which changes nothing",
+    "nvmlDeviceGetFieldValues": "at a look at health, which changes nothing",
+    "nvmlDeviceGetCurrentClocksEventReasons": "at a look at health, which changes nothing",
+    "nvmlDeviceGetGpuFabricInfoV": "at a look at health, which changes nothing",
+    "nvmlDeviceGetSupportedEventTypes": "by the thread that waits for events",
+    "nvmlDeviceRegisterEvents": "by the thread that waits for events",
+    "nvmlEventSetCreate": "by the thread that waits for events",
+    "nvmlEventSetWait_v2": "by the thread that waits for events",
+    "nvmlEventSetFree": "by the thread that waits for events",
 }
 """Not called for any of this; of what else."""

@@ -19,6 +19,7 @@ from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.kernel_log import KernelLog
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
 from dra_driver.node.mig.geometry import MigGeometries
@@ -27,6 +28,7 @@ from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.nvml.events import GpuEvents
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
@@ -168,4 +170,5 @@ class PartitionedNode:
                 allow=CapabilityAccess(nodes.make_capability).have,
             ),
             ContainerBundles(host),
+            GpuEvents(nvml, KernelLog(host / "dev" / "kmsg")),
         )

@@ -7,6 +7,7 @@ wait for the driver's work on another GPU: it is unavailable from the second tim
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,60 +16,16 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid, is_mig_uuid, reset_instructions
 from dra_driver.node.nvml import readers
 from dra_driver.node.nvml.api import RESTART_NEEDED, MigReader, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.session import NvmlSession, OpenNvml
 from dra_driver.node.nvml.threads import GpuBeingChanged, NvmlThreads, PendingCall, SubmitToGpu
 from dra_driver.node.nvml.values import DynamicState, NvLinks, NvmlSystem, StaticInfo
 
 log = logging.getLogger(__name__)
-
-
-class NvmlSession:
-    """What is known since NVML was started: the driver, where NVML lists GPUs and MIG instances,
-    and which GPUs were late, by index, at the last scan and at this one."""
-
-    def __init__(self, mig: MigReader) -> None:
-        self.mig = mig
-        self.system: NvmlSystem | None = None
-        self._indices: dict[GpuUuid, int] = {}
-        self._late_before: set[int] = set()
-        self._late_now: set[int] = set()
-
-    def index(self, uuid: GpuUuid) -> int | None:
-        """Where NVML lists this GPU, or the GPU of this instance. NVML's gate is held."""
-        return self._indices.get(uuid)
-
-    def update(self, index: int, state: DynamicState) -> None:
-        """The GPU at *index*, and its instances, are what *state* says. NVML's gate is held."""
-        others = {uuid: place for uuid, place in self._indices.items() if place != index}
-        instances = {instance.uuid: index for instance in state.instances}
-        self._indices = others | {state.uuid: index} | instances
-
-    def begin_read(self) -> None:
-        """Another scan begins. A GPU that was in time at the last one is no longer late."""
-        self._late_before, self._late_now = self._late_now, set()
-
-    def was_late(self, index: int) -> bool:
-        """Whether the GPU was late at the last scan."""
-        return index in self._late_before
-
-    def excuse(self, index: int, error: NodeError, known: Container[int]) -> NodeError:
-        """*error*, unless this is the first scan at which a GPU of *known* is late: then what is
-        known of it holds until the next one."""
-        late = isinstance(error, TimedOut)
-        if index not in known or not (late or isinstance(error, GpuBeingChanged)):
-            return error
-        if index in self._late_before:  # one that is not asked, since it is changed, is not in time
-            self._late_now.add(index)
-            return error
-        if not late:
-            return error
-        if index not in self._late_now:
-            log.warning("a GPU is late, and is what it was at the last scan: %s", error)
-        self._late_now.add(index)
-        return GpuBeingChanged(f"{error}; it is late for the first time")
 
 
 T = TypeVar("T")
@@ -124,6 +81,11 @@ def nvml_errors(action: str) -> Iterator[None]:
 
 
 _STOP_SECONDS: Final = 1.0
+_IDLE_POLL_SECONDS: Final = 0.02
+# Who waits in NVML for events leaves it within two seconds; a process that ends does not wait so
+# long, as its end closes NVML, too.
+_LEAVE_SECONDS: Final = 3.0
+_LEAVE_AT_STOP_SECONDS: Final = 0.2
 _READING_STATE: Final = "reading its state"
 
 
@@ -147,13 +109,18 @@ class Nvml:
         self._initialised: NvmlFunctions | None = None  # belongs to the system's thread
         self._session_number = 0
         self._stale = False
+        self._released = ""  # why; empty: it is not
+        self._deadline_seconds = deadline_seconds
         self._threads = NvmlThreads(deadline_seconds)
         self._session = NvmlSession(start_mig())
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
+        self.open: Final = OpenNvml()
 
     def system(self) -> NvmlSystem:
         """Driver and number of GPUs; starts NVML if need be. NodeError: the driver is not ready."""
         with self._gate:
+            if self._released:
+                raise NodeError(self._not_running("reading the driver"))
             if self._functions is None or (self._stale and self._threads.idle):
                 self._start()
             known_system = self._session.system
@@ -173,6 +140,38 @@ class Nvml:
             self._stale = self._stale or idle
             return idle
 
+    @property
+    def released(self) -> str:
+        """Why NVML is closed until ``resume``; empty: it is not."""
+        return self._released
+
+    def release(self, why: str) -> None:
+        """Close NVML, so that this process has no GPU open, until ``resume``; every call is a
+        NodeError that says *why*. Doing it twice is doing it once.
+
+        TimedOut: a call has not returned yet. None is begun any more; do it again.
+        """
+        with self._gate:
+            self._released = why
+            deadline = Deadline(self._deadline_seconds)
+            while not self._threads.idle:
+                if deadline.expired:
+                    raise TimedOut(f"releasing NVML: a call is under way ({why})")
+                time.sleep(_IDLE_POLL_SECONDS)
+            self._close()
+            self._functions = None
+            self._threads.run_system("releasing NVML", self._shut_down)
+        log.info("NVML is released", extra={"reason": why})
+
+    def resume(self) -> None:
+        """Have the next ``system`` start NVML after ``release``."""
+        with self._gate:
+            if self._released:
+                log.info("NVML is used again", extra={"reason": self._released})
+            self._released = ""
+            if self._initialised is not None:  # it could not be closed
+                self._stale = True
+
     def stop(self) -> None:
         """Stop NVML and its threads. One that hangs is left to end with the process."""
         if not self._gate.acquire(timeout=_STOP_SECONDS):
@@ -180,7 +179,8 @@ class Nvml:
             return
         try:
             self._functions = None
-            self._threads.run_system("stopping NVML", self._shut_down, _STOP_SECONDS)
+            if self.open.close(_LEAVE_AT_STOP_SECONDS):
+                self._threads.run_system("stopping NVML", self._shut_down, _STOP_SECONDS)
         except NodeError as error:
             log.warning("NVML is not stopped: %s", error)
         finally:
@@ -365,7 +365,7 @@ class Nvml:
         self, index: int, action: str, read: _GpuCall[T], submit: SubmitToGpu
     ) -> PendingCall[T]:
         if (functions := self._functions) is None:
-            raise NodeError(f"GPU {index}, {action}: NVML is not running")
+            raise NodeError(self._not_running(f"GPU {index}, {action}"))
 
         def call() -> T:
             with nvml_errors(action):
@@ -384,16 +384,27 @@ class Nvml:
             self._initialised = functions
             return functions
 
+        self._close()
         self._functions = None
         self._functions = self._threads.run_system("starting NVML", call)
         self._session_number += 1
         self._stale = False
         self._session = NvmlSession(self._start_mig())
+        self.open.open(self._functions)
         log.info("NVML started", extra={"session": self._session_number})
+
+    def _close(self) -> None:
+        """Before NVML is shut down, nobody may wait in it any more."""
+        if not self.open.close(_LEAVE_SECONDS):
+            raise TimedOut("closing NVML: a wait for events has not returned")
+
+    def _not_running(self, action: str) -> str:
+        why = f"is released: {self._released}" if self._released else "is not running"
+        return f"{action}: NVML {why}"
 
     def _read_system(self) -> NvmlSystem:
         if (functions := self._functions) is None:
-            raise NodeError("reading the driver: NVML is not running")
+            raise NodeError(self._not_running("reading the driver"))
         with nvml_errors("reading the driver"):
             system = readers.read_system(functions, self._session_number)
         self._session.system = system

@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.node.mig.geometry import GeometryCache
-from dra_driver.node.nvml.client import NvmlSession
+from dra_driver.node.nvml.session import NvmlSession
 from dra_driver.node.nvml.threads import GpuBeingChanged
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
