@@ -291,6 +291,11 @@ class ClaimsSettings(HostSettings):
         """What layouts made of GPUs."""
         return self.state / "mig.json"
 
+    @property
+    def health_state(self) -> Path:
+        """What is known of the health of GPUs."""
+        return self.state / "health.json"
+
 
 class DevicesSettings(ClaimsSettings):
     """`dra-driver devices`: besides, as what the GPUs are offered, and whose slices it prints."""

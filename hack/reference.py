@@ -16,7 +16,7 @@ from dra_driver.__main__ import command_line
 from dra_driver.agent.metrics import metrics_registry
 from dra_driver.controller.metrics import ControllerMetrics
 from dra_driver.model.mps import MpsStatus
-from dra_driver.plugin.metrics import Metrics, MpsMetrics
+from dra_driver.plugin.metrics import HealthMetrics, Metrics, MpsMetrics
 from hack import generated
 
 REFERENCE = generated.REPOSITORY / "docs/reference"
@@ -145,6 +145,7 @@ def metric_rows() -> list[Row]:
     """A row for each metric of ours, by process."""
     metrics = Metrics()
     MpsMetrics(metrics)
+    HealthMetrics(metrics)
     plugin = metrics.registry
     agent = metrics_registry(MpsStatus)
     controller = ControllerMetrics().registry

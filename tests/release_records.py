@@ -22,6 +22,7 @@ from dra_driver.agent.state import (
 from dra_driver.base.codec import Codec
 from dra_driver.k8s.claims import AllocationResult, Claim, ClaimUid, OpaqueConfig
 from dra_driver.model.gpus import Gpu, Inventory
+from dra_driver.model.health import Fault, HealthReading, HealthState, Look, Problem
 from dra_driver.model.mig_layouts import (
     LayoutBefore,
     LayoutInstance,
@@ -57,6 +58,7 @@ from dra_driver.node.mps.agent_protocol import (
     TerminateRequest,
 )
 from dra_driver.node.mps.daemon import ControlDaemon
+from dra_driver.node.state.health_file import HEALTH_STATES, HealthOfBoot
 from dra_driver.node.state.ledger_files import CLAIM_RECORDS
 from dra_driver.node.state.mig_state import MIG_STATES, MigStateOfBoot
 from dra_driver.node.state.profile_files import LAST_PROFILES
@@ -82,6 +84,7 @@ from tests.fakes.preparers import ClaimWorld
 DIRECTORY = "/data"  # stands for the directory of the node that a test has
 CODECS: dict[str, Codec[Any]] = {
     "ClaimRecord": CLAIM_RECORDS,
+    "HealthOfBoot": HEALTH_STATES,
     "MigStateOfBoot": MIG_STATES,
     "Profile": LAST_PROFILES,
     "ServerState": SERVER_STATES,
@@ -183,6 +186,13 @@ MIG = MigState(
     labelled=True,
     label="all-1g.10gb",
 )
+HEALTH = HealthState(
+    (
+        Fault(GPU, Problem.XID, "48", KEY, 1e9, 3),
+        Fault(OTHER_GPU, Problem.REMAP_FAILED, since=1e9, well_since=1e9 + 5),
+    ),
+    (Look(HealthReading(GPU, False, True, "NONE", False, False, 18, "", 1, 2, 3, 4), 1e9, 18),),
+)
 PROFILE = Profile(
     "mine",
     (
@@ -226,6 +236,7 @@ MESSAGES = (
 
 def other_documents() -> Iterator[tuple[str, str]]:
     """What is written beside the records of claims, and each message to and from the MPS agent."""
+    yield "health.json", HEALTH_STATES.encode(HealthOfBoot("boot", HEALTH), indent=2).decode()
     yield "mig.json", MIG_STATES.encode(MigStateOfBoot("boot", MIG), indent=2).decode()
     yield "profile.json", LAST_PROFILES.encode(PROFILE).decode()
     yield "mps/state/s0.json", SERVER_STATES.encode(SERVER).decode()

@@ -14,6 +14,7 @@ from prometheus_client import (
 from dra_driver.base.errors import DriverError
 from dra_driver.k8s.claims import ClaimRef
 from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.health import Faults, GpuEvent, Problem
 from dra_driver.plan.memory.usage import ClaimMemoryUsage
 from dra_driver.plan.mps.usage import ClaimMpsUsage
 
@@ -103,6 +104,47 @@ class MpsMetrics:
     def mps_unread_pods(self, pods: int) -> None:
         """So many pods could not be read in time."""
         self._unread_pods.set(pods)
+
+
+class HealthMetrics:
+    """Observed by ``plugin.health.report``."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        registry = metrics.registry
+        self._faults = Gauge(
+            "dra_driver_gpu_fault",
+            "1 while something is wrong with a GPU.",
+            ("gpu", "problem"),
+            registry=registry,
+        )
+        self._events = Counter(
+            "dra_driver_gpu_events",
+            "What NVIDIA's driver reported of a GPU.",
+            ("gpu", "problem"),
+            registry=registry,
+        )
+        self._xids = Counter(
+            "dra_driver_gpu_xid",
+            "Xids that NVIDIA's driver reported of a GPU, by their number.",
+            ("gpu", "xid"),
+            registry=registry,
+        )
+        self._shown: set[tuple[str, str]] = set()
+
+    def faults(self, faults: Faults) -> None:
+        """All that is wrong now."""
+        labels = {(str(fault.gpu), fault.problem.value) for fault in faults}
+        for gone in self._shown - labels:
+            self._faults.remove(*gone)
+        for each in labels:
+            self._faults.labels(*each).set(1)
+        self._shown = labels
+
+    def event(self, event: GpuEvent) -> None:
+        """The driver reported *event*."""
+        self._events.labels(event.gpu, event.problem.value).inc(event.count)
+        if event.problem is Problem.XID:
+            self._xids.labels(event.gpu, event.value).inc(event.count)
 
 
 _BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)

@@ -26,6 +26,7 @@ from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.claims.prepared_claims import PreparedClaims
 from dra_driver.plugin.device_health import NodeDevices
+from dra_driver.plugin.health.monitor import HealthMonitor
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
@@ -71,6 +72,9 @@ class PluginParts:
     scan_soon: Callable[[], None] = field(init=False)  # the offer may have changed
     published_since: Callable[[float], bool] = field(init=False)  # a monotonic time
     publish: Callable[[], None] = field(init=False)  # for the first time; later by itself
+
+    # Set by ``health.start``.
+    health: HealthMonitor = field(init=False)
 
     # Set by ``mig.start`` as layouts come: GPUs that get theirs when nothing uses them any more.
     pending_layouts: frozenset[GpuUuid] = frozenset()

@@ -91,7 +91,7 @@ def test_the_messages_that_the_pages_explain_are_those_of_the_code() -> None:
 
 def test_the_pages_explain_every_event() -> None:
     sources = (REPOSITORY / "dra_driver").rglob("*.py")
-    reasons = re.compile(r'"((?:MPS|MIG|GPU(?:Memory|Not)|OtherDriver|ClaimNot)[A-Z]\w+)"')
+    reasons = re.compile(r'"((?:MPS|MIG|GPU|OtherDriver|ClaimNot)[A-Z]\w+)"')
     events = {reason for path in sources for reason in reasons.findall(path.read_text())}
     page = OPERATE.partition("### Events of a pod")[2]
     heads = "".join(re.findall(r"^\| (.+?) \|", page, re.M))

@@ -1,0 +1,329 @@
+"""What is seen of GPUs becomes what is published of them, and outlives restarts."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.model.health import Effect, HealthReading, HealthRules, Problem
+from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
+from dra_driver.plan.health.state import after_release, cleared
+from tests.builders import gpu_uuid
+from tests.fakes.disk import FailingCalls, small_disk
+from tests.fakes.mortal import Killed
+from tests.plugin.health.world import World, xid
+
+SICK = (gpu_uuid(0), Problem.XID, "79")
+
+
+def test_an_error_of_a_gpu_is_published_and_the_other_gpus_stay_well(world):
+    world.step(xid(79))
+
+    assert world.published() == [SICK]
+    assert world.changes == 1
+
+
+def test_what_is_published_is_the_same_object_while_nothing_changes(world):
+    world.step(xid(79))
+    before = world.scan()
+    world.step(after=40)
+    world.inventory = replace(world.inventory)
+
+    assert world.scan() is before
+    assert world.changes == 1
+
+
+def test_an_error_of_a_program_is_told_and_nothing_is_published(world):
+    world.step(xid(31))
+
+    assert world.published() == []
+    assert world.told() == [("node-1", "GPUHealthEvent")]
+
+
+def test_a_gpu_that_is_lost_is_in_the_faults_of_that_very_scan(world):
+    world.step()
+    world.inventory = replace(world.inventory, lost=((gpu_uuid(3), "it is lost"),))
+
+    assert [fault.problem for fault in world.monitor.faults_for(world.inventory)] == [Problem.LOST]
+    assert world.changes == 0
+    world.monitor.step()
+    assert world.changes == 1  # who listens hears of it, too
+
+
+def test_a_gpu_that_is_back_is_well_after_a_minute_without_a_break(world):
+    healthy = world.inventory
+    world.inventory = replace(healthy, lost=((gpu_uuid(3), "it is lost"),))
+    world.step()
+    world.inventory = healthy
+    seconds = world.step(after=10)
+    assert seconds <= 60
+    assert world.published() == [(gpu_uuid(3), Problem.LOST, "")]
+    world.step(after=59)
+    assert world.published() != []
+
+    world.step(after=1.5)
+
+    assert world.published() == []
+    assert world.told() == [("node-1", "GPUUnhealthy"), ("node-1", "GPURecovered")]
+
+
+def test_a_restart_publishes_what_was_published_since_the_same_moment(world):
+    world.step(xid(79))
+    before = world.scan()
+    world.now += 500
+    world.start()
+
+    assert world.scan() == before
+    world.step()
+    assert world.scan() == before
+    assert len(world.events) == 1  # it was told before
+
+
+def test_a_reboot_makes_gpus_well(world):
+    world.step(xid(79))
+    world.boot = "next"
+    world.start()
+
+    world.step()
+    assert world.published() == []
+
+
+def test_a_reset_while_the_plugin_was_away_is_noticed(world):
+    world.step()
+    world.step(xid(79), after=40)
+    world.step(after=6)  # the look after the event
+    world.step(after=700)  # and one that is kept
+    world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), energy_mj=1)
+    world.start()
+
+    world.step(after=40)
+    world.step(after=61)
+
+    assert world.published() == []
+
+
+def test_a_reset_is_seen_at_the_next_look(world):
+    world.step()
+    world.step(xid(79), after=40)
+    world.step(after=6)
+    world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), energy_mj=1)
+    world.step(after=40)
+    assert world.published() == [SICK]
+
+    world.step(after=61)
+
+    assert world.published() == []
+
+
+def test_an_event_asks_for_a_look_soon(world):
+    world.step()
+    assert world.looks == 1
+    world.step(after=10)
+    assert world.looks == 1
+
+    seconds = world.step(xid(79), after=1)
+    assert seconds <= 1
+    world.step(after=1)
+
+    assert world.looks == 2
+
+
+def test_gpus_of_which_none_answers_are_looked_at_less_and_less_often(world):
+    world.readings = {gpu_uuid(0): NodeError("it does not answer")}
+    for _ in range(3600):
+        world.step(after=1)
+
+    assert 5 < world.looks < 13
+
+
+def test_one_gpu_that_does_not_answer_keeps_no_other_from_being_looked_at(world):
+    world.readings[gpu_uuid(0)] = NodeError("it does not answer")
+    world.readings[gpu_uuid(1)] = HealthReading(gpu_uuid(1), remap_failed=True)
+    world.step()
+    world.step(after=31)
+
+    assert world.published() == [(gpu_uuid(1), Problem.REMAP_FAILED, "")]
+    assert world.looks == 2
+
+
+def test_a_thousand_events_in_a_second_are_few_writes_and_few_events(world):
+    world.step()
+    writes, told = world.writes, len(world.events)
+    for _ in range(50):
+        world.step(xid(79, count=10), xid(31, minor=1, count=10), after=0.02)
+    world.step(after=1)
+
+    assert world.monitor.faults[0].value == "79"
+    assert world.writes - writes <= 3
+    assert len(world.events) - told <= 5
+    assert world.changes == 1
+    value = world.metrics.registry.get_sample_value
+    for minor, number in ((0, "79"), (1, "31")):
+        labels = {"gpu": gpu_uuid(minor), "xid": number}
+        assert value("dra_driver_gpu_xid_total", labels) == 500
+
+
+def test_events_of_thousands_of_processes_take_little_memory(world):
+    world.step()
+    for pid in range(5000):
+        world.monitor.saw([xid(31, pid=pid)])
+
+    assert len(world.monitor._pending) <= 1025
+    world.step(after=1)
+    labels = {"gpu": gpu_uuid(), "xid": "31"}
+    assert world.metrics.registry.get_sample_value("dra_driver_gpu_xid_total", labels) == 5000
+
+
+def test_a_profile_says_what_follows(world):
+    health = HealthRules(xids=((31, Effect.NO_SCHEDULE),))
+    entry = ProfileEntry(GpuSelector(frozenset({0})), Rules(health=health), "spec.gpus[0]")
+    world.profile = Profile("strict", (entry,))
+    world.step(xid(31), xid(31, minor=1))
+
+    assert world.published() == [(gpu_uuid(0), Problem.XID, "31")]
+
+
+def test_while_no_profile_can_be_used_the_last_one_counts(world):
+    world.step(xid(79))
+
+    def broken():
+        raise SettingsError("it is broken")
+
+    world.monitor._inputs = replace(world.monitor._inputs, profile=broken)
+    world.step(xid(48, minor=1), after=1)
+
+    assert world.published() == [SICK, (gpu_uuid(1), Problem.XID, "48")]
+
+
+def test_an_administrator_says_that_a_gpu_is_well_once_that_is_kept(world):
+    world.step(xid(79), xid(48, minor=1))
+    world.requests.edit = lambda state: cleared(state, gpu_uuid(0))
+    done = world.requests.done_count
+
+    world.step(after=1)
+
+    assert world.published() == [(gpu_uuid(1), Problem.XID, "48")]
+    assert world.requests.done_count == done + 1
+    world.start()
+    assert world.published() == [(gpu_uuid(1), Problem.XID, "48")]
+
+
+def test_who_lets_go_of_a_gpu_has_that_published_by_the_next_step(world):
+    world.step()
+    woken = []
+    world.monitor.wake = lambda: woken.append(1)
+    world.monitor.change(lambda state, now: after_release(state, [gpu_uuid(2)], now))
+    world.step()
+
+    assert woken == [1]
+    assert world.published() == [(gpu_uuid(2), Problem.RELEASED, "")]
+
+
+def test_a_gpu_without_events_is_told_once(world):
+    world.unmonitored = {gpu_uuid(5): "not supported"}
+    world.step()
+    world.start()
+    world.step(after=1)
+
+    assert world.told() == [("node-1", "GPUHealthEvent")]
+
+
+def test_an_older_process_tells_and_keeps_nothing_and_knows_what_the_newer_one_does(
+    world, tmp_path
+):
+    newer = World(tmp_path)
+    world.step()
+    newer.step()
+    world.newest = False
+    writes = world.writes
+
+    for each in (world, newer):
+        each.step(xid(79), after=1)
+    assert (world.events, world.writes) == ([], writes)
+    world.step(after=1)
+    assert world.scan() == newer.scan()
+    newer.requests.edit = cleared
+    newer.step(after=1)
+    world.newest = True  # the newer one has ended
+    world.step(after=1)
+
+    assert world.published() == []
+
+
+def test_before_the_first_scan_nothing_is_forgotten(world):
+    world.step(xid(79))
+    world.start()
+
+    assert world.monitor.step() is None
+    assert [fault.value for fault in world.monitor.faults] == ["79"]
+
+
+@pytest.mark.parametrize("effects", range(7))
+def test_killed_at_any_moment_the_state_is_right_after_the_restart(world, effects):
+    """What was published is published again; what never was is seen as if it had not happened, or
+    is published."""
+    world.step(xid(48, minor=1))
+    before = world.scan()
+    world.now += 10
+    world.effects_left = effects
+    world.requests.edit = lambda state: cleared(state, gpu_uuid(1))
+    died = False
+    try:
+        world.step(xid(79))
+    except Killed:
+        died = True
+    published = world.monitor.faults
+    changed = world.changes > 1
+    world.start()
+
+    after = world.scan()
+    if changed or not died:
+        assert after == published
+        assert [fault.value for fault in after] == ["79"]
+    else:
+        assert after in (before, published)
+    world.step(after=1)
+    assert world.scan() == after
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"HealthOfBoot": {}}', "[]"])
+def test_a_damaged_file_is_set_aside_and_looks_find_what_is_wrong_again(world, text, caplog):
+    world.readings[gpu_uuid(4)] = HealthReading(gpu_uuid(4), remap_failed=True)
+    world.step(xid(79))
+    world.path.write_text(text)
+
+    world.start()
+    world.step(after=1)
+
+    assert world.published() == [(gpu_uuid(4), Problem.REMAP_FAILED, "")]
+    assert world.path.with_name("health.json.damaged").read_text() == text
+    assert "cannot be understood" in caplog.text
+    world.start()
+    assert world.published() == [(gpu_uuid(4), Problem.REMAP_FAILED, "")]
+
+
+def test_a_disk_that_fails_keeps_nothing_from_being_published_and_is_said_once(tmp_path, caplog):
+    with small_disk(tmp_path / "disk") as disk:
+        world = World(disk.path)
+        world.step()
+        disk.make("ro")
+        for second in range(30):
+            world.step(xid(79), xid(200 + second), after=1)
+
+        assert len(world.published()) == 31
+        assert caplog.text.count("is not kept for a restart") == 1
+        disk.make("rw")
+        world.step(after=11)
+        before = world.scan()
+        world.start()
+        assert world.scan() == before
+
+
+def test_a_file_that_cannot_be_read_is_no_reason_not_to_watch(world):
+    world.step()
+    with FailingCalls(world.path.parent, 0, errno.EIO):
+        world.start()
+    world.step(xid(79), after=1)
+
+    assert world.published() == [SICK]
