@@ -67,7 +67,7 @@ class HealthReading:
     correctable_ecc: int | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Something that is wrong with a GPU, or with a part of it. Times in seconds since the epoch.
 
@@ -84,7 +84,7 @@ class Fault:
 
 
 Faults = tuple[Fault, ...]
-"""Of a node, in the order of ``Fault``."""
+"""Of a node, by GPU, problem, value and partition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from dra_driver.model.health import Fault, GpuEvent, Problem
-from dra_driver.plan.health.problems import PROBLEMS, xid_entry
+from dra_driver.plan.health.problems import PROBLEMS, RECOVERY_ACTIONS, xid_entry
 
 LONGEST_MESSAGE = 1024  # that the kubelet takes of a device's health
 
@@ -25,12 +25,21 @@ def action(problem: Problem, value: str = "") -> str:
     """What to do about it."""
     if problem is Problem.XID:
         return xid_entry(value).action
+    if problem is Problem.RECOVERY_ACTION and value in RECOVERY_ACTIONS:
+        return RECOVERY_ACTIONS[value]
     return PROBLEMS[problem].action
+
+
+def describe_problem(fault: Fault) -> str:
+    """What is wrong, where and since when."""
+    where = f" in the partition of {fault.partition}" if fault.partition else ""
+    what = meaning(fault.problem, fault.value)
+    return f"{what}{where}, since {timestamp(fault.since)}{_times(fault.count)}"
 
 
 def describe_fault(fault: Fault) -> str:
     """What is wrong, where, since when, and what to do, in one sentence."""
-    return f"{_sight(fault)}; {action(fault.problem, fault.value)}"
+    return f"{describe_problem(fault)}; {action(fault.problem, fault.value)}"
 
 
 def describe_faults(faults: Iterable[Fault]) -> str:
@@ -38,8 +47,8 @@ def describe_faults(faults: Iterable[Fault]) -> str:
     several is said once."""
     latest = sorted(faults, key=lambda fault: (-fault.since, fault.problem, fault.value))
     actions = dict.fromkeys(action(fault.problem, fault.value) for fault in latest)
-    text = "; ".join([*(_sight(fault) for fault in latest), *actions])
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"
+    text = "; ".join([*(describe_problem(fault) for fault in latest), *actions])
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 4]} ..."
 
 
 def describe_event(event: GpuEvent) -> str:
@@ -57,12 +66,6 @@ def timestamp(seconds: float) -> str:
     '1970-01-01T00:00:00Z'
     """
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _sight(fault: Fault) -> str:
-    where = f" in the partition of {fault.partition}" if fault.partition else ""
-    what = meaning(fault.problem, fault.value)
-    return f"{what}{where}, since {timestamp(fault.since)}{_times(fault.count)}"
 
 
 def _times(count: int) -> str:

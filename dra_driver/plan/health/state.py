@@ -190,7 +190,7 @@ def _state(state: HealthState, faults: _FaultsByKey, looks: Iterable[Look]) -> H
 
 
 def _order(fault: Fault) -> tuple[object, ...]:
-    """``Fault`` compares partitions, too, and None with none."""
+    """The GPU as a whole is before its partitions."""
     place = fault.partition
     return fault.gpu, fault.problem, fault.value, place is not None, place or ()
 
