@@ -310,25 +310,6 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
             _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _pci_info(end)
 
-    def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int:
-        self._gpu(handle, "nvmlDeviceGetSupportedEventTypes")
-        return 0
-
-    def nvmlDeviceRegisterEvents(self, handle: Any, eventTypes: int, eventSet: Any) -> None:  # noqa: N803
-        self._gpu(handle, "nvmlDeviceRegisterEvents")
-        _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def nvmlEventSetCreate(self) -> Any:
-        self._node()
-        return object()
-
-    def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any:  # noqa: N803
-        self._node()
-        _fail(pynvml.NVML_ERROR_TIMEOUT)
-
-    def nvmlEventSetFree(self, eventSet: Any) -> None:  # noqa: N803
-        self._node()
-
     def _in_its_mode(self, gpu: SimulatedGpu) -> SimulatedGpu:
         """With the MIG mode that it has now."""
         on = gpu.geometry is not None and self._mig.read(self._node(), gpu).on
