@@ -373,13 +373,15 @@ def of(findings, subject):
     return [finding for finding in findings if finding.subject == subject]
 
 
-def test_a_cluster_in_order_is_four_lines_and_one_for_features_claims_and_pods_each(client):
+def test_a_cluster_in_order_has_a_line_for_each_check(client):
     findings = examine(client)
 
-    assert levels(findings) == [Level.OK] * 7
+    assert levels(findings) == [Level.OK] * 8
     assert findings[0].message.endswith("serves resource.k8s.io/v1")
-    assert [finding.subject for finding in findings[-2:]] == ["pending claims", "pending pods"]
-    assert findings[-3].message.startswith(
+    assert [finding.subject for finding in findings[-3:]] == [
+        *("pending claims", "pending pods", "tainted devices")
+    ]
+    assert findings[-4].message.startswith(
         "kept: device taints, consumable capacity, shared counters"
     )
 
@@ -426,7 +428,7 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
     findings = list(examine_cluster(CheckedCluster(client, ResourceApi(client), DRIVER, NODE)))
 
-    assert levels(findings) == [Level.OK, Level.OK, Level.SKIP, *[Level.OK] * 4]
+    assert levels(findings) == [Level.OK, Level.OK, Level.SKIP, *[Level.OK] * 5]
 
 
 @pytest.mark.parametrize(

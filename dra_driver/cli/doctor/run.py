@@ -20,6 +20,7 @@ from dra_driver.cli import mig_status
 from dra_driver.cli.doctor import (
     cluster_checks,
     gpu_checks,
+    health_checks,
     host_checks,
     mig_checks,
     mps_checks,
@@ -209,6 +210,7 @@ def examine_cluster(
     yield server_finding
     # every slice there is: listed once for both
     published = cache(partial(read_published_devices, cluster))
+    tainted_devices = partial(health_checks.check_tainted_devices, cluster.node, published)
     checks: list[Check] = [
         (cluster_checks.NODE, lambda: cluster_checks.check_node_object(cluster)),
         (cluster_checks.RIGHTS, lambda: cluster_checks.check_permissions(cluster)),
@@ -216,6 +218,7 @@ def examine_cluster(
         (cluster_checks.FEATURES, lambda: cluster_checks.check_api_features(cluster)),
         (pending_claims.CLAIMS, lambda: pending_claims.pending_claims(cluster, published)),
         (pending_pods.PODS, lambda: pending_pods.pending_pods(cluster, published)),
+        (health_checks.TAINTED_DEVICES, tainted_devices),
         *more_checks,
     ]
     if server_finding.level is Level.FAIL:

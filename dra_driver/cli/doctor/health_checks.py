@@ -1,0 +1,93 @@
+"""``doctor``'s checks of the health of GPUs: what is wrong with them, since when, and what to do.
+
+Of this node the record of its plugin is read, which has problems without a taint, too; of other
+nodes the taints of their slices.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
+from dra_driver.cli.findings import Finding, abbreviated, ok, warn
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.health import DEFAULT_HEALTH_RULES, Effect, Fault, HealthState, Problem
+from dra_driver.plan.health.messages import action, describe_problem, meaning
+from dra_driver.plan.health.problems import effect_of, problem_of
+from dra_driver.plan.health.state import RulesByGpu
+
+GPU_HEALTH, TAINTED_DEVICES = "GPU health", "tainted devices"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _NodeTaint:
+    """A taint that devices of one node have."""
+
+    node: str
+    problem: Problem
+    value: str
+    effect: str
+    since: str  # as the API server has it
+
+
+def check_gpu_health(
+    read_health: Callable[[], HealthState],
+    read_inventory: Callable[[], Inventory],
+    read_rules: Callable[[Inventory], RulesByGpu],
+) -> Iterator[Finding]:
+    """One finding for each fault of the GPUs of this node."""
+    faults = read_health().faults
+    if not faults:
+        yield ok(GPU_HEALTH, "nothing is wrong with a GPU, as far as the plugin has seen")
+        return
+    inventory = read_inventory()
+    gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
+    rules = read_rules(inventory)
+    for fault in faults:
+        gpu_rules = rules.get(fault.gpu, DEFAULT_HEALTH_RULES)
+        effect = effect_of(fault.problem, fault.value, gpu_rules)
+        yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), effect)
+
+
+def _fault_finding(fault: Fault, gpu_name: str, effect: Effect) -> Finding:
+    consequence = "no taint" if effect is Effect.NONE else f"a taint {effect}"
+    recovering = "" if fault.well_since is None else ", which goes soon: it is over"
+    return warn(
+        GPU_HEALTH,
+        f"{gpu_name}: {describe_problem(fault)}; {consequence}{recovering}",
+        action(fault.problem, fault.value),
+    )
+
+
+def check_tainted_devices(
+    own_node: str, read_published: Callable[[], PublishedDevices]
+) -> Iterator[Finding]:
+    """One finding for each taint of the devices of a node other than *own_node*. Forbidden: this
+    account may not read slices."""
+    devices_by_taint: dict[_NodeTaint, list[str]] = defaultdict(list)
+    for device in read_published().devices:
+        if device.node != own_node:
+            for taint in _health_taints(device):
+                devices_by_taint[taint].append(device.name)
+    for node_taint, names in sorted(devices_by_taint.items()):
+        yield _taint_finding(node_taint, names)
+    if not devices_by_taint:
+        yield ok(TAINTED_DEVICES, "no other node has a device with a taint for its health")
+
+
+def _health_taints(device: PublishedDevice) -> Iterator[_NodeTaint]:
+    for taint in device.document.get("taints") or ():
+        if problem := problem_of(str(taint["key"])):
+            value, effect, since = (
+                str(taint.get(name) or "") for name in ("value", "effect", "timeAdded")
+            )
+            yield _NodeTaint(device.node, problem, value, effect, since)
+
+
+def _taint_finding(taint: _NodeTaint, names: list[str]) -> Finding:
+    return warn(
+        TAINTED_DEVICES,
+        f"{abbreviated(names)} on {taint.node}: {meaning(taint.problem, taint.value)}, "
+        f"since {taint.since}; a taint {taint.effect}",
+        action(taint.problem, taint.value),
+    )
