@@ -16,6 +16,7 @@ from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_p
 from dra_driver.node.machine import OpenNode
 from dra_driver.plugin import other_drivers
 from dra_driver.plugin.claims import start as claims
+from dra_driver.plugin.health import start as health
 from dra_driver.plugin.http_port import HttpPort
 from dra_driver.plugin.memory import start as memory
 from dra_driver.plugin.metrics import Metrics
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 CAPABILITIES = (  # each finds in the parts what those before it have set
     publish.start,
+    health.start,
     claims.start,
     mig.start,
     memory.start,

@@ -31,7 +31,11 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     handler = _claim_handler(parts, preparer, stack)
     parts.claim_handler = handler
     parts.devices = NodeDevices(
-        parts.settings.node_name, parts.offers.now, parts.node.inventory, parts.ledger.records
+        parts.settings.node_name,
+        parts.offers.now,
+        parts.node.inventory,
+        parts.ledger.records,
+        lambda: parts.health.faults,
     )
     _start_repairs(parts, preparer, handler, stack)
     _keep_driver_spec(parts, preparer.driver_spec, stack)
