@@ -37,7 +37,7 @@ def test_each_fault_of_the_node_is_told_with_its_time_its_taint_and_what_to_do()
         "gpu-0: Xid 79: the GPU has fallen off the bus, since 1970-01-01T00:00:00Z; "
         "a taint NoSchedule"
     )
-    assert fatal.remedy == "reboot the node"
+    assert fatal.remedy.startswith("reboot the node")
     assert harmless.message == (
         "gpu-1: the GPU is slowed down because it is hot, since 1970-01-01T00:01:00Z; no taint"
     )
@@ -88,7 +88,7 @@ def test_sick_gpus_of_other_nodes_are_told_by_their_taints_once_for_all_devices(
         "gpu-0, gpu-0-mig-1g-10gb-0 on node-b: Xid 79: the GPU has fallen off the bus, "
         "since 2026-11-24T03:00:00Z; a taint NoSchedule"
     )
-    assert first.remedy == "reboot the node"
+    assert first.remedy.startswith("reboot the node")
     assert second.message.startswith("gpu-7 on node-c: the GPU does not answer, since")
 
 
