@@ -51,6 +51,7 @@ from dra_driver.model.steps import (
 from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.agent_protocol import (
     AgentError,
+    LetGoRequest,
     ReleaseRequest,
     RequestDone,
     ServeRequest,
@@ -227,6 +228,7 @@ MESSAGES = (
     ReleaseRequest(NAMESPACE.name),
     TerminateRequest(NAMESPACE.name, (7, 8)),
     StatusRequest(),
+    LetGoRequest(NAMESPACE.gpus, 1700000600.0),
     SERVED,
     STATUS,
     RequestDone(),

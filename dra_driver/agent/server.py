@@ -30,6 +30,7 @@ from dra_driver.plan.mps import servers
 log = logging.getLogger(__name__)
 
 _TRIM_SECONDS: Final = 60.0  # between two looks at its logs
+_RELEASED: Final = "its GPUs were released for a while"
 
 
 class ManagedServer:
@@ -40,6 +41,7 @@ class ManagedServer:
         self._files = dependencies.files
         self._daemons = dependencies.daemons
         self._clock = dependencies.clock
+        self._released = dependencies.released
         self._health = ServerHealth(dependencies.clock)
         self._namespaces = ServerNamespaces(self._file, dependencies.daemons, self._health)
         self._trimmed_at = float("-inf")
@@ -85,12 +87,13 @@ class ManagedServer:
 
     def seconds_to_wait(self) -> float | None:
         """Until its next ``maintain``, if that is sooner than usual; None: it is not."""
-        if self.is_well:
+        if self.is_well or self._is_released:
             return None
         return max(1.0, self._health.retry_at - self._clock.passed())
 
     def start(self, namespace: MpsNamespace) -> ServedNamespace:
         """Start the server, with its first namespace. A failure is undone."""
+        self._refuse_released()
         self._file.write(self.state.with_namespace(NamespaceState(namespace)))
         try:
             self._start()
@@ -160,7 +163,30 @@ class ManagedServer:
             self._health.could_not_ask(str(e))
             raise
 
+    def let_go(self) -> None:
+        """If its GPUs are released, end its daemon, unless it has clients. ``maintain`` starts it
+        again, with all that it served, when they are not any more."""
+        if not self._is_released or not self.state.served:
+            return
+        if not self.state.restart_reason:
+            self.check(0)
+            if self._health.clients or self._health.problem:
+                return
+            self._require_restart(_RELEASED)
+        if self._daemons.is_running(self.daemon):
+            self._daemons.kill(self.daemon)
+
+    @property
+    def _is_released(self) -> bool:
+        return self._released.any_of(self.daemon.gpus, self._clock.since_epoch())
+
+    def _refuse_released(self) -> None:
+        """NodeError: its GPUs are released."""
+        self._released.refuse(self.daemon.gpus, self._clock.since_epoch())
+
     def _maintain(self) -> None:
+        if self._is_released and self.state.served:
+            return self.let_go()
         status = self.check() if self.state.served and self._is_up() else None
         if self._health.failed and not self.state.restart_reason:
             self._require_restart(self._health.problem)
@@ -170,7 +196,10 @@ class ManagedServer:
             self.make_spare()
 
     def finish_interrupted(self) -> None:
-        """Do what the state says and was not done yet: stop, restart, or remove namespaces."""
+        """Do what the state says and was not done yet: stop, restart, or remove namespaces.
+        NodeError: it cannot be done, or has to wait."""
+        if self.state.served and self.state.restart_reason:
+            self._refuse_released()
         try:
             if not self.state.served:
                 self._stop()

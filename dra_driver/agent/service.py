@@ -26,6 +26,7 @@ from dra_driver.node.mps.agent_protocol import (
     AgentAnswer,
     AgentError,
     AgentRequest,
+    LetGoRequest,
     ReleaseRequest,
     RequestDone,
     ServeRequest,
@@ -230,6 +231,8 @@ class AgentService:
                 self._supervisor.release(name)
             case TerminateRequest(name=name, pids=pids):
                 self._supervisor.terminate(name, pids)
+            case LetGoRequest(gpus=gpus, until=until):
+                self._supervisor.let_go(gpus, until)
             case _:
                 assert_never(request)
         return RequestDone()

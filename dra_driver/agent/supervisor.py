@@ -25,6 +25,7 @@ from dra_driver.base.deadlines import request_deadline, seconds_within_request
 from dra_driver.base.errors import DriverError, NodeError, TimedOut
 from dra_driver.base.files import disk_errors
 from dra_driver.base.threads import NamedLocks
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
     MpsNamespace,
     MpsNamespaceName,
@@ -184,6 +185,20 @@ class MpsSupervisor:
         ):
             if not server.gone:
                 server.terminate(pids)
+
+    def let_go(self, gpus: Collection[GpuUuid], until: float) -> None:
+        """End the servers over these GPUs and MIG instances that have no clients, and start none
+        *until* then. Those of other GPUs are started again, soon."""
+        released, before = self._dependencies.released, self._dependencies.released.gpus
+        released.until, released.gpus = until, frozenset(gpus)
+        if released.gpus != before:
+            log.info("GPUs are released", extra={"gpus": sorted(gpus), "until": until})
+        for server in self._all():
+            with suppress(TimedOut), self._locked(server.name, _QUICK_LOCK_SECONDS):
+                if not server.gone:
+                    server.let_go()
+        if before - released.gpus:
+            self.on_problem()
 
     def make_spares(self) -> None:
         """Create the spare namespaces that are missing, while no request waits for them.

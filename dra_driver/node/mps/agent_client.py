@@ -11,11 +11,13 @@ from typing import Final, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.agent_protocol import (
     AgentError,
     AgentRequest,
+    LetGoRequest,
     ReleaseRequest,
     RequestDone,
     ServeRequest,
@@ -53,6 +55,11 @@ class MpsAgentClient:
         """End these clients of the namespace, by the host's PIDs; those that are none are
         ignored."""
         self._ask(TerminateRequest(name, tuple(sorted(pids))), RequestDone, SECONDS)
+
+    def let_go(self, gpus: Collection[GpuUuid], until: float) -> None:
+        """End the servers over these GPUs and MIG instances that have no clients, and start none
+        *until* then (seconds since the epoch); servers of others are started again."""
+        self._ask(LetGoRequest(tuple(sorted(gpus)), until), RequestDone, SECONDS)
 
     def status(self) -> MpsStatus:
         """What the agent knows. Clients are as of the last second."""

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -47,7 +48,16 @@ class StatusRequest:
     """Asks for an ``MpsStatus``."""
 
 
-AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest
+@dataclass(frozen=True, slots=True)
+class LetGoRequest:
+    """Let go of exactly these GPUs and MIG instances: end their servers that have no clients, and
+    start none until then."""
+
+    gpus: tuple[GpuUuid, ...]
+    until: float  # seconds since the epoch
+
+
+AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest | LetGoRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,9 @@ class AgentError:
 
 AgentAnswer = ServedNamespace | MpsStatus | RequestDone | AgentError
 
-REQUESTS: Final = Codec[AgentRequest](ServeRequest, ReleaseRequest, TerminateRequest, StatusRequest)
+REQUESTS: Final = Codec[AgentRequest](
+    ServeRequest, ReleaseRequest, TerminateRequest, StatusRequest, LetGoRequest
+)
 ANSWERS: Final = Codec[AgentAnswer](ServedNamespace, MpsStatus, RequestDone, AgentError)
 
 

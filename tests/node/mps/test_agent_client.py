@@ -93,6 +93,10 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
             lambda agent: agent.terminate("c_1", {9, 7}),
             {"TerminateRequest": {"name": "c_1", "pids": [7, 9]}},
         ),
+        (
+            lambda agent: agent.let_go(["GPU-2", "GPU-1"], 5.0),
+            {"LetGoRequest": {"gpus": ["GPU-1", "GPU-2"], "until": 5.0}},
+        ),
     ],
 )
 def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, request_document):
