@@ -48,20 +48,22 @@ def after_events(
     now: float,
 ) -> HealthState:
     """An event without an effect by the rules leaves no fault. *gpus* say which partition an event
-    is about; one of an instance that is not known is of the GPU."""
+    is about; one of an instance that is not known is of the GPU, and so is a problem that looks
+    tell of."""
     faults, by_uuid = _by_key(state), {gpu.uuid: gpu for gpu in gpus}
     faulty: set[GpuUuid] = set()
     for event in events:
         effect = effect_of(event.problem, event.value, rules.get(event.gpu, DEFAULT_HEALTH_RULES))
         if effect is Effect.NONE:
             continue
-        partition = _partition(by_uuid.get(event.gpu), event.gi)
+        lasts = PROBLEMS[event.problem].lasts
+        partition = _partition(by_uuid.get(event.gpu), event.gi) if lasts else None
         fault = Fault(event.gpu, event.problem, label_value(event.value), partition, now)
         known = faults.get(_key(fault), replace(fault, count=0))
         faults[_key(fault)] = replace(
             known, value=fault.value, count=known.count + event.count, well_since=None
         )
-        if PROBLEMS[event.problem].lasts:
+        if lasts:
             faulty.add(event.gpu)
     looks = [
         replace(look, faulty_since=True) if look.reading.gpu in faulty else look
@@ -82,7 +84,7 @@ def after_reading(
     if before is not None:
         for problem, grows in _growth(before, reading, now):
             _observe(faults, Fault(reading.gpu, problem, "", None, now), grows)
-        if _uncorrectable_errors(before, reading):
+        if _is_more(before.reading.uncorrectable_ecc, reading.uncorrectable_ecc):
             _missed_event(faults, reading.gpu, rules, now)
         if not before.faulty_since and _recovered(before.reading, reading):
             for fault in [fault for fault in faults.values() if fault.gpu == reading.gpu]:
@@ -235,13 +237,12 @@ def _growth(before: Look, reading: HealthReading, now: float) -> Iterator[tuple[
     if reading.pcie_replays is not None and earlier.pcie_replays is not None:
         replays = reading.pcie_replays - earlier.pcie_replays
         yield Problem.PCIE_REPLAYS, replays > MOST_REPLAYS_PER_MINUTE * minutes
-    if reading.correctable_ecc is not None and earlier.correctable_ecc is not None:
-        yield Problem.CORRECTABLE_ECC, reading.correctable_ecc > earlier.correctable_ecc
+    # Without a counter, events tell of them, and a look between them that it is over.
+    yield Problem.CORRECTABLE_ECC, _is_more(earlier.correctable_ecc, reading.correctable_ecc)
 
 
-def _uncorrectable_errors(before: Look, reading: HealthReading) -> bool:
-    counts = before.reading.uncorrectable_ecc, reading.uncorrectable_ecc
-    return counts[0] is not None and counts[1] is not None and counts[1] > counts[0]
+def _is_more(earlier: int | None, count: int | None) -> bool:
+    return earlier is not None and count is not None and count > earlier
 
 
 def _missed_event(faults: _FaultsByKey, gpu: GpuUuid, rules: RulesByGpu, now: float) -> None:

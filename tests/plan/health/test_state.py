@@ -1,55 +1,282 @@
 """How what is known of the health of GPUs changes with what is seen."""
 
-from dra_driver.model.health import Effect, Fault, GpuEvent, HealthReading, HealthState, Problem
-from dra_driver.plan.health import state
-from dra_driver.plan.health.taints import device_taints
-from tests.builders import gpu, gpu_uuid, offer
+import pytest
 
-GPUS = (gpu(0), gpu(1))
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.health import Effect, Fault, GpuEvent, HealthRules, HealthState, Problem
+from dra_driver.plan.health import state
+from tests.builders import gpu_uuid
+from tests.fakes.mig import ONE, TWO, partition
+from tests.plan.health.sights import (
+    Sight,
+    cleared,
+    looked,
+    released,
+    saw,
+    scanned,
+    settled,
+    unmonitored,
+    xid,
+)
+
 NOTHING = HealthState()
 
 
-def xid(number: int, minor: int = 0, gi: int | None = None, count: int = 1) -> GpuEvent:
-    return GpuEvent(gpu_uuid(minor), Problem.XID, str(number), gi, count)
+def after(*sights: Sight, known: HealthState = NOTHING, now: float = 100) -> HealthState:
+    """What is known once all that was seen, every ten seconds something."""
+    for number, sight in enumerate(sights):
+        known = sight(known, now + 10 * number)
+    return known
 
 
-def after(*events: GpuEvent, known: HealthState = NOTHING, now: float = 100) -> HealthState:
-    return state.after_events(known, events, GPUS, {}, now)
+def problems(known: HealthState) -> list[tuple[Problem, str]]:
+    return [(fault.problem, fault.value) for fault in known.faults]
 
 
-def look(known: HealthState, now: float, minor: int = 0, **values) -> HealthState:
-    return state.after_reading(known, HealthReading(gpu_uuid(minor), **values), {}, now)
+def is_over(known: HealthState) -> bool:
+    """Whether nothing is left, if nothing else is seen."""
+    return settled(known, 1e9).faults == ()
 
 
-def test_a_fatal_xid_taints_its_gpu_alone():
-    known = after(xid(79))
-    first, second = (device_taints(device, known.faults) for device in offer(2).devices)
-    [taint] = first
-    assert (taint.key, taint.effect, taint.value) == (
-        "gpu.nvidia.com/xid",
-        Effect.NO_SCHEDULE,
-        "79",
+def test_a_fatal_xid_is_a_fault_of_its_gpu():
+    assert after(saw(xid(79, count=2))).faults == (
+        Fault(gpu_uuid(), Problem.XID, "79", since=100, count=2),
     )
-    assert (taint.since, second) == (100, ())
 
 
-def test_an_xid_of_an_application_leaves_no_fault():
-    assert after(xid(31)).faults == ()
+def test_an_xid_of_an_application_leaves_no_fault_unless_the_profile_says_so():
+    rules = {gpu_uuid(): HealthRules(xids=((31, Effect.NO_SCHEDULE),))}
+
+    assert after(saw(xid(31))).faults == ()
+    assert problems(after(saw(xid(31), xid(13), rules=rules))) == [(Problem.XID, "31")]
+
+
+def test_an_error_of_an_instance_is_of_its_partition():
+    known = after(saw(xid(95, 1, gi=7), xid(95, 1, gi=9)))
+
+    assert {fault.partition for fault in known.faults} == {
+        partition(ONE, 0).key,
+        partition(TWO, 2).key,
+    }
+
+
+@pytest.mark.parametrize(("minor", "gi"), [(1, 8), (0, 7), (1, None)])
+def test_an_error_of_an_instance_that_is_not_known_is_of_the_gpu(minor, gi):
+    [fault] = after(saw(xid(95, minor, gi=gi))).faults
+
+    assert fault.partition is None
 
 
 def test_a_reset_ends_a_fatal_xid_after_a_while():
-    known = look(after(xid(79)), 105, energy_mj=1000)
-    known = look(known, 110, energy_mj=7)
-    assert state.settled(known, {}, 169).faults
-    assert state.settled(known, {}, 170).faults == ()
+    known = after(saw(xid(79)), looked(energy_mj=1000), looked(energy_mj=7))
+
+    assert state.next_settlement(known, {}) == 180
+    assert settled(known, 179).faults
+    assert settled(known, 180).faults == ()
 
 
-def test_a_counter_that_grows_ends_nothing():
-    known = look(look(after(xid(79)), 105, energy_mj=1000), 110, energy_mj=1001)
-    assert state.settled(known, {}, 1e9).faults == known.faults
+def test_the_profile_says_how_long_a_while_is():
+    known = after(saw(xid(79)), looked(energy_mj=1000), looked(energy_mj=7))
+    rules = {gpu_uuid(): HealthRules(recovery_seconds=300)}
+
+    assert state.next_settlement(known, rules) == 420
+    assert state.settled(known, rules, 419).faults
+    assert state.settled(known, rules, 420).faults == ()
+
+
+def test_nothing_is_due_while_nothing_is_well():
+    assert state.next_settlement(after(saw(xid(79))), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "later"),
+    [
+        ({"energy_mj": 1000}, {"energy_mj": 1001}),
+        ({"energy_mj": 1000, "correctable_ecc": 5}, {"energy_mj": 1001, "correctable_ecc": 0}),
+        ({"energy_mj": 1000}, {}),
+        ({"recovery_action": "NONE"}, {"recovery_action": "NONE"}),
+        ({"recovery_action": "RECOVER_IMEX_DOMAIN"}, {"recovery_action": "NONE"}),
+    ],
+)
+def test_nothing_else_is_a_reset(before, later):
+    assert not is_over(after(saw(xid(79)), looked(**before), looked(**later)))
+
+
+@pytest.mark.parametrize(
+    ("before", "later"),
+    [
+        ({"recovery_action": "GPU_RESET"}, {"recovery_action": "NONE"}),
+        ({"pcie_replays": 3}, {"pcie_replays": 0}),
+        ({"uncorrectable_ecc": 1}, {"uncorrectable_ecc": 0}),
+    ],
+)
+def test_a_reset_is_also_seen_by(before, later):
+    known = after(saw(xid(79)), looked(**before), looked(), looked(**later))
+
+    assert is_over(known)
+
+
+def test_a_reset_before_the_fault_does_not_end_it():
+    """Both were between two looks."""
+    known = after(looked(energy_mj=1000), saw(xid(79)), looked(energy_mj=7))
+
+    assert not is_over(known)
+    assert is_over(after(looked(energy_mj=0), known=known, now=130))
+
+
+def test_a_reset_ends_faults_of_partitions_too():
+    known = after(saw(xid(95, 1, gi=7)), looked(1, energy_mj=9), looked(1, energy_mj=1))
+
+    assert is_over(known)
+
+
+def test_an_xid_that_comes_again_stands_since_the_first_time():
+    known = after(saw(xid(79)), looked(energy_mj=9), looked(energy_mj=1), saw(xid(79)))
+
+    assert known.faults == (Fault(gpu_uuid(), Problem.XID, "79", since=100, count=2),)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "well", "problem", "value"),
+    [
+        ({"remap_pending": True}, {"remap_pending": False}, Problem.REMAP_PENDING, ""),
+        ({"remap_failed": True}, {"remap_failed": False}, Problem.REMAP_FAILED, ""),
+        ({"thermal_slowdown": True}, {"thermal_slowdown": False}, Problem.THERMAL, ""),
+        ({"power_brake": True}, {"power_brake": False}, Problem.POWER_BRAKE, ""),
+        ({"fabric": "a b"}, {"fabric": ""}, Problem.FABRIC, "a-b"),
+        (
+            {"recovery_action": "NODE_REBOOT"},
+            {"recovery_action": "NONE"},
+            Problem.RECOVERY_ACTION,
+            "NODE_REBOOT",
+        ),
+    ],
+)
+def test_a_condition_is_a_fault_until_looks_say_otherwise(wrong, well, problem, value):
+    known = after(looked(**wrong))
+
+    assert problems(known) == [(problem, value)]
+    assert not is_over(after(looked(), known=known, now=200))
+    assert is_over(after(looked(**well), known=known, now=200))
 
 
 def test_a_condition_that_comes_back_keeps_since_when():
-    known = look(HealthState(), 100, remap_failed=True)
-    known = look(look(known, 110, remap_failed=False), 120, remap_failed=True)
+    known = after(looked(remap_failed=True), looked(remap_failed=False), looked(remap_failed=True))
+
     assert known.faults == (Fault(gpu_uuid(), Problem.REMAP_FAILED, since=100, count=2),)
+
+
+def test_a_condition_that_changes_stands_since_the_first_time():
+    known = after(looked(recovery_action="DRAIN_P2P"), looked(recovery_action="GPU_RESET"))
+
+    assert known.faults == (Fault(gpu_uuid(), Problem.RECOVERY_ACTION, "GPU_RESET", since=100),)
+
+
+def test_a_clock_that_is_set_back_does_not_keep_a_fault():
+    known = after(looked(remap_failed=True), looked(remap_failed=False), now=5000)
+    known = looked(remap_failed=False)(known, 1000)
+
+    assert settled(known, 1060).faults == ()
+
+
+def test_links_are_missing_that_were_there_before():
+    known = after(looked(nvlinks=16), looked(nvlinks=18), looked(nvlinks=15))
+
+    assert problems(known) == [(Problem.NVLINK, "3")]
+    assert is_over(after(looked(nvlinks=18), known=known, now=200))
+
+
+@pytest.mark.parametrize(("replays", "is_fault"), [(8, False), (9, True)])
+def test_replays_are_counted_by_the_minute(replays, is_fault):
+    known = looked(pcie_replays=100 + replays)(after(looked(pcie_replays=100)), 160)
+
+    assert problems(known) == [(Problem.PCIE_REPLAYS, "")] * is_fault
+    assert is_over(looked(pcie_replays=100 + replays)(known, 220))
+
+
+def test_corrected_errors_are_a_fault_while_they_become_more():
+    known = after(looked(correctable_ecc=1), looked(correctable_ecc=2))
+
+    assert problems(known) == [(Problem.CORRECTABLE_ECC, "")]
+    assert is_over(looked(correctable_ecc=2)(known, 200))
+
+
+def test_the_counter_tells_of_an_uncorrectable_error_whose_event_was_missed():
+    known = after(looked(uncorrectable_ecc=0), looked(uncorrectable_ecc=2))
+
+    assert known.faults == (Fault(gpu_uuid(), Problem.UNCORRECTABLE_ECC, since=110),)
+    assert not is_over(after(looked(uncorrectable_ecc=2), known=known, now=200))
+
+
+def test_errors_before_the_first_look_are_not_held_against_a_gpu():
+    assert after(looked(uncorrectable_ecc=2), looked(uncorrectable_ecc=2)).faults == ()
+
+
+def test_the_counter_adds_nothing_to_an_event():
+    event = GpuEvent(gpu_uuid(), Problem.UNCORRECTABLE_ECC)
+    known = after(looked(uncorrectable_ecc=0), saw(event), looked(uncorrectable_ecc=1))
+
+    assert known.faults == (Fault(gpu_uuid(), Problem.UNCORRECTABLE_ECC, since=110),)
+
+
+def test_the_counter_has_no_more_effect_than_the_event():
+    rules = {gpu_uuid(): HealthRules(effects=((Problem.UNCORRECTABLE_ECC, Effect.NONE),))}
+    known = after(
+        looked(rules=rules, uncorrectable_ecc=0), looked(rules=rules, uncorrectable_ecc=1)
+    )
+
+    assert known.faults == ()
+
+
+def test_a_gpu_that_does_not_answer_is_lost_until_it_does():
+    known = after(scanned(0, 1, lost=(0,)))
+
+    assert known.faults == (Fault(gpu_uuid(), Problem.LOST, since=100),)
+    assert not is_over(after(scanned(0, 1, stale=(0,)), known=known, now=200))
+    assert not is_over(after(scanned(1), known=known, now=200))
+    assert is_over(after(scanned(0, 1), known=known, now=200))
+
+
+def test_a_gpu_without_an_inventory_is_not_lost():
+    assert state.after_scan(NOTHING, Inventory(), 100).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("those", "problem"), [(released, Problem.RELEASED), (unmonitored, Problem.UNMONITORED)]
+)
+def test_exactly_those_that_are_named_are_and_at_once(those, problem):
+    known = after(those(0, 1), those(1, 2))
+
+    assert known.faults == (
+        Fault(gpu_uuid(1), problem, since=100),
+        Fault(gpu_uuid(2), problem, since=110),
+    )
+    assert after(those(), known=known, now=120).faults == ()
+
+
+def test_an_administrator_ends_what_no_look_would():
+    known = after(saw(xid(79), xid(79, 1)), cleared(0))
+
+    assert [fault.gpu for fault in known.faults] == [gpu_uuid(1)]
+    assert after(cleared(), known=known).faults == ()
+
+
+def test_an_administrator_ends_what_is_about_to_be_over():
+    known = after(looked(remap_failed=True), looked(remap_failed=False), cleared(0))
+
+    assert known.faults == ()
+
+
+def test_an_administrator_does_not_end_what_is_seen_to_be_wrong():
+    seen = after(
+        scanned(0, lost=(0,)), released(0), unmonitored(0), looked(remap_failed=True, fabric="")
+    )
+
+    assert cleared(0)(seen, 200) == seen
+
+
+def test_one_partition_alone_can_be_said_to_be_well():
+    known = after(saw(xid(95, 1, gi=7), xid(95, 1, gi=9), xid(79, 1)))
+    after_clear = state.cleared(known, gpu_uuid(1), partition(ONE, 0).key)
+
+    assert [fault.partition for fault in after_clear.faults] == [None, partition(TWO, 2).key]
