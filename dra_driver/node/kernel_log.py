@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,9 +42,10 @@ class KernelLog:
     Best effort: where the log cannot be read, no process is known.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """*file*: /dev/kmsg, of which each read gives one record, or a file with such lines."""
         self._file = file
+        self._clock = clock
         self._descriptor: int | None = None
         self._incomplete = b""  # the beginning of a line
         self._logged: deque[_LoggedXid] = deque(maxlen=_MOST_LINES)
@@ -69,7 +70,7 @@ class KernelLog:
 
         To be called every few seconds.
         """
-        now = time.monotonic()
+        now = self._clock()
         while self._logged and now - self._logged[0].read_at > _MATCH_SECONDS:
             self._logged.popleft()
         for line in self._lines():
@@ -89,7 +90,7 @@ class KernelLog:
     def _lines(self) -> Iterator[bytes]:
         """Whole lines, of those that Xids can be in."""
         for chunk in self._chunks():
-            if b"Xid" not in chunk and not self._incomplete:
+            if not self._incomplete and b"Xid" not in chunk and chunk.endswith(b"\n"):
                 continue
             *lines, self._incomplete = (self._incomplete + chunk).split(b"\n")
             yield from lines

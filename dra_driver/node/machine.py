@@ -23,9 +23,10 @@ from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.nvml.api import NvmlFunctions
-from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
 from dra_driver.node.nvml.events import GpuEvents
+from dra_driver.node.nvml.library import load_nvml
 
 _ROOT = Path("/")  # whose /proc tells the boot: the kernel is the host's
 

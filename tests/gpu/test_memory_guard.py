@@ -16,7 +16,8 @@ from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.mig.geometry import GeometryCache
-from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.library import load_nvml
 from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies
 from dra_driver.plugin.metrics import Metrics

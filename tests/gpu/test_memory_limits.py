@@ -19,7 +19,8 @@ from dra_driver.node.memory.support import (
 )
 from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.api import FUNCTION_NOT_FOUND, nvml_error_code
-from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.library import load_nvml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.node.mig.capabilities import MONITOR_CAPABILITY
-from dra_driver.node.nvml.client import load_nvml
+from dra_driver.node.nvml.library import load_nvml
 from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, machine, unread
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

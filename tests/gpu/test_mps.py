@@ -17,8 +17,9 @@ from dra_driver.model.steps import ComputeMode
 from dra_driver.node.driver.config import DriverPrograms, NodeConfig, find_driver
 from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.mps.daemons import MpsDaemons
-from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.nvml.library import load_nvml
 from tests.gpu.mps import Host, why_not
 from tests.gpu.programs import CONTROL, SERVER, program_of, until, why_no_mounts
 

@@ -4,23 +4,20 @@ What was read of GPUs holds until NVML is started again. A GPU that does not ans
 wait for the driver's work on another GPU: it is unavailable from the second time on.
 """
 
-import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
-
-import pynvml
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, TimedOut
-from dra_driver.model.gpus import GpuUuid, is_mig_uuid, reset_instructions
+from dra_driver.model.gpus import GpuUuid, is_mig_uuid
 from dra_driver.node.nvml import readers
 from dra_driver.node.nvml.api import RESTART_NEEDED, MigReader, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.library import nvml_errors
 from dra_driver.node.nvml.session import NvmlSession, OpenNvml
 from dra_driver.node.nvml.threads import GpuBeingChanged, NvmlThreads, PendingCall, SubmitToGpu
 from dra_driver.node.nvml.values import DynamicState, NvLinks, NvmlSystem, StaticInfo
@@ -32,53 +29,6 @@ T = TypeVar("T")
 
 _GpuCall = Callable[[NvmlFunctions, Any], T]
 """Asks the GPU whose handle it is given."""
-
-_REMEDIES: Final[Mapping[int, str]] = {
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel driver; nvidia-smi has to work",
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or point to its driver root",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was changed in use: reboot the node",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: drain and reboot the node",
-    pynvml.NVML_ERROR_RESET_REQUIRED: reset_instructions("..."),
-    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check its power cables",
-    pynvml.NVML_ERROR_CORRUPTED_INFOROM: "its infoROM is damaged: replace the board",
-    pynvml.NVML_ERROR_NO_PERMISSION: "run this as root, privileged, with access to device nodes",
-}
-
-
-def load_nvml(library: Path | None) -> NvmlFunctions:
-    """pynvml over *library* (``libnvidia-ml.so.1`` of the driver root), or what the linker finds.
-
-    In a container the library is not where the linker looks. It is loaded by the path it resolves
-    to, so that another driver's library, installed while this process runs, is taken at the next
-    start of NVML. NodeError: it cannot be loaded.
-    """
-    if library is not None:
-        path = str(library.resolve())
-        if pynvml.nvmlLib is None or pynvml.nvmlLib._name != path:
-            try:
-                loaded = ctypes.CDLL(path)
-            except OSError as error:
-                raise NodeError(
-                    f"cannot load NVML from {library}: {error}; is the driver complete?"
-                ) from error
-            pynvml._nvmlGetFunctionPointer_cache.clear()
-            pynvml.nvmlLib = loaded
-    return pynvml  # type: ignore[no-any-return]
-
-
-@contextmanager
-def nvml_errors(action: str) -> Iterator[None]:
-    """What NVML raises becomes a NodeError: what was being done, and what to do about it."""
-    try:
-        yield
-    except pynvml.NVMLError as error:
-        remedy = f"; {_REMEDIES[error.value]}" if error.value in _REMEDIES else ""
-        raise NodeError(f"{action}: NVML says {error}{remedy}") from error
-    except pynvml.NVMLLibraryMismatchError as error:
-        raise NodeError(
-            f"{action}: {error}; {_REMEDIES[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]}"
-        ) from error
-
 
 _STOP_SECONDS: Final = 1.0
 _IDLE_POLL_SECONDS: Final = 0.02
@@ -181,6 +131,8 @@ class Nvml:
             self._functions = None
             if self.open.close(_LEAVE_AT_STOP_SECONDS):
                 self._threads.run_system("stopping NVML", self._shut_down, _STOP_SECONDS)
+            else:
+                self._threads.read_system("stopping NVML", self._shut_down_once_left)
         except NodeError as error:
             log.warning("NVML is not stopped: %s", error)
         finally:
@@ -413,13 +365,19 @@ class Nvml:
     def _note_error(self, error: NodeError) -> None:
         self._stale = self._stale or nvml_error_code(error) in RESTART_NEEDED
 
+    def _shut_down_once_left(self) -> None:
+        """Unless the process ends before: nothing waits for this."""
+        if self.open.close(_LEAVE_SECONDS):
+            self._shut_down()
+
     def _shut_down(self) -> None:
         """Undo the last nvmlInit, also one that ended when nobody waited for it any more."""
         functions, self._initialised = self._initialised, None
         try:
-            if functions is not None:
-                functions.nvmlShutdown()
-        except pynvml.NVMLError as error:
+            with nvml_errors("stopping NVML"):
+                if functions is not None:
+                    functions.nvmlShutdown()
+        except NodeError as error:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
 
 

@@ -1,12 +1,12 @@
 """One event set of NVML: which GPUs are registered in it, and what they tell."""
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from dra_driver.base.errors import NodeError
+from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import GpuEvent, Problem
 from dra_driver.node.driver.pci import canonical_bus_id
@@ -17,9 +17,11 @@ from dra_driver.node.nvml.api import (
     NvmlFunctions,
     nvml_error_code,
 )
-from dra_driver.node.nvml.client import nvml_errors
 from dra_driver.node.nvml.health import recovery_action
+from dra_driver.node.nvml.library import nvml_errors
 from dra_driver.node.nvml.threads import CallThread
+
+T = TypeVar("T")
 
 # nvml.h, nvmlEventType*
 SINGLE_BIT_ECC: Final = 0x1
@@ -52,16 +54,50 @@ class RawEvent:
     bus_id: str
 
 
+class Registrar:
+    """Asks a GPU in time, one after the other. For one thread.
+
+    One that hangs keeps its thread, and is refused until it answers; the others get another.
+    """
+
+    def __init__(self) -> None:
+        self._thread = CallThread("nvml-register")
+        self._hanging: dict[GpuUuid, CallThread] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call hangs."""
+        return all(thread.idle for thread in self._hanging.values())
+
+    def ask(self, gpu: GpuUuid, action: str, call: Callable[[], T]) -> T:
+        """What *call* answers. NodeError: what it raised, or that it did not return in time."""
+        if (thread := self._hanging.get(gpu)) is not None and thread.idle:
+            thread.stop()
+            del self._hanging[gpu]
+        thread = self._hanging.get(gpu, self._thread)
+        pending = thread.submit(action, call, _REGISTER_SECONDS)
+        try:
+            return pending.result()
+        except TimedOut:
+            if thread is self._thread:
+                self._hanging[gpu], self._thread = thread, CallThread("nvml-register")
+            raise
+
+    def rest(self) -> None:
+        """Keep no thread until something is asked again."""
+        self._thread.stop()
+        self._thread = CallThread("nvml-register")
+
+
 class RegisteredGpus:
     """The GPUs of one event set, which is good until NVML is shut down. For one thread; NVML raises
     its own errors here."""
 
-    def __init__(self, functions: NvmlFunctions) -> None:
+    def __init__(self, functions: NvmlFunctions, registrar: Registrar) -> None:
         self._functions = functions
+        self._registrar = registrar
         self._set = functions.nvmlEventSetCreate()
         self._gpus: dict[object, tuple[GpuUuid, str]] = {}  # UUID and bus id by handle
-        self._registrar = CallThread("nvml-register")
-        self._hanging: list[CallThread] = []
         self.unmonitored: Mapping[GpuUuid, str] = {}
         self.failed = False  # some are unmonitored that may not be at the next attempt
 
@@ -70,16 +106,12 @@ class RegisteredGpus:
         """Whether there is nothing to wait for."""
         return not self._gpus
 
-    @property
-    def idle(self) -> bool:
-        """Whether no call on a GPU hangs."""
-        return all(thread.idle for thread in self._hanging)
-
     def register(self, gpus: Iterable[GpuUuid]) -> None:
         """Have NVML tell the events of *gpus*. One that hangs keeps no other from it."""
         reasons = {gpu: self._register(gpu) for gpu in gpus}
         self.unmonitored = {gpu: reason for gpu, reason in reasons.items() if reason}
         self.failed = any(reason != NO_EVENTS for reason in self.unmonitored.values())
+        self._registrar.rest()
 
     def events(self, seconds: float) -> list[RawEvent]:
         """What happens within *seconds*, as soon as anything does."""
@@ -98,25 +130,17 @@ class RegisteredGpus:
         return events
 
     def free(self) -> None:
-        """Have NVML forget the set, unless a call still uses it."""
-        self._registrar.stop()
-        if self.idle:
+        """Have NVML forget the set, unless a call that hangs may still use it."""
+        if self._registrar.idle:
             with suppress(NodeError), nvml_errors("freeing an event set"):
                 self._functions.nvmlEventSetFree(self._set)
 
     def _register(self, gpu: GpuUuid) -> str:
         """Why its events are not told; empty: they are."""
-        call = self._registrar.submit(
-            f"GPU {gpu}, registering for its events",
-            lambda: self._register_now(gpu),
-            _REGISTER_SECONDS,
-        )
+        action = f"GPU {gpu}, registering for its events"
         try:
-            place = call.result()
+            place = self._registrar.ask(gpu, action, lambda: self._register_now(gpu, action))
         except NodeError as error:
-            if not self._registrar.idle:
-                self._hanging.append(self._registrar)
-                self._registrar = CallThread("nvml-register")
             return str(error)
         if place is None:
             return NO_EVENTS
@@ -124,10 +148,10 @@ class RegisteredGpus:
         self._gpus[_key(handle)] = (gpu, bus_id)
         return ""
 
-    def _register_now(self, gpu: GpuUuid) -> tuple[Any, str] | None:
+    def _register_now(self, gpu: GpuUuid, action: str) -> tuple[Any, str] | None:
         """Its handle and bus id; None: it does not tell events. On the registrar's thread."""
         functions = self._functions
-        with nvml_errors(f"GPU {gpu}, registering for its events"):
+        with nvml_errors(action):
             handle = functions.nvmlDeviceGetHandleByUUID(gpu)
             bus_id = canonical_bus_id(functions.nvmlDeviceGetPciInfo(handle).busId)
             try:

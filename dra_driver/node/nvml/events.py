@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -19,8 +20,9 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import GpuEvent, Problem
 from dra_driver.node.kernel_log import KernelLog
 from dra_driver.node.nvml.api import NvmlFunctions
-from dra_driver.node.nvml.client import Nvml, nvml_errors
-from dra_driver.node.nvml.event_sets import RawEvent, RegisteredGpus
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.event_sets import RawEvent, RegisteredGpus, Registrar
+from dra_driver.node.nvml.library import nvml_errors
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class GpuEvents:
         self._watched: frozenset[GpuUuid] = frozenset()
         self._registered: frozenset[GpuUuid] = frozenset()  # of those, since they came
         self._unmonitored: Mapping[GpuUuid, str] = {}
+        self._registrar = Registrar()
         self._lock = threading.Lock()  # of _watched and _registered
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,12 +101,9 @@ class GpuEvents:
                         self._wait(gpus)
                 except NodeError as error:
                     self._note_trouble(str(error))
-                    self._give_up(gpus)
-                    gpus = None
-                    self._pause(self._backoff.next_seconds())
-                except Exception:  # whatever delivering does, the next event is read
+                except Exception as error:  # the thread must not end
                     log.exception("reading events failed")
-                    self._pause(self._backoff.next_seconds())
+                    self._note_trouble(str(error))
         finally:
             self._give_up(gpus)
 
@@ -120,15 +120,11 @@ class GpuEvents:
             self._registered = watched
         if gpus is not None and is_complete:
             return gpus
-        new = RegisteredGpus(functions)
-        try:
-            new.register(sorted(watched))
-            if gpus is not None:
-                self._tell(gpus.events(0))
-        except BaseException:
-            new.free()
-            raise
+        new = RegisteredGpus(functions, self._registrar)
+        new.register(sorted(watched))
         if gpus is not None:
+            with suppress(NodeError), nvml_errors("reading the last events of a set"):
+                self._tell(gpus.events(0))
             gpus.free()
         self._note_unmonitored(new)
         return new
@@ -166,18 +162,28 @@ class GpuEvents:
                 event = replace(event, pid=self._kernel_log.take(seen.bus_id, event.value))
             counts[event] += 1
         now = time.time()
-        if counts:
+        if not counts:
+            return
+        try:
             self._deliver([replace(event, count=n, at=now) for event, n in counts.items()])
+        except Exception:  # the next events may fare better
+            log.exception("events were not delivered")
 
     def _note_trouble(self, trouble: str) -> None:
+        """A wait failed: maybe since one GPU is lost, which cannot be registered again, so the
+        others are at once. What fails again and again is tried less and less often."""
+        with self._lock:
+            self._registered = frozenset()
+        if self._trouble:
+            self._pause(self._backoff.next_seconds())
         if trouble != self._trouble:
-            log.warning("will try again", extra={"error": trouble})
+            log.warning("events are not read now", extra={"error": trouble})
         self._trouble = trouble
 
     def _give_up(self, gpus: RegisteredGpus | None) -> None:
         """A call that hangs in NVML keeps it from being closed, as it does on other threads."""
         if gpus is not None:
-            while not gpus.idle and not self._stopping.wait(_PAUSE_SECONDS):
+            while not self._registrar.idle and not self._stopping.wait(_PAUSE_SECONDS):
                 pass
             gpus.free()
         with self._lock:

@@ -11,7 +11,8 @@ import pytest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.node.mig.geometry import GeometryCache
-from dra_driver.node.nvml.client import Nvml, load_nvml, nvml_errors
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.library import load_nvml, nvml_errors
 from dra_driver.sim.host.libraries import shared_object
 
 EVERY = sorted(pynvml.NVMLError.__subclasses__(), key=lambda error: error.__name__)
@@ -122,7 +123,8 @@ def test_a_machine_without_the_driver_says_that_its_library_is_missing():
     # In a process of its own: a library that was loaded once stays findable by its soname.
     program = (
         "from dra_driver.node.mig.geometry import GeometryCache\n"
-        "from dra_driver.node.nvml.client import Nvml, load_nvml\n"
+        "from dra_driver.node.nvml.client import Nvml\n"
+        "from dra_driver.node.nvml.library import load_nvml\n"
         "try: Nvml(lambda: load_nvml(None), GeometryCache).system()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

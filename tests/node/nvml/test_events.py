@@ -184,7 +184,7 @@ def test_errors_are_waited_out_and_logged_once(watched, caplog):
     time.sleep(1.5)
 
     assert len(watched.functions.sets) - began <= 2
-    assert caplog.text.count("will try again") == 1
+    assert caplog.text.count("events are not read now") == 1
     watched.functions.wait_error = None
     eventually(lambda: watched.functions.waiting)
 
