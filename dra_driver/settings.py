@@ -359,6 +359,11 @@ class PluginSettings(DoctorSettings):
         description="whether metrics tell the names of claims and namespaces; false: sums for each "
         "GPU",
     )
+    device_status: bool = Field(
+        True,
+        description="whether the status of prepared claims says what they were given and whether "
+        "it is healthy (`status.devices`)",
+    )
     log_level: LogLevel = "info"
 
     @property
@@ -388,6 +393,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
         "sim": "NAME|FILE",
         "http_address": "HOST:PORT",
         "metrics_claim_names": "true|false",
+        "device_status": "true|false",
         "log_level": "LEVEL",
         "mps_shared_memory": "SIZE",
         "profile": "NAME",

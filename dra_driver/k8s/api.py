@@ -10,6 +10,7 @@ Document = dict[str, Any]
 Query = Mapping[str, str]
 
 MOST_RECENT: Final[Query] = {}
+APPLY_PATCH: Final = "application/apply-patch+yaml"  # server-side apply; JSON is YAML
 FROM_WATCH_CACHE: Final[Query] = {"resourceVersion": "0"}  # answered without asking etcd
 
 
@@ -34,7 +35,9 @@ class KubernetesApi(Protocol):
 
     def update(self, path: str, document: Document) -> Document: ...
 
-    def patch(self, path: str, patch: Document) -> Document: ...
+    def patch(
+        self, path: str, patch: Document, query: Query = ..., content_type: str = ...
+    ) -> Document: ...
 
     def delete(self, path: str, uid: str = "", resource_version: str = "") -> None: ...
 

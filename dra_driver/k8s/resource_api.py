@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from dra_driver.base.errors import Gone, NotFound
-from dra_driver.k8s.api import MOST_RECENT, Document, KubernetesApi, Query, Watch
+from dra_driver.k8s.api import APPLY_PATCH, MOST_RECENT, Document, KubernetesApi, Query, Watch
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
     choose_version,
@@ -92,6 +92,25 @@ class ResourceApi:
         which may be a moment old. NotFound: there is none."""
         path = f"namespaces/{namespace}/resourceclaims/{name}"
         return convert_claim_to_v1(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
+
+    def apply_claim_status(
+        self, namespace: str, name: str, uid: str, status: Document, manager: str
+    ) -> None:
+        """Have the status of exactly this claim say *status*, which replaces what *manager* applied
+        before. NotFound, Conflict: the claim is deleted, or another one."""
+        path = f"namespaces/{namespace}/resourceclaims/{name}/status"
+
+        def apply(base: str) -> Document:
+            document: Document = {
+                "apiVersion": base.removeprefix("/apis/"),
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                "status": status,
+            }
+            query = {"fieldManager": manager, "force": "true"}
+            return self._api.patch(f"{base}/{path}", document, query, APPLY_PATCH)
+
+        self._call(apply)
 
     def claims(self, read_claim: Callable[[Document], Iterable[Answer]]) -> list[Answer]:
         """What *read_claim* finds in the claims of the cluster, of which one page at a time is in

@@ -1,12 +1,12 @@
 """What the capabilities of the plugin are started with, and what they hand to those after them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from dra_driver.base.http import HealthCheck
 from dra_driver.k8s.access import load_access
-from dra_driver.k8s.claims import ClaimReader
+from dra_driver.k8s.claims import ClaimReader, ClaimUid
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import EventRecorder
 from dra_driver.k8s.node_labels import NodeLabels
@@ -78,6 +78,9 @@ class PluginParts:
 
     # Set by ``mig.start`` as layouts come: GPUs that get theirs when nothing uses them any more.
     pending_layouts: frozenset[GpuUuid] = frozenset()
+
+    # Set by ``mps.start`` as that changes: claims whose MPS server does not serve them, and why.
+    mps_failures: Mapping[ClaimUid, str] = field(default_factory=dict)
 
     # Set by ``claims.start``.
     claim_handler: ClaimHandler = field(init=False)

@@ -15,6 +15,7 @@ from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_paths
 from dra_driver.node.machine import OpenNode
 from dra_driver.plugin import other_drivers
+from dra_driver.plugin.claims import device_status
 from dra_driver.plugin.claims import start as claims
 from dra_driver.plugin.health import start as health
 from dra_driver.plugin.http_port import HttpPort
@@ -32,6 +33,7 @@ CAPABILITIES = (  # each finds in the parts what those before it have set
     publish.start,
     health.start,
     claims.start,
+    device_status.start,
     mig.start,
     memory.start,
     mps.start,

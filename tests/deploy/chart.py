@@ -41,7 +41,8 @@ def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
     agent by component and kind, as in ``mps-agent DaemonSet``, and likewise those of the
     controller, those that `helm uninstall` makes, and the policies on nodes and their status, on
-    events, on revisions and on configurations, with their bindings; DeviceClasses by name."""
+    the status of claims, on events, on revisions and on configurations, with their bindings;
+    DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     rendered_objects = {_key(document): document for document in documents}
     assert len(rendered_objects) == len(documents)
@@ -54,7 +55,8 @@ def _key(document: dict[str, Any]) -> str:
         return name
     parts = (
         *(MPS_AGENT, CONTROLLER, UNINSTALL),
-        *("controller-events", "node", "node-status", "events", "revisions", "claim-configs"),
+        *("controller-events", "node", "node-status", "claim-status", "events", "revisions"),
+        "claim-configs",
     )
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()

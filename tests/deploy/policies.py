@@ -15,6 +15,7 @@ import yaml
 from api.names import CLEAR_FAULTS_ANNOTATION, REVISION_PROFILE_LABEL
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.api import APPLY_PATCH
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from hack.testbed.cluster import Cluster
 from tests.deploy.chart import CHART, helm
@@ -35,6 +36,7 @@ EVENTS = f"/api/v1/namespaces/{NAME}/events"
 NEW_EVENTS = f"/apis/events.k8s.io/v1/namespaces/{NAME}/events"
 DEFAULT_EVENTS = "/api/v1/namespaces/default/events"  # where those of cluster-scoped objects are
 NEW_DEFAULT_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAME}/resourceclaims"
 REVISIONS = f"/apis/apps/v1/namespaces/{NAME}/controllerrevisions"
 OF_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 OF_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -53,7 +55,8 @@ ALL_VERBS: Document = {
         {
             "apiGroups": ["", "apps", "resource.k8s.io", "events.k8s.io"],
             "resources": [
-                *("nodes", "nodes/status", "events", "resourceslices", "controllerrevisions")
+                *("nodes", "nodes/status", "events", "resourceslices", "controllerrevisions"),
+                *("resourceclaims/status", "resourceclaims/binding", "resourceclaims/driver"),
             ],
             "verbs": ["*"],
         }
@@ -263,7 +266,49 @@ def daemonset_revision(name: str = "new") -> Document:
     return document
 
 
+def claim_device(driver: str = DRIVER, pool: str = MINE, reason: str = "Tested") -> Document:
+    """What a driver says of its device of a claim."""
+    now = "2026-01-02T03:04:05Z"
+    condition = {"type": "Ready", "status": "True", "reason": reason, "message": ""}
+    return {
+        "driver": driver,
+        "pool": pool,
+        "device": "nic-0" if driver == "other.test" else "gpu-0",
+        "conditions": [{**condition, "lastTransitionTime": now}],
+        "data": {"uuid": "GPU-0", "memory": "10Gi"},
+    }
+
+
+def claim(name: str, pool: str = MINE) -> Document:
+    """Allocated two devices of a node, of which one is another driver's."""
+    drivers = (DRIVER, "other.test")
+    requests = [{"name": f"r{n}", "exactly": {"deviceClassName": "policy.test"}} for n in range(2)]
+    results = [
+        {
+            "request": f"r{n}",
+            **{k: claim_device(driver, pool)[k] for k in ("driver", "pool", "device")},
+        }
+        for n, driver in enumerate(drivers)
+    ]
+    of_node = {"key": "metadata.name", "operator": "In", "values": [pool]}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"{NAME}-{name}"},
+        "spec": {"devices": {"requests": requests}},
+        "status": {
+            "allocation": {
+                "devices": {"results": results},
+                "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [of_node]}]},
+            },
+            "devices": [claim_device("other.test", pool)],
+        },
+    }
+
+
 THERE = {
+    "claim-mine": (CLAIMS, claim("claim-mine")),
+    "claim-theirs": (CLAIMS, claim("claim-theirs", OTHER)),
     "revision": (REVISIONS, revision("revision")),
     "revision-of-daemonset": (REVISIONS, daemonset_revision("revision-of-daemonset")),
     "slice-mine": (SLICES, slice_of(name="slice-mine")),
@@ -345,3 +390,20 @@ def condition(status: str | None = "True", kind: str = CONDITION) -> Document:
 def status_of_node(change: Document, node: str = MINE) -> Call:
     path = f"{NODES}/{node}/status"
     return lambda client, _: client.patch(path, change, content_type=STRATEGIC_MERGE_PATCH)
+
+
+def apply_devices(name: str, *devices: Document) -> Call:
+    """Have the plugin say this of the devices of a claim."""
+
+    def call(client: ApiClient, _: Mapping[str, Document]) -> object:
+        document = THERE[name][1]
+        kept = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
+        status = {"devices": list(devices)} if devices else {}
+        query = {"fieldManager": DRIVER, "force": "true"}
+        return client.patch(f"{place(name)}/status", {**kept, "status": status}, query, APPLY_PATCH)
+
+    return call
+
+
+def status_of_claim(name: str, **fields: Any) -> Call:
+    return lambda client, _: client.patch(f"{place(name)}/status", {"status": fields})

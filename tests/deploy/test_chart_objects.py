@@ -74,6 +74,8 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
     rules = CHART["ClusterRole"]["rules"]
     assert {(*rule["apiGroups"], *rule["resources"]): rule["verbs"] for rule in rules} == {
         ("resource.k8s.io", "resourceclaims"): ["get", "list"],
+        ("resource.k8s.io", "resourceclaims/status"): ["patch"],
+        ("resource.k8s.io", "resourceclaims/driver"): ["associated-node:patch"],
         ("resource.k8s.io", "resourceslices"): [*("list", "watch", "create", "update", "delete")],
         ("resource.k8s.io", "deviceclasses"): ["get", "list"],
         ("", "nodes"): ["get", "list", "watch", "patch"],

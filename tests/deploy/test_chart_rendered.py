@@ -181,6 +181,16 @@ def test_without_the_controller_the_plugin_looks_at_no_nodeprofile_and_writes_no
     assert not {"Role", "RoleBinding", "node-status ValidatingAdmissionPolicy"} & set(rendered)
 
 
+def test_without_the_status_of_devices_the_plugin_may_not_write_into_claims() -> None:
+    rendered = render("--set", "deviceStatus=false")
+    rights = [
+        resource for rule in rendered["ClusterRole"]["rules"] for resource in rule["resources"]
+    ]
+    assert variables(pod_spec(rendered))["DEVICE_STATUS"] == "false"
+    assert not {"resourceclaims/status", "resourceclaims/driver"} & set(rights)
+    assert "claim-status ValidatingAdmissionPolicy" not in rendered
+
+
 def test_values_that_mean_the_same_in_nvidias_chart_are_taken() -> None:
     options = "image.tag=v1,nameOverride=,serviceAccount.name=gpus,serviceAccount.annotations.a=b"
     rendered = render("--set", options)

@@ -193,7 +193,7 @@ def test_every_right_is_listed_with_its_reason(account: str, roles: tuple[str, .
     page = (REPOSITORY / "docs/install.md").read_text()
     section = page.partition("## What the driver may do\n")[2].partition("\n## ")[0]
     table = section.partition(account)[2].split("\n\n")[1]
-    rows = re.findall(r"^\| `([\w./]+)`.* \| ([\w, ]+) \| (.+) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w./]+)`.* \| ([\w:, -]+) \| (.+) \|$", table, re.MULTILINE)
     listed = {(resource, verb) for resource, verbs, _ in rows for verb in verbs.split(", ")}
     granted = {
         (f"{resource}.{group}".rstrip("."), verb)

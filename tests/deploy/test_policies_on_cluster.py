@@ -34,6 +34,8 @@ from tests.deploy.policies import (
     Call,
     Clients,
     Document,
+    apply_devices,
+    claim_device,
     condition,
     create,
     daemonset_revision,
@@ -54,6 +56,7 @@ from tests.deploy.policies import (
     revision,
     slice_of,
     spec_of_node,
+    status_of_claim,
     status_of_node,
     try_out,
     update,
@@ -70,6 +73,7 @@ pytestmark = [
         "events",
         "events.events.k8s.io",
         "controllerrevisions.apps",
+        "resourceclaims/status.resource.k8s.io",
     ),
 ]
 
@@ -107,6 +111,14 @@ COMPONENT = (
     f"{DRIVER}: have --driver-name be the chart's driverName"
 )
 CONTROLLER = COMPONENT.replace("reportingComponent", "reportingController")
+OF_CLAIM = (
+    "a plugin writes of devices into the status of a claim and nothing else; leave the rest as it "
+    "is"
+)
+OF_DEVICES = (
+    f"status.devices: a plugin writes of devices of {DRIVER} in the pool of its own node, "
+    f"'{MINE}'; leave "
+)
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1"}
 SELECTED: Document = {
     "nodeSelectorTerms": [
@@ -235,6 +247,26 @@ REFUSED: dict[str, tuple[Call, str]] = {
         status_of_node({"metadata": {"annotations": {"gpu.nvidia.com/profile-revision": "x"}}}),
         f"metadata.annotations: {OF_STATUS}",
     ),
+    "claim: a device of another node": (
+        apply_devices("claim-theirs", claim_device(pool=OTHER)),
+        f"{OF_DEVICES}{DRIVER}/{OTHER}/gpu-0 as it is",
+    ),
+    "claim: a device of another driver": (
+        apply_devices("claim-mine", claim_device("other.test", reason="Other")),
+        f"{OF_DEVICES}other.test/{MINE}/nic-0",
+    ),
+    "claim: what another driver says is removed": (
+        status_of_claim("claim-mine", devices=[]),
+        f"{OF_DEVICES}other.test/{MINE}/nic-0 as it is",
+    ),
+    "claim: it is freed": (
+        status_of_claim("claim-mine", allocation=None, devices=None),
+        f"status.allocation: {OF_CLAIM}",
+    ),
+    "claim: it is reserved": (
+        status_of_claim("claim-mine", reservedFor=[{"resource": "pods", "name": "a", "uid": "1"}]),
+        f"status.reservedFor: {OF_CLAIM}",
+    ),
     "event: another node's": (create(EVENTS, event(OTHER)), OTHER_INSTANCE),
     "event: of no node": (create(EVENTS, event(reportingInstance="")), NO_INSTANCE),
     "event: its source is another node": (
@@ -280,6 +312,7 @@ OF_A_TOKEN_WITHOUT_A_NODE = {
     "slice removed": delete("slice-mine"),
     "node": patch_node(labels()),
     "status": status_of_node(condition()),
+    "claim": apply_devices("claim-mine", claim_device()),
     "event": try_out(EVENTS, event()),
     "new event": try_out(NEW_EVENTS, new_event()),
 }
@@ -300,6 +333,9 @@ def there(clients: Clients) -> Iterator[Mapping[str, Document]]:
     """What was there before a plugin writes, by its name in THERE; the policies are in force."""
     for path, document in THERE.values():
         clients.admin.create(path, document)
+        if "status" in document:
+            path = f"{path}/{document['metadata']['name']}/status"
+            clients.admin.patch(path, {"status": document["status"]})
     stored = {name: clients.admin.get(place(name)) for name in THERE}
     for call in OF_A_TOKEN_WITHOUT_A_NODE.values():
         eventually(lambda c=call: NO_NODE_OF_TOKEN in refusal(clients.nobody, stored, c))  # type: ignore[misc]
@@ -351,6 +387,9 @@ ADMITTED: dict[str, Call] = {
     "status: the condition again": status_of_node(condition()),
     "status: another one of it": status_of_node(condition("False")),
     "status: it goes": status_of_node(condition(None)),
+    "claim: its own device": apply_devices("claim-mine", claim_device()),
+    "claim: its own device changed": apply_devices("claim-mine", claim_device(reason="Again")),
+    "claim: its own device forgotten": apply_devices("claim-mine"),
     "event": create(EVENTS, event()),
     "event: without a source": try_out(EVENTS, event(name="plain", source={})),
     "event: counted": patch("event-mine", count=2, message="it is tested again"),
@@ -532,7 +571,7 @@ def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
 ) -> None:
     command = [
         "uninstall-check",
-        f"--driver-name={DRIVER}",
+        "--driver-name=unused.test",
         f"--kubeconfig={clients.uninstall_kubeconfig}",
     ]
     answer = subprocess.run(

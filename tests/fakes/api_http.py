@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dra_driver.k8s.api import APPLY_PATCH
 from tests.fakes.api_objects import (
     CUSTOM,
     RESOURCES,
@@ -216,6 +217,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if request.method == "DELETE":
             return 200, objects.delete(target.key, body.get("preconditions"))
         if request.method == "PATCH":
+            if request.headers.get("Content-Type") == APPLY_PATCH and target.part == "status":
+                return 200, objects.apply_devices(target.key, body, request.query["fieldManager"])
             merge = self._merge(target, request.headers.get("Content-Type", ""))
             with objects.changed:
                 before = objects.get(target.key)

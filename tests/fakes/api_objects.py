@@ -28,6 +28,7 @@ _SET_BY_SERVER = (
     "creationTimestamp",
     "deletionTimestamp",
 )
+_DeviceKey = tuple[str, str, str, str]
 MAX_GENERATED = 58  # names.maxGeneratedNameLength
 
 
@@ -129,6 +130,7 @@ class Objects:
         self._compacted = 0
         self._pages: dict[str, tuple[str, list[Object]]] = {}  # by the token that continues a list
         self._names = itertools.count()
+        self._applied: dict[tuple[Key, str], frozenset[_DeviceKey]] = {}  # by whom, to what
 
     @property
     def version(self) -> str:
@@ -258,6 +260,27 @@ class Objects:
                 return self._remove(key, made)
             return self._store(key, before, made)
 
+    def apply_devices(self, key: Key, document: Object, manager: str) -> Object:
+        """Server-side apply of what the status of a claim says of devices, by force."""
+        with self.changed:
+            before = self.get(key)
+            refuse_patch(RESOURCES[key[0]], before, document)
+            status = before.get("status") or {}
+            applied = {_device_key(each): each for each in document["status"].get("devices") or ()}
+            allocation = (status.get("allocation") or {}).get("devices") or {}
+            allocated = {_device_key(each) for each in allocation.get("results") or ()}
+            if not applied.keys() <= allocated:
+                raise Refusal(422, "Invalid", "status.devices[0]: Invalid value: not allocated")
+            replaced = self._applied.get((key, manager), frozenset()) | applied.keys()
+            self._applied[key, manager] = frozenset(applied)
+            kept = [
+                each for each in status.get("devices") or () if _device_key(each) not in replaced
+            ]
+            devices = [*kept, *applied.values()]
+            rest = {name: value for name, value in status.items() if name != "devices"}
+            made = {**rest, "devices": devices} if devices else rest
+            return self.update(key, {**before, "status": made}, "status")
+
     def delete(self, key: Key, preconditions: Mapping[str, str] | None = None) -> Object:
         with self.changed:
             before = self.get(key)
@@ -358,6 +381,11 @@ def _revision_problem(made: Object, before: Object | None) -> str:
     if made.get("revision", 0) < 0:
         return f"revision: Invalid value: {made['revision']}: must be at least 0"
     return ""
+
+
+def _device_key(device: Object) -> _DeviceKey:
+    """By which entries of ``status.devices`` are told apart, and results of an allocation."""
+    return device["driver"], device["pool"], device["device"], device.get("shareID", "")
 
 
 def refuse_patch(resource: Resource, before: Object, patch: Object) -> Object:

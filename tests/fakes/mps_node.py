@@ -110,6 +110,8 @@ class World:
             **others,
             is_newest=lambda: self.newest,
             claim_listeners=[],
+            mps_failures={},
+            health_changed=lambda: None,
         )
 
     @property

@@ -183,6 +183,28 @@ def unserved_claims(
     )
 
 
+def server_failures(
+    snapshot: MpsSnapshot, lost: Collection[MpsNamespaceName], unserved: Collection[ClaimUid]
+) -> dict[ClaimUid, str]:
+    """The prepared claims that cannot use MPS now, and why. *unserved*: those that the agent does
+    not serve again."""
+    failures: dict[ClaimUid, str] = {}
+    for namespace in snapshot.namespaces:
+        server = server_for(namespace.name, snapshot.status)
+        if not namespace.completed:
+            continue
+        if namespace.name in lost:
+            why = "the MIG instance of its MPS server is gone"
+        elif server is not None and not server.ready:
+            why = f"the MPS server of {_gpus([namespace])} does not work: {server.reason}"
+        elif server is None and namespace.claim.uid in unserved:
+            why = f"no MPS server of {_gpus([namespace])} serves it"
+        else:
+            continue
+        failures.setdefault(namespace.claim.uid, why)
+    return failures
+
+
 def orphaned_namespaces(
     snapshot: MpsSnapshot, unreadable: Collection[ClaimUid]
 ) -> tuple[MpsNamespace, ...]:

@@ -23,7 +23,7 @@ from dra_driver.base.threads import (
     StartThread,
     start_thread,
 )
-from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.claims import ClaimUid, PodUid
 from dra_driver.k8s.events import Event, PodRef
 from dra_driver.model.mps import MpsNamespaceName, MpsStatus
 from dra_driver.model.records import ClaimRecord
@@ -40,6 +40,7 @@ from dra_driver.plan.mps.usage import (
     mps_usages,
     new_restarts,
     orphaned_namespaces,
+    server_failures,
     server_for,
     server_restarted_message,
     unserved_claims,
@@ -136,6 +137,7 @@ class MpsWatch:
         self._records: Sequence[ClaimRecord] = ()  # at the last look
         self._any_under_mps = False  # of these
         self._serves = True  # as far as we know: what it served before we came, too
+        self._unserved: frozenset[ClaimUid] = frozenset()  # at the last look
         self._last_restart: int | None = None
         self._down_since: float | None = None  # the agent does not answer
         self._down_reported = False
@@ -161,7 +163,9 @@ class MpsWatch:
         self._serves = any(status.namespaces())
         by_pod = _clients_by_pod(snapshot)
         soon = self.drain.look(by_pod)
-        self._repair_served(snapshot, self._instances.look(snapshot))
+        lost = self._instances.look(snapshot)
+        self._repair_served(snapshot, lost)
+        self._note_failures(snapshot, lost)
         self._report_restarts(snapshot)
         self.unserved_pods.look(snapshot.records)
         self.drain.end_now(
@@ -212,6 +216,16 @@ class MpsWatch:
                 ),
             ],
         )
+
+    def _note_failures(self, snapshot: MpsSnapshot, lost: Collection[MpsNamespaceName]) -> None:
+        """For the status of claims. One that was not served at the last look either was not merely
+        prepared while the agent was asked."""
+        unserved = frozenset(unserved_claims(snapshot, lost))
+        failures = server_failures(snapshot, lost, unserved & self._unserved)
+        self._unserved = unserved
+        if failures != self._parts.mps_failures:
+            self._parts.mps_failures = failures
+            self._parts.health_changed()
 
     def _report_restarts(self, snapshot: MpsSnapshot) -> None:
         incidents = snapshot.status.incidents

@@ -1,5 +1,7 @@
 """What follows from what the MPS agent serves, decided by values alone."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,7 @@ from dra_driver.plan.mps.usage import (
     new_restarts,
     orphaned_namespaces,
     pod_not_served_message,
+    server_failures,
     server_restarted_message,
     unserved_claims,
 )
@@ -108,6 +111,21 @@ def test_a_prepared_claim_that_is_not_served_is_and_one_that_is_being_prepared_i
     assert unserved_claims(snapshot_of([server(first)], *records), {second.name}) == ()
     assert unserved_claims(snapshot_of([server(first, second)], *records)) == ()
     assert unserved_claims(snapshot_of([], record(A, first, completed=False))) == ()
+
+
+def test_a_claim_that_cannot_use_mps_is_told_why():
+    first, second, third = namespace(), namespace("s-b", B), namespace("s-c", C)
+    records = record(A, first), record(B, second), record(C, third, completed=False)
+    broken = snapshot_of([replace(server(first, ready=False), reason="it died")], *records)
+
+    assert server_failures(broken, (), ()) == {
+        A.uid: "the MPS server of gpu-0 (GPU-0) does not work: it died"
+    }
+    assert server_failures(broken, {first.name}, {B.uid}) == {
+        A.uid: "the MIG instance of its MPS server is gone",
+        B.uid: "no MPS server of gpu-0 (GPU-0) serves it",
+    }
+    assert server_failures(snapshot_of([server(first, second)], *records), (), ()) == {}
 
 
 def test_a_namespace_that_no_record_has_is_orphaned_unless_its_record_cannot_be_read():

@@ -124,6 +124,39 @@ def test_one_claim_that_cannot_be_served_again_does_not_keep_others_from_it(worl
     assert [record.error for record in caplog.records] == ["the server does not start"]
 
 
+# For the status of claims
+
+
+def test_a_claim_whose_server_does_not_work_is_noted_until_it_does(world):
+    parts, changes = world.parts(), []
+    parts.health_changed = lambda: changes.append(dict(parts.mps_failures))
+    world.parts = lambda: parts
+    world.watch = world.begin()
+    world.claim(A, WEB)
+    world.claim(B, DB, gpu=OTHER)
+    world.look()
+    world.agent.ready(GPU, False)
+    world.look()
+    world.look()
+    world.agent.ready(GPU, True)
+    world.look()
+
+    assert [list(failures) for failures in changes] == [[A.uid], []]
+
+
+def test_a_claim_that_was_prepared_while_the_agent_was_asked_has_not_failed(world):
+    parts = world.parts()
+    world.parts = lambda: parts
+    world.watch = world.begin()
+    world.refuses[A.uid] = "the server does not start"
+    world.claim(A, WEB, served=False)
+    world.look()
+    assert parts.mps_failures == {}
+
+    world.look()
+    assert list(parts.mps_failures) == [A.uid]
+
+
 # Restarts
 
 

@@ -1,0 +1,341 @@
+"""What the status of prepared claims says of their devices: ``status.devices`` (KEP-4817).
+
+Written on a thread of its own about a second after the kubelet has its answer, so that nothing
+waits for it and a claim that is gone again by then costs nothing. What cannot be written never
+keeps a claim from being prepared.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from api import names
+from dra_driver.base.backoff import Backoff
+from dra_driver.base.errors import Conflict, DriverError, NotFound, Refused, Unreachable
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
+from dra_driver.k8s.api import FROM_WATCH_CACHE, Document, Query
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.kubeletplugin.serve.health import DeviceHealth, HealthStatus
+from dra_driver.model.offer import AdminAccess
+from dra_driver.model.profiles import SharingStrategy
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plan.health.messages import timestamp
+from dra_driver.plan.offer.slice_documents import bytes_quantity
+from dra_driver.plan.prepare.amounts import requested_amount
+from dra_driver.plugin.device_health import NodeDevices
+from dra_driver.plugin.parts import PluginParts
+
+log = logging.getLogger(__name__)
+
+_AFTER_SECONDS: Final = 1.0  # from a change until it is written
+_REMOVE_AFTER_SECONDS: Final = 5.0  # mostly the claim is deleted by then, or not allocated any more
+_START_SECONDS: Final = 10.0  # at most, after the start: nodes may be updated all at once
+_BETWEEN_SECONDS: Final = 0.05  # between two writes: 110 pods that start at once need the processor
+_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 5.0, 600.0  # until a failed write is tried again
+_LONGEST_MESSAGE: Final = 32768  # of a condition
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """What is said of one device of a claim. *since*: when it became ready or ceased to be, in
+    the words of Kubernetes; empty: now."""
+
+    device: str
+    share: str = ""
+    ready: bool = True
+    reason: str = "Prepared"
+    message: str = ""
+    data: tuple[tuple[str, Any], ...] = ()
+    since: str = ""
+
+
+Statuses = tuple[DeviceStatus, ...]
+
+
+def device_statuses(
+    record: ClaimRecord, health: Iterator[DeviceHealth], mps_failure: str = ""
+) -> Statuses:
+    """Of each device of a prepared claim. *mps_failure*: why its MPS server does not serve it."""
+    return tuple(
+        _device_status(record, holding, device, mps_failure)
+        for holding, device in zip(record.holdings, health, strict=True)
+    )
+
+
+def _device_status(
+    record: ClaimRecord, holding: Holding, health: DeviceHealth, mps_failure: str
+) -> DeviceStatus:
+    reason, message = "Prepared", ""
+    if health.status is HealthStatus.UNHEALTHY:
+        reason, message = "Unhealthy", health.message
+    elif health.status is HealthStatus.UNKNOWN:
+        reason, message = "Released", health.message
+    elif mps_failure and _is_under_mps(record, holding):
+        reason, message = "MPSNotServed", mps_failure
+    return DeviceStatus(
+        holding.device,
+        holding.share or "",
+        ready=reason == "Prepared",
+        reason=reason,
+        message=message[:_LONGEST_MESSAGE],
+        data=tuple(sorted(_data(record, holding))),
+    )
+
+
+def _data(record: ClaimRecord, holding: Holding) -> Iterator[tuple[str, Any]]:
+    """What the claim was given, in the words of attributes and capacities."""
+    if holding.partition is None or holding.instance is not None:
+        yield names.UUID, str(holding.memory_of)
+    if holding.partition is not None:
+        yield names.PARENT_UUID, str(holding.gpu)
+    if isinstance(holding.shape, AdminAccess) or holding.admin:
+        yield "adminAccess", True
+        return
+    amount = requested_amount(holding.consumed, holding.shape)
+    if amount.whole:
+        return
+    if amount.memory_bytes:
+        yield names.MEMORY, bytes_quantity(amount.memory_bytes)
+    if amount.cores:
+        yield names.CORES, amount.cores
+    under_mps = _is_under_mps(record, holding)
+    yield names.STRATEGY, str(SharingStrategy.MPS if under_mps else SharingStrategy.TIME_SLICING)
+
+
+def _is_under_mps(record: ClaimRecord, holding: Holding) -> bool:
+    return any(holding.uuid in namespace.gpus for namespace in record.namespaces)
+
+
+class StatusApi(Protocol):
+    """What is used of the API server."""
+
+    def claim(self, namespace: str, name: str, query: Query) -> Document: ...
+
+    def apply_claim_status(
+        self, namespace: str, name: str, uid: str, status: Document, manager: str
+    ) -> None: ...
+
+
+class PreparedRecords(Protocol):
+    def records(self) -> tuple[ClaimRecord, ...]: ...
+
+    def known(self, uid: ClaimUid) -> ClaimRecord | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSources:
+    """Of what the statuses are made."""
+
+    driver: str
+    pool: str
+    ledger: PreparedRecords
+    of_claim: Callable[[ClaimRecord], Iterator[DeviceHealth]]
+    mps_failures: Callable[[], Mapping[ClaimUid, str]]
+    is_newest: Callable[[], bool]
+
+
+class DeviceStatusWriter:
+    """Writes what changed. ``step`` is of one thread; the other methods never wait."""
+
+    def __init__(
+        self,
+        api: StatusApi,
+        sources: StatusSources,
+        clock: Callable[[], float] = time.monotonic,
+        between_seconds: float = _BETWEEN_SECONDS,
+    ) -> None:
+        self._api = api
+        self._sources = sources
+        self._clock = clock
+        self._between_seconds = between_seconds
+        self._lock = threading.Lock()
+        self._due: dict[ClaimUid, float] = {}  # when each is looked at, by the clock
+        self._all_due: float | None = clock() + random.uniform(_AFTER_SECONDS, _START_SECONDS)
+        self._written: dict[ClaimUid, tuple[ClaimRef, Statuses]] = {}  # of the thread alone
+        self._unread: set[ClaimUid] = set()  # somebody else may have changed what these say
+        self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS, randomized=True)
+        self._logged_error = ""
+        self.loop: Final = Loop("device-status", self.step, _LAST_WAIT_SECONDS)
+
+    def claim_changed(self, record: ClaimRecord | None) -> None:
+        """It was prepared or given back. None: any may have been."""
+        if record is None:
+            self._look_at_all(_AFTER_SECONDS)
+            return
+        uid = record.claim.uid
+        due = self._clock() + _AFTER_SECONDS
+        if self._sources.ledger.known(uid) is None:
+            due = self._clock() + _REMOVE_AFTER_SECONDS
+            self._unread.add(uid)  # the API server forgets it when the claim is allocated anew
+        with self._lock:
+            is_first = not self._due and self._all_due is None
+            self._due[uid] = min(due, self._due.get(uid, due))
+        if is_first:  # else the thread wakes by itself
+            self.loop.soon()
+
+    def health_changed(self) -> None:
+        """That of any device or MPS server."""
+        self._look_at_all(0.0)
+
+    def _look_at_all(self, seconds: float) -> None:
+        due = self._clock() + seconds
+        with self._lock:
+            if self._all_due is None or due < self._all_due:
+                self._all_due = due
+        self.loop.soon()
+
+    def step(self) -> float:
+        """Write what is due. Returns the seconds until more is."""
+        if not self._sources.is_newest():
+            return _LAST_WAIT_SECONDS
+        now = self._clock()
+        with self._lock:
+            look_at_all = self._all_due is not None and now >= self._all_due
+            if look_at_all:
+                self._all_due = None
+        if look_at_all:
+            self._find_changes(now)
+        with self._lock:
+            due = [uid for uid, moment in self._due.items() if moment <= now]
+        for uid in due:
+            with self._lock:
+                del self._due[uid]
+            try:
+                self._look_at(uid)
+            except Unreachable as e:
+                return self._failed(uid, e)
+            except DriverError as e:  # others may be written all the same
+                self._failed(uid, e)
+            else:
+                self._backoff.reset()
+        with self._lock:
+            moments = [*self._due.values(), *(() if self._all_due is None else (self._all_due,))]
+        return max(0.001, min(moments) - self._clock()) if moments else UNTIL_WOKEN
+
+    def _failed(self, uid: ClaimUid, error: DriverError) -> float:
+        seconds = self._backoff.next_seconds()
+        if str(error) != self._logged_error:
+            facts = {"error": str(error), "seconds": round(seconds, 1)}
+            log.warning("the status of a claim cannot be written", extra=facts)
+        self._logged_error = str(error)
+        with self._lock:
+            self._due.setdefault(uid, self._clock() + seconds)
+        return seconds
+
+    def _find_changes(self, now: float) -> None:
+        """Have a look at every claim whose status may say something else than is written."""
+        prepared = {record.claim.uid for record in self._sources.ledger.records()}
+        self._unread |= prepared - self._written.keys()
+        with self._lock:
+            for uid in prepared | self._written.keys():
+                self._due.setdefault(uid, now)
+
+    def _look_at(self, uid: ClaimUid) -> None:
+        record = self._sources.ledger.known(uid)
+        if record is None or not record.completed:
+            self._unread.discard(uid)
+            if (left := self._written.pop(uid, None)) is not None:
+                self._apply(left[0], ())
+            return
+        failure = self._sources.mps_failures().get(uid, "")
+        wanted = device_statuses(record, self._sources.of_claim(record), failure)
+        try:
+            statuses = self._known(record.claim)
+            if tuple(replace(each, since="") for each in statuses) != wanted:
+                statuses = _dated(wanted, statuses)
+                self._apply(record.claim, statuses)
+        except (NotFound, Conflict, Refused) as e:  # deleted, another one, or allocated elsewhere
+            log.debug("a claim is not as it was prepared", extra={"error": str(e)})
+            self._unread.discard(uid)
+            return
+        self._unread.discard(uid)
+        self._written[uid] = (record.claim, statuses)
+
+    def _known(self, claim: ClaimRef) -> Statuses:
+        """What the claim says by now."""
+        if claim.uid in self._unread:
+            document = self._api.claim(claim.namespace, claim.name, FROM_WATCH_CACHE)
+            return tuple(_decode(document, self._sources.driver))
+        return self._written.get(claim.uid, (claim, ()))[1]
+
+    def _apply(self, claim: ClaimRef, statuses: Statuses) -> None:
+        driver = self._sources.driver
+        devices = [_encode(each, driver, self._sources.pool) for each in statuses]
+        status = {"devices": devices} if devices else {}
+        try:
+            self._api.apply_claim_status(claim.namespace, claim.name, claim.uid, status, driver)
+        except (NotFound, Conflict, Refused):
+            if devices:
+                raise
+        time.sleep(self._between_seconds)
+
+
+def _dated(statuses: Statuses, before: Statuses) -> Statuses:
+    """With the moment at which each became ready, or ceased to be."""
+    known = {(each.device, each.share, each.ready): each.since for each in before}
+    now = timestamp(time.time())
+    return tuple(
+        replace(each, since=known.get((each.device, each.share, each.ready)) or now)
+        for each in statuses
+    )
+
+
+def _encode(status: DeviceStatus, driver: str, pool: str) -> Document:
+    condition = {
+        "type": "Ready",
+        "status": str(status.ready),
+        "reason": status.reason,
+        "message": status.message,
+        "lastTransitionTime": status.since,
+    }
+    return {
+        "driver": driver,
+        "pool": pool,
+        "device": status.device,
+        **({"shareID": status.share} if status.share else {}),
+        "conditions": [condition],
+        "data": dict(status.data),
+    }
+
+
+def _decode(claim: Document, driver: str) -> Iterator[DeviceStatus]:
+    """What *claim* says of the devices of *driver*."""
+    for device in (claim.get("status") or {}).get("devices") or ():
+        conditions = {each["type"]: each for each in device.get("conditions") or ()}
+        ready = conditions.get("Ready", {})
+        if device.get("driver") == driver:
+            yield DeviceStatus(
+                device["device"],
+                device.get("shareID") or "",
+                ready.get("status") == "True",
+                ready.get("reason", ""),
+                ready.get("message", ""),
+                tuple(sorted((device.get("data") or {}).items())),
+                ready.get("lastTransitionTime", ""),
+            )
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """Unless the settings say that it is not wanted."""
+    settings = parts.settings
+    if not settings.device_status:
+        return
+    devices: NodeDevices = parts.devices
+    sources = StatusSources(
+        settings.driver_name,
+        settings.node_name,
+        parts.ledger,
+        devices.of_claim,
+        lambda: parts.mps_failures,
+        parts.is_newest,
+    )
+    writer = DeviceStatusWriter(parts.resources, sources)
+    parts.claim_listeners.append(writer.claim_changed)
+    parts.health_listeners.append(writer.health_changed)
+    parts.after_publishing.append(writer.loop.start)
+    stack.callback(writer.loop.stop)
