@@ -15,7 +15,7 @@ from api.strict import StrictModel, field_path
 _BY_CLAIM = "containers get what their claim was allocated, by CDI"
 _HOOKS = "containers are edited without hooks, unless --nvidia-cdi-hook names a program for them"
 _NO_LABELS = "no labels are written on nodes; what they said are attributes of devices"
-_NO_HEALTH = "no device is taken back for an XID or an ECC error"
+_NO_HEALTH = "what follows from an XID or an ECC error says the section health of a NodeProfile"
 _NO_IMEX = "no IMEX channels are handed out"
 _NAMES = "the names that pods ask for are those of DeviceClasses (extendedResourceName)"
 
