@@ -36,6 +36,11 @@ claims under MPS.
 *Partition.* ``plugin.mig`` applies layouts, switches MIG modes and reports lost instances; what has
 to change is decided in ``plan.mig``.
 
+*Health.* ``plugin.health`` is told of NVML's events (``node.nvml.events``), looks at the GPUs
+(``node.nvml.health``) and lost GPUs. ``plan.health`` decides what is wrong and which taints the
+devices get; ``plan.offer`` puts them there. The kubelet (``plugin.device_health``), claims
+(``plugin.claims.device_status``), events and metrics tell of it.
+
 *Other drivers.* ``plugin.other_drivers`` tells of another driver of this name on the node.
 
 ``dra-driver mps-agent`` (``agent``) runs the MPS servers of the node and outlives the plugin.
@@ -44,7 +49,8 @@ to change is decided in ``plan.mig``.
 ``controller.cluster`` follows what there is, ``plan.profiles.rollout`` decides what is written
 next, ``controller.rollouts`` has it written, ``controller.writes`` writes while this process leads.
 
-``dra-driver devices``, ``claims`` and ``doctor`` (``cli``) read and print.
+``dra-driver devices``, ``claims`` and ``doctor`` (``cli``) read and print; ``health`` also clears
+problems and has a node let go of GPUs.
 
 Layers, checked by a machine (``pyproject.toml``): ``cli``, ``plugin``, ``agent`` and ``controller``
 connect; ``plan`` decides (no input, no output, no clock); ``node`` acts on this machine; ``model``

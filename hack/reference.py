@@ -10,12 +10,14 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
+from pydantic.alias_generators import to_camel
 
-from api.node_profile import NodeProfile, NodeProfileObjectSpec
+from api.node_profile import HealthEffectsConfig, NodeProfile, NodeProfileObjectSpec
 from dra_driver.__main__ import command_line
 from dra_driver.agent.metrics import metrics_registry
 from dra_driver.controller.metrics import ControllerMetrics
 from dra_driver.model.mps import MpsStatus
+from dra_driver.plan.health.problems import OTHER_XID, PROBLEMS, XIDS, XidEntry
 from dra_driver.plugin.metrics import HealthMetrics, Metrics, MpsMetrics
 from hack import generated
 
@@ -54,6 +56,22 @@ def pages() -> Mapping[str, str]:
             _table(("field", "value", "default", "meaning"), profile_rows()),
             "The fields below `spec` that only an object has:",
             _table(("field", "value", "default", "meaning"), object_rows()),
+        ),
+        "health.md": _page(
+            "Problems of GPUs",
+            "What the driver watches of GPUs, and what it does by default "
+            "([Health](../health.md)). The field of the profile is below "
+            "`spec.gpus[].health.effects`. The problem lasts until a look at the GPU says that it "
+            "is over, or, where *until* says so, until the GPU is reset. A reboot of the node and "
+            "an administrator end it, too.",
+            _table(
+                ("problem", "field", "effect", "until", "meaning", "what to do", "source"),
+                problem_rows(),
+            ),
+            "An Xid is an error number of NVIDIA's driver. A number that is not listed has the "
+            f"effect `{OTHER_XID.effect}`. `spec.gpus[].health.xids` of a profile changes what "
+            "follows from a number.",
+            _table(("Xid", "effect", "meaning", "what to do"), xid_rows()),
         ),
         "metrics.md": _page(
             "Metrics",
@@ -139,6 +157,34 @@ def _value(field: Mapping[str, Any]) -> str:
             return "`true`, `false`"
         case _:
             return str(variant.get("format", "text"))
+
+
+def problem_rows() -> list[Row]:
+    """A row for each problem that a GPU can have."""
+    fields = {field.replace("_", "-"): field for field in HealthEffectsConfig.model_fields}
+    return [
+        (
+            f"`{problem}`",
+            f"`{to_camel(fields[problem])}`" if problem in fields else "",
+            f"`{entry.effect}`",
+            "a reset" if entry.lasts else "it is over",
+            entry.meaning,
+            entry.action,
+            entry.source,
+        )
+        for problem, entry in PROBLEMS.items()
+    ]
+
+
+def xid_rows() -> list[Row]:
+    """A row for all Xids of which the same is said."""
+    numbers: dict[XidEntry, list[int]] = {}
+    for number, entry in sorted(XIDS.items()):
+        numbers.setdefault(entry, []).append(number)
+    return [
+        (", ".join(map(str, same)), f"`{entry.effect}`", entry.meaning, entry.action)
+        for entry, same in numbers.items()
+    ]
 
 
 def metric_rows() -> list[Row]:

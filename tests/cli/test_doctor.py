@@ -25,12 +25,16 @@ from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from dra_driver.kubeletplugin.serve.services import DraService
 from dra_driver.kubeletplugin.serve.sockets import socket_paths
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.profiles.revisions import canonical_json, revision_name
 from dra_driver.settings import DoctorSettings
+from dra_driver.sim.node_spec import read_node
 from tests.cli.findings import levels
 from tests.cli.mps import server as server_of
 from tests.cli.profiles import profiles
@@ -872,3 +876,13 @@ def test_a_container_runtime_that_may_not_be_read_is_named_and_no_fault_of_ours(
     warned = line(answer, "[warn] container runtime")
     assert str(world.runtime) in warned and "Permission denied" in warned
     assert f"{warned}\n       -> ask as root" in answer.out
+
+
+def test_what_the_plugin_recorded_of_the_health_of_gpus_is_told(world):
+    gpu = read_node(world.node_file).gpus[0].uuid
+    fault = Fault(GpuUuid(str(gpu)), Problem.XID, "79")
+    HealthFile(world.home / "state/health.json", boot_id(world.host)).write(HealthState((fault,)))
+
+    (line,) = lines(world.ask(), "[warn] GPU health")
+
+    assert line.startswith("[warn] GPU health: gpu-0: Xid 79: ")

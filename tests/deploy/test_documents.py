@@ -90,7 +90,9 @@ def test_its_profiles_are_ones_that_the_driver_reads() -> None:
 
 def test_its_profiles_that_are_objects_are_ones_that_the_driver_reads() -> None:
     blocks = [block for block in BLOCKS if block.startswith(f"apiVersion: {names.CONFIG_VERSION}")]
-    [profile] = [read_node_profile(yaml.safe_load(block)) for block in blocks]
+    health, profile = [read_node_profile(yaml.safe_load(block)) for block in blocks]
+    [strict] = decode_gpus(health.gpus, health.name).entries
+    assert len(strict.rules.health.effects) == len(strict.rules.health.xids) == 2
     assert not profile.problem
     assert len(decode_gpus(profile.gpus, profile.name).entries) == 2
 
@@ -152,7 +154,7 @@ def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
     claims = [block for block in BLOCKS if "deviceClassName" in block]
     named = [re.findall(r"deviceClassName: ([\w.-]+)", block) for block in claims]
     partition = [f"mig-1g-10gb.{names.DRIVER}"]
-    assert named == [*[[names.DRIVER]] * 3, partition, [names.DRIVER]]
+    assert named == [*[[names.DRIVER]] * 4, partition, [names.DRIVER]]
     assert {name for each in named for name in each} <= objects(GOLDEN.read_text()).keys()
     parts = [block for block in claims if "capacity" in block]
     requests = [request for block in parts for request in yaml.safe_load(block)]

@@ -7,14 +7,22 @@ nodes the taints of their slices.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
-from dra_driver.cli.findings import Finding, abbreviated, ok, warn
+from dra_driver.cli.findings import Check, Finding, abbreviated, ok, warn
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.health import DEFAULT_HEALTH_RULES, Effect, Fault, HealthState, Problem
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.state.health_file import HealthFile
+from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.health.messages import action, describe_problem, meaning
 from dra_driver.plan.health.problems import effect_of, problem_of
 from dra_driver.plan.health.state import RulesByGpu
+from dra_driver.plan.profiles.rules import rules_by_gpu
+from dra_driver.settings import DoctorSettings
 
 GPU_HEALTH, TAINTED_DEVICES = "GPU health", "tainted devices"
 
@@ -28,6 +36,19 @@ class _NodeTaint:
     value: str
     effect: str
     since: str  # as the API server has it
+
+
+def checks(settings: DoctorSettings, node: GpuNode) -> list[Check]:
+    file = HealthFile(settings.health_state, boot_id(settings.host_root))
+    check = partial(check_gpu_health, file.inspect, node.inventory, partial(_rules, settings))
+    return [(GPU_HEALTH, check)]
+
+
+def _rules(settings: DoctorSettings, inventory: Inventory) -> RulesByGpu:
+    """By the profile in force."""
+    profile = LastProfileFile(settings.last_profile).read() or DEFAULT_PROFILE
+    rules, _ = rules_by_gpu(profile, inventory.gpus)
+    return {gpu: each.health for gpu, each in rules.items()}
 
 
 def check_gpu_health(

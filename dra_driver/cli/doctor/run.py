@@ -112,6 +112,7 @@ def _examine(
     yield from driver_findings
     checks = [
         *gpu_checks.checks(settings, node),
+        *health_checks.checks(settings, node),
         *host_checks.checks(settings),
         *mig_checks.checks(settings, node),
         *sharing_checks.checks(settings, node, None if isinstance(cluster, Finding) else cluster),

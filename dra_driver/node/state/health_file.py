@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
+from dra_driver.base.errors import NodeError
 from dra_driver.base.files import NotAFile, disk_errors, read_file, write_atomically
 from dra_driver.model.health import HealthState
 
@@ -39,13 +40,19 @@ class HealthFile:
         """What was kept during this boot. NodeError: the disk fails."""
         with disk_errors(f"read {self._path}"):
             try:
-                kept = HEALTH_STATES.decode(read_file(self._path))
-            except FileNotFoundError:
-                return HealthState()
+                return self._decoded()
             except (NotAFile, Undecodable) as e:
                 self._set_aside(e)
                 return HealthState()
-        return kept.state if kept.boot == self._boot else HealthState()
+
+    def inspect(self) -> HealthState:
+        """As ``read``, by a process that changes nothing. NodeError: also of a file that cannot be
+        understood."""
+        with disk_errors(f"read {self._path}"):
+            try:
+                return self._decoded()
+            except (NotAFile, Undecodable) as e:
+                raise NodeError(f"{self._path}: {e}; the plugin sets it aside at its start") from e
 
     def write(self, state: HealthState) -> None:
         """Keep *state* instead, also after a power cut. NodeError: it cannot be kept."""
@@ -54,6 +61,13 @@ class HealthFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             text = HEALTH_STATES.encode(HealthOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
+
+    def _decoded(self) -> HealthState:
+        try:
+            kept = HEALTH_STATES.decode(read_file(self._path))
+        except FileNotFoundError:
+            return HealthState()
+        return kept.state if kept.boot == self._boot else HealthState()
 
     def _set_aside(self, error: Exception) -> None:
         aside = self._path.with_name(f"{self._path.name}.damaged")

@@ -60,3 +60,15 @@ def test_a_directory_in_its_place_is_set_aside(path):
     assert HealthFile(path, "boot").read() == HealthState()
     HealthFile(path, "boot").write(STATE)
     assert HealthFile(path, "boot").read() == STATE
+
+
+def test_a_process_that_only_looks_sets_nothing_aside(path):
+    file = HealthFile(path, "boot")
+    file.write(STATE)
+    assert file.inspect() == STATE
+
+    path.write_bytes(b"{")
+
+    with pytest.raises(NodeError, match="sets it aside at its start"):
+        file.inspect()
+    assert path.read_bytes() == b"{"
