@@ -253,6 +253,7 @@ class SimulatedNode(Document):
     nvlink: Literal["nvswitch", "none"] | tuple[tuple[int, int], ...] = "none"
     gpus: tuple[SimulatedGpu, ...] = ()
     devices: tuple[PciDevice, ...] = ()
+    _file: str = pydantic.PrivateAttr(default="")
 
     @pydantic.field_validator("gpus")
     @classmethod
@@ -280,6 +281,11 @@ class SimulatedNode(Document):
             if not all(0 <= place < len(self.gpus) for place in pair) or pair[0] == pair[1]:
                 raise ValueError(f"nvlink: {list(pair)} are not two of the {len(self.gpus)} GPUs")
         return self
+
+    @property
+    def file(self) -> str:
+        """The node file."""
+        return self._file
 
     @property
     def limits_memory(self) -> bool:
@@ -345,7 +351,9 @@ def read_node(path: Path) -> SimulatedNode:
     except (ValueError, TypeError, RecursionError) as error:
         raise SettingsError(f"node file {path} cannot be read: {error}") from error
     try:
-        return SimulatedNode.model_validate_json(text)
+        node = SimulatedNode.model_validate_json(text)
+        node._file = str(path.absolute())
+        return node
     except pydantic.ValidationError as error:
         problems = sorted({_problem(problem) for problem in error.errors()})
         raise SettingsError(f"node file {path}: {'; '.join(problems)}") from error

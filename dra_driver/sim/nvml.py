@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import pynvml
 
+from dra_driver.sim.health.clients import OpenGpus
 from dra_driver.sim.health.events import EventFunctions
 from dra_driver.sim.health.readings import ReadingFunctions
 from dra_driver.sim.health.resets import GpuResets
@@ -144,6 +145,7 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
         live.on_change(self._mig.follow)
         self._resets = GpuResets(self._mig.host)
         live.on_change(self._resets.follow)
+        self._open = OpenGpus(self._mig.host)
         self._pointers = InstancePointers()
         self._listed_devices = ListedMigDevices()
         self._modes = modes  # None: without a host that could keep them, nothing can be set
@@ -167,6 +169,7 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
             if self._users == 1:
                 self._session += 1
                 self._listed = tuple(sorted(gpu.bus_id for gpu in node.gpus if gpu.listed))
+                self._open.open(str(gpu.uuid) for gpu in node.gpus if gpu.listed)
                 self._loaded_version = node.driver_version
 
     def nvmlShutdown(self) -> None:
@@ -176,6 +179,7 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
             self._users -= 1
             if self._users == 0:
                 self._free_event_sets()
+                self._open.close()
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return self._node().driver_version

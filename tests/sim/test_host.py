@@ -30,7 +30,7 @@ def node(tmp_path):
 
 
 def device_nodes(root: Path) -> list[str]:
-    return sorted(path.name for path in (root / "dev").iterdir())
+    return sorted(path.name for path in (root / "dev").iterdir() if not path.is_file())
 
 
 def everything(root: Path) -> dict[str, tuple[int, int]]:
@@ -274,7 +274,7 @@ def test_nvidia_smi_prints_a_table_whose_lines_are_all_as_wide(node):
     [
         (["--query-gpu=colour", "--format=csv"], 'Field "colour" is not a valid field to query.'),
         (["--query-gpu=name"], '"--format=" switch is missing'),
-        (["--gpu-reset"], "Invalid combination of input arguments"),
+        (["--gpu-recover"], "Invalid combination of input arguments"),
         (["-q"], "use -q together with -x"),
     ],
 )

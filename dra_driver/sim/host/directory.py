@@ -18,6 +18,7 @@ from typing import Final, assert_never
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.files import write_atomically
 from dra_driver.node.driver.commands import Command, RunCommand, run_command
+from dra_driver.sim.health.kernel_log import write_kernel_log
 from dra_driver.sim.host.files import (
     CharacterDevice,
     SimulatedDirectory,
@@ -108,6 +109,8 @@ class SimulatedHost:
                     self._put(path, tree[path])
                 self._remove_nodes_of_gone_gpus(node)
                 self._remember(set(tree))
+                if node.driver == "ready":
+                    write_kernel_log(self._directory, node)
         except (OSError, ValueError) as error:  # ValueError: the marker is no JSON
             raise SettingsError(f"no simulated host in {self._directory}: {error}") from error
 

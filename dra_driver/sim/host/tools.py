@@ -36,7 +36,7 @@ _OTHERS: Final = (
     "nvidia-debugdump",
     "nvidia-persistenced",
 )
-
+_PYTHON: Final = {"PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 NVIDIA_SMI: Final = "usr/bin/nvidia-smi"
 
@@ -78,6 +78,8 @@ def nvidia_smi(node: SimulatedNode, mig: Mapping[str, SmiMigLines]) -> str:
         CUDA_VERSION=node.cuda_version,
         SETTINGS=SETTINGS_DIRECTORY,
         COMPUTE_MODE=COMPUTE_MODE_SUFFIX,
+        NODE_FILE=node.file,
+        **_PYTHON,
         GPUS="\n".join(_line(gpu, mig.get(str(gpu.uuid))) for gpu in gpus),
         MIG="\n".join(
             line for gpu in gpus if str(gpu.uuid) in mig for line in mig[str(gpu.uuid)].lines
@@ -99,8 +101,7 @@ def _mps(node: SimulatedNode) -> FileTree:
             _MPS,
             PROTOCOL=str(newest),
             BEHAVIOUR=node.mps,
-            PYTHON=sys.executable,
-            PYTHONPATH=str(Path(__file__).parents[3]),
+            **_PYTHON,
         ),
     }
 

@@ -4,12 +4,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.node.cgroups.procfs import read_proc_file
+from dra_driver.sim.mig.identifiers import MIG_PREFIX, parse_mig_uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,15 @@ class ServerProcesses:
 
     def are_on(self, gpu: str) -> bool:
         """Whether there are any on *gpu*, of whatever daemon."""
+        return any(gpu in gpus for gpus in self._gpus())
+
+    def are_on_board(self, gpu: str) -> bool:
+        """Whether there are any on *gpu* or an instance of it."""
+        names = (name for gpus in self._gpus() for name in gpus)
+        return any(name == gpu or _is_instance_of(name, gpu) for name in names)
+
+    def _gpus(self) -> Iterator[Sequence[str]]:
+        """Of each process."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):
@@ -98,6 +108,10 @@ class ServerProcesses:
                         .decode(errors="replace")
                         .split("\0")
                     )
-                    if words[0] == "nvidia-cuda-mps-server" and {self._root, gpu} <= {*words}:
-                        return True
-        return False
+                    if words[0] == "nvidia-cuda-mps-server" and self._root in words:
+                        yield words[words.index(self._root) + 1 :]
+
+
+def _is_instance_of(name: str, gpu: str) -> bool:
+    instance = parse_mig_uuid(name) if name.startswith(MIG_PREFIX) else None
+    return instance is not None and instance.is_of(gpu)
