@@ -145,7 +145,8 @@ class GpuNode:
     def release(self, why: str) -> None:
         """Let go of all GPUs, until ``resume``: what needs NVML is a NodeError that says *why*.
         TimedOut: a call of NVML is under way; no other begins, so do it again."""
-        self.nvml.release(why)
+        with self._scan_lock:  # a scan that is cut short would take every GPU for gone
+            self.nvml.release(why)
 
     def resume(self) -> None:
         """Open NVML again, at the next ``refresh``."""
