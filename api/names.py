@@ -77,6 +77,13 @@ REVISION_PROFILE_LABEL: Final = f"{CONFIG_GROUP}/node-profile"
 # or "all". The plugin removes it once it has acted on it.
 CLEAR_FAULTS_ANNOTATION: Final = "gpu.nvidia.com/clear-faults"
 
+# The annotation of a Node by which an administrator has the driver let go of GPUs for a while:
+# "gpu-0,gpu-3 2026-11-24T03:00:00Z", or "all" with a time; and the one in which the plugin says
+# that it did. NVIDIA's GPU operator has "paused-for-…" in these labels while it changes the driver.
+RELEASE_ANNOTATION: Final = "gpu.nvidia.com/release"
+RELEASED_ANNOTATION: Final = "gpu.nvidia.com/released"
+PAUSE_LABELS: Final = ("nvidia.com/gpu.deploy.dra-driver", "nvidia.com/gpu.deploy.device-plugin")
+
 # Labels of a Node as NVIDIA's MIG manager has them: the layout that is wanted, and how far it is.
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"

@@ -17,6 +17,7 @@ from dra_driver.node.machine import OpenNode
 from dra_driver.plugin import other_drivers
 from dra_driver.plugin.claims import device_status
 from dra_driver.plugin.claims import start as claims
+from dra_driver.plugin.health import release
 from dra_driver.plugin.health import start as health
 from dra_driver.plugin.http_port import HttpPort
 from dra_driver.plugin.memory import start as memory
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 CAPABILITIES = (  # each finds in the parts what those before it have set
     publish.start,
     health.start,
+    release.start,
     claims.start,
     device_status.start,
     mig.start,

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from api.names import CLEAR_FAULTS_ANNOTATION, REVISION_PROFILE_LABEL
+from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, REVISION_PROFILE_LABEL
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.api import APPLY_PATCH
@@ -325,7 +325,11 @@ THERE = {
 
 KEPT = {
     "labels": {"policy.test/kept": "x"},
-    "annotations": {"policy.test/kept": "x", CLEAR_FAULTS_ANNOTATION: "gpu-0"},
+    "annotations": {
+        "policy.test/kept": "x",
+        CLEAR_FAULTS_ANNOTATION: "gpu-0",
+        RELEASE_ANNOTATION: "gpu-0",
+    },
 }
 
 Call = Callable[[ApiClient, Mapping[str, Document]], object]

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from api.names import CLEAR_FAULTS_ANNOTATION, PROFILE_LABEL, PROFILE_REVISION_ANNOTATION
+from api.names import (
+    CLEAR_FAULTS_ANNOTATION,
+    PROFILE_LABEL,
+    PROFILE_REVISION_ANNOTATION,
+    RELEASE_ANNOTATION,
+    RELEASED_ANNOTATION,
+)
 from dra_driver.base.errors import ApiServerError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
@@ -92,8 +98,9 @@ OTHER_DRIVER = (
     "have --driver-name be the chart's driverName"
 )
 OF_NODE = (
-    "a plugin writes one label of its node, removes the annotation gpu.nvidia.com/clear-faults, "
-    "and changes nothing else; leave the rest as it is"
+    "a plugin writes one label of its node and the annotation gpu.nvidia.com/released, removes "
+    "gpu.nvidia.com/clear-faults and gpu.nvidia.com/release, and changes nothing else; leave the "
+    "rest as it is"
 )
 OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
 OF_STATUS = (
@@ -178,6 +185,10 @@ REFUSED: dict[str, tuple[Call, str]] = {
     ),
     "node: an annotation that it may remove": (
         metadata_of_node(annotations={CLEAR_FAULTS_ANNOTATION: "all"}),
+        f"metadata.annotations: {OF_NODE}",
+    ),
+    "node: that GPUs are to be released": (
+        metadata_of_node(annotations={RELEASE_ANNOTATION: "all"}),
         f"metadata.annotations: {OF_NODE}",
     ),
     "node: another annotation less": (
@@ -383,6 +394,11 @@ ADMITTED: dict[str, Call] = {
     "node: another state": patch_node({"metadata": {"labels": {STATE_LABEL: "failed"}}}),
     "node: no state": patch_node({"metadata": {"labels": {STATE_LABEL: None}}}),
     "node: GPUs that are well again": metadata_of_node(annotations={CLEAR_FAULTS_ANNOTATION: None}),
+    "node: GPUs that it lets go of": metadata_of_node(annotations={RELEASED_ANNOTATION: "gpu-0"}),
+    "node: others": metadata_of_node(annotations={RELEASED_ANNOTATION: "gpu-1"}),
+    "node: GPUs that it has again": metadata_of_node(
+        annotations={RELEASED_ANNOTATION: None, RELEASE_ANNOTATION: None}
+    ),
     "status: the condition": status_of_node(condition()),
     "status: the condition again": status_of_node(condition()),
     "status: another one of it": status_of_node(condition("False")),

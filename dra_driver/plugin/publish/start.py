@@ -3,7 +3,12 @@
 import logging
 from contextlib import ExitStack
 
-from api.names import CLEAR_FAULTS_ANNOTATION, PROFILE_REVISION_ANNOTATION
+from api.names import (
+    CLEAR_FAULTS_ANNOTATION,
+    PROFILE_REVISION_ANNOTATION,
+    RELEASE_ANNOTATION,
+    RELEASED_ANNOTATION,
+)
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import Event, NodeRef
@@ -106,7 +111,10 @@ def _start_profile(parts: PluginParts, stack: ExitStack) -> None:
     except NodeError as e:  # prepare and readiness will say so, too
         log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
     settings = parts.settings
-    followed = (PROFILE_REVISION_ANNOTATION, CLEAR_FAULTS_ANNOTATION)
+    followed = (
+        *(PROFILE_REVISION_ANNOTATION, CLEAR_FAULTS_ANNOTATION),
+        *(RELEASE_ANNOTATION, RELEASED_ANNOTATION),
+    )
     parts.labels = NodeLabels(parts.api, settings.node_name, annotations=followed)
     parts.labels.start(lambda: None, _LABELS_SECONDS)
     stack.callback(parts.labels.stop)

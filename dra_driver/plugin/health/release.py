@@ -1,0 +1,251 @@
+"""Lets go of GPUs for a while, so that they can be reset, or their driver be replaced.
+
+An open NVML session holds every GPU of the node, so NVML is closed as a whole, whichever GPUs are
+named; only these are tainted. Claims are still unprepared: what needs NVML for that is tried again,
+as it is where the driver is away.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from api.names import RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from api.strict import ConfigError
+from dra_driver.base.errors import ApiServerError, NodeError
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
+from dra_driver.k8s.api import KubernetesApi
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.model.gpus import GpuUuid, Inventory
+from dra_driver.model.health import Problem
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.plan.health.release import Release, wanted_release
+from dra_driver.plan.health.state import after_release
+from dra_driver.plugin.health.clear_requests import named_gpus
+from dra_driver.plugin.health.monitor import HealthMonitor
+from dra_driver.plugin.parts import PluginParts
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS: Final = 10.0  # the agent is asked again, for it may be another one by now
+_SOON_SECONDS: Final = 1.0  # until it is tried again to let go, or to read the GPUs
+_AGENT_SECONDS: Final = 60.0  # for which the agent lets go: without a plugin it goes on after that
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """A node whose GPUs are released already does not open NVML at all."""
+    release = GpuRelease(
+        ReleaseDoors(
+            parts.api, parts.labels, parts.node, parts.health, parts.is_newest, parts.scan_soon
+        )
+    )
+    release.begin()
+    loop = Loop("gpu-release", release.step, _AGAIN_SECONDS)
+    parts.labels.start(loop.soon, 0.0)
+    parts.before_publishing.append(loop.start)
+    stack.callback(loop.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseDoors:
+    """Whom it asks and tells."""
+
+    api: KubernetesApi
+    labels: NodeLabels
+    node: GpuNode
+    monitor: HealthMonitor
+    is_newest: Callable[[], bool]
+    scan_soon: Callable[[], None]
+    epoch: Callable[[], float] = time.time
+
+
+class GpuRelease:
+    """For one thread."""
+
+    def __init__(self, doors: ReleaseDoors) -> None:
+        self._doors = doors
+        self._release: Release | None = None  # what is let go of, or about to be
+        self._closed = False  # NVML is
+        self._is_unreadable = False  # the annotation, which stays then
+        self._logged = ""
+
+    def begin(self) -> None:
+        """Close NVML before anything opens it, if that is wanted already."""
+        if (release := self._wanted()) is not None:
+            self._close(release)
+
+    def step(self) -> float | None:
+        """Let go, or come back, as is wanted now. The seconds until the next time."""
+        release = self._wanted()
+        if release is not None:
+            return self._let_go(release)
+        if self._release is not None:
+            self._come_back(self._release)
+        return self._return()
+
+    def _wanted(self) -> Release | None:
+        """While the API server is away: as before, until the time is over."""
+        labels, now = self._doors.labels, self._doors.epoch()
+        self._is_unreadable = False
+        try:
+            return wanted_release(labels.now(), labels.annotations(), now)
+        except ApiServerError:
+            known = self._release
+            return known if known is not None and now < known.ends else None
+        except ConfigError as e:
+            self._is_unreadable = True
+            self._log(f"annotation {RELEASE_ANNOTATION}: {e}")
+            return None
+
+    def _let_go(self, release: Release) -> float:
+        gpus, unknown = self._named(release)
+        is_newest = self._doors.is_newest()
+        if is_newest and (gpus or not self._released()):
+            self._tell_monitor(gpus)
+        waits = self._close(release)
+        if is_newest:
+            waits = waits or self._ask_agent(gpus, release)
+            if unknown:
+                self._log(f"annotation {RELEASE_ANNOTATION}: no such GPU: {', '.join(unknown)}")
+            self._answer(f"{release} {waits}".strip())
+        seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
+        return min(seconds, max(release.ends - self._doors.epoch(), 0.1))
+
+    def _close(self, release: Release) -> str:
+        """Close NVML. What that waits for; empty: it is closed."""
+        if self._release is None:
+            log.info("GPUs are released", extra={"gpus": release.gpus, "until": release.until})
+        self._release = release
+        if self._closed:
+            return ""
+        try:
+            self._doors.node.release(f"GPUs are released until {release.until}")
+        except NodeError as e:
+            self._log(str(e))
+            return str(e)
+        self._closed = True
+        return ""
+
+    def _come_back(self, release: Release) -> None:
+        log.info("GPUs are not released any more", extra={"gpus": release.gpus})
+        self._doors.node.resume()
+        self._release, self._closed = None, False
+        if self._doors.is_newest():
+            self._try_agent((), 0.0)
+
+    def _return(self) -> float:
+        """End the taint of GPUs that answer again, and then the answer and what asked for it."""
+        if not self._doors.is_newest():
+            return _AGAIN_SECONDS
+        if released := self._released():
+            inventory = self._doors.node.refresh()
+            waiting = released & inventory.stale
+            self._tell_monitor(waiting)
+            self._doors.monitor.look_soon()
+            self._doors.scan_soon()
+            if waiting:
+                return _SOON_SECONDS
+        if not self._is_unreadable:
+            self._logged = ""
+        return UNTIL_WOKEN if self._clean_up() else _AGAIN_SECONDS
+
+    def _named(self, release: Release) -> tuple[frozenset[GpuUuid], list[str]]:
+        """The GPUs of this node that are named, and the words that name none."""
+        gpus = self._doors.node.inventory().gpus
+        named, unknown = named_gpus(release.gpus, gpus)
+        every = {gpu.uuid for gpu in gpus} if None in named else set()
+        return frozenset(every.union(uuid for uuid in named if uuid is not None)), unknown
+
+    def _released(self) -> frozenset[GpuUuid]:
+        """The GPUs that are said to be released."""
+        faults = self._doors.monitor.faults
+        return frozenset(fault.gpu for fault in faults if fault.problem is Problem.RELEASED)
+
+    def _tell_monitor(self, gpus: Collection[GpuUuid]) -> None:
+        if self._released() != frozenset(gpus):
+            self._doors.monitor.change(lambda state, now: after_release(state, gpus, now))
+
+    def _ask_agent(self, gpus: Collection[GpuUuid], release: Release) -> str:
+        """Have MPS servers over *gpus* end. What that waits for; empty: nothing."""
+        over = frozenset(gpus) | _instances(self._doors.node.inventory(), gpus)
+        until = min(release.ends, self._doors.epoch() + _AGENT_SECONDS)
+        if why := self._try_agent(over, until):
+            return why
+        if self._doors.node.mps is None:
+            return ""
+        try:
+            servers = self._doors.node.mps.status().servers
+        except NodeError as e:
+            return str(e)
+        clients = sum(len(each.clients) for each in servers if not over.isdisjoint(each.gpus))
+        return f"{clients} clients of MPS servers have to end" if clients else ""
+
+    def _try_agent(self, gpus: Collection[GpuUuid], until: float) -> str:
+        """Why the agent does not do it; empty: it does, or there is none."""
+        if self._doors.node.mps is None:
+            return ""
+        try:
+            self._doors.node.mps.let_go(gpus, until)
+        except NodeError as e:
+            self._log(str(e))
+            return str(e)
+        return ""
+
+    def _answer(self, answer: str) -> None:
+        """Have *answer* on the Node."""
+        try:
+            if self._doors.labels.annotations().get(RELEASED_ANNOTATION) != answer:
+                self._patch({RELEASED_ANNOTATION: answer})
+        except ApiServerError as e:
+            self._log(f"annotation {RELEASED_ANNOTATION} of the Node cannot be written: {e}")
+
+    def _clean_up(self) -> bool:
+        """Remove our answer, and a request whose time is over. Whether nothing of it is left."""
+        try:
+            there = self._doors.labels.annotations()
+        except ApiServerError:
+            return False
+        try:
+            is_over = RELEASE_ANNOTATION in there and not self._is_unreadable
+            if RELEASED_ANNOTATION not in there and not is_over:
+                return True
+            answer = dict.fromkeys([RELEASED_ANNOTATION])
+            if not is_over:
+                self._patch(answer)
+                return True
+            metadata = self._doors.api.get(self._path)["metadata"]
+            if metadata["annotations"].get(RELEASE_ANNOTATION) == there[RELEASE_ANNOTATION]:
+                version = metadata["resourceVersion"]  # Conflict: another one may have come
+                self._patch(answer | dict.fromkeys([RELEASE_ANNOTATION]), version)
+        except ApiServerError as e:
+            self._log(f"annotation {RELEASED_ANNOTATION} of the Node cannot be removed: {e}")
+            return False
+        return True
+
+    @property
+    def _path(self) -> str:
+        return f"/api/v1/nodes/{self._doors.labels.node}"
+
+    def _patch(self, annotations: dict[str, str | None], version: str = "") -> None:
+        metadata: dict[str, object] = {"annotations": annotations}
+        if version:
+            metadata["resourceVersion"] = version
+        self._doors.api.patch(self._path, {"metadata": metadata})
+
+    def _log(self, problem: str) -> None:
+        """Once, as long as it is the same."""
+        if problem != self._logged:
+            log.warning("GPUs cannot be released as wanted", extra={"error": problem})
+        self._logged = problem
+
+
+def _instances(inventory: Inventory, gpus: Collection[GpuUuid]) -> frozenset[GpuUuid]:
+    """The MIG instances of *gpus*, which have MPS servers of their own."""
+    return frozenset(
+        instance.uuid
+        for gpu in inventory.gpus
+        if gpu.uuid in gpus and gpu.mig is not None
+        for instance in gpu.mig.instances
+    )

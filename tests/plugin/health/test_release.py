@@ -1,0 +1,276 @@
+"""The plugin lets go of GPUs for a while, says so on its Node, and comes back by itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from api.names import PAUSE_LABELS, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from dra_driver.base.errors import ApiServerError, MpsAgentUnreachable, TimedOut
+from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.model.health import Problem
+from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsStatus
+from dra_driver.plan.health.messages import timestamp
+from dra_driver.plugin.health.release import GpuRelease, ReleaseDoors
+from tests.builders import POOL, gpu_uuid
+
+EVERY = list(range(8))
+
+
+class Agent:
+    """Notes what it lets go of."""
+
+    def __init__(self):
+        self.gpus = []
+        self.error = None
+        self.servers = ()
+
+    def let_go(self, gpus, until):
+        if self.error:
+            raise self.error
+        self.gpus = sorted(gpus)
+
+    def status(self):
+        return MpsStatus(self.servers)
+
+
+class Node:
+    """GPUs of which NVML is open, or not."""
+
+    def __init__(self, world):
+        self.world = world
+        self.closed = False
+        self.busy = False  # a call of NVML is under way
+        self.answers = True  # the GPUs do, once NVML is open
+        self.mps = Agent()
+
+    def release(self, why):
+        if self.busy:
+            raise TimedOut("a call is under way")
+        self.closed = True
+
+    def resume(self):
+        self.closed = False
+
+    def inventory(self):
+        return self.world.inventory
+
+    def refresh(self):
+        gpus = self.world.inventory.gpus
+        stale = {gpu.uuid for gpu in gpus} if self.closed or not self.answers else ()
+        self.world.inventory = replace(self.world.inventory, stale=frozenset(stale))
+        return self.world.inventory
+
+
+class Scene:
+    """One Node object, and the plugin that follows it."""
+
+    def __init__(self, world, server, client):
+        self.world, self.server, self.client = world, server, client
+        self.node = POOL
+        self.known = True
+        self.newest = True
+        self.gpus = Node(world)
+        self.metadata(annotations={"kept": "x"})
+        world.step()
+        self.start()
+
+    def start(self):
+        labels: Any = self
+        gpus: Any = self.gpus
+        self.release = GpuRelease(
+            ReleaseDoors(
+                self.client,
+                labels,
+                gpus,
+                self.world.monitor,
+                lambda: self.newest,
+                lambda: None,
+                lambda: self.world.now,
+            )
+        )
+
+    def metadata(self, **fields):
+        self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": POOL, **fields}})
+
+    def ask(self, request, **labels):
+        self.metadata(annotations={RELEASE_ANNOTATION: request, "kept": "x"}, labels=labels)
+
+    def _metadata(self):
+        if not self.known:
+            raise ApiServerError("it is away")
+        (node,) = self.server.objects("nodes")
+        return node["metadata"]
+
+    def now(self):
+        return self._metadata().get("labels") or {}
+
+    def annotations(self):
+        return self._metadata().get("annotations") or {}
+
+    @property
+    def answer(self):
+        return self.annotations().get(RELEASED_ANNOTATION)
+
+    def step(self, after=0.0):
+        self.world.now += after
+        seconds = self.release.step()
+        self.world.step()
+        return seconds
+
+    def released(self):
+        """The GPUs that are said to be released, by minor."""
+        published = self.world.published()
+        return [int(uuid[-1]) for uuid, problem, _ in published if problem is Problem.RELEASED]
+
+
+@pytest.fixture
+def scene(world, server, client):
+    return Scene(world, server, client)
+
+
+def at(seconds):
+    return timestamp(1000 + seconds)
+
+
+def test_named_gpus_are_released_until_the_time_is_over(scene):
+    scene.ask(f"gpu-0,{gpu_uuid(3)} {at(60)}")
+
+    scene.step()
+    assert (scene.gpus.closed, scene.released()) == (True, [0, 3])
+    assert scene.gpus.mps.gpus == [gpu_uuid(0), gpu_uuid(3)]
+    assert scene.answer == f"gpu-0,{gpu_uuid(3)} {at(60)}"
+
+    assert scene.step(after=59) <= 1
+    assert scene.gpus.closed
+    scene.step(after=1)
+    assert (scene.gpus.closed, scene.released(), scene.gpus.mps.gpus) == (False, [], [])
+    assert scene.annotations() == {"kept": "x"}
+
+
+def test_it_ends_when_the_annotation_is_removed(scene):
+    scene.ask("all")
+    scene.step()
+    assert scene.released() == EVERY
+    assert scene.answer == f"all {at(600)}"
+
+    scene.metadata(annotations={RELEASED_ANNOTATION: scene.answer})
+    scene.step(after=5)
+    assert (scene.gpus.closed, scene.released(), scene.annotations()) == (False, [], {})
+
+
+@pytest.mark.parametrize("label", PAUSE_LABELS)
+def test_all_gpus_are_released_while_the_operator_pauses_the_node(scene, label):
+    scene.metadata(labels={label: "paused-for-driver-upgrade"})
+    scene.step()
+    scene.step(after=36_000)
+    assert (scene.gpus.closed, scene.released()) == (True, EVERY)
+
+    scene.metadata(labels={label: "true"})
+    scene.step()
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+
+
+def test_the_taint_stays_until_the_gpus_answer(scene):
+    scene.ask("gpu-0")
+    scene.step()
+    scene.gpus.answers = False
+    scene.metadata()
+
+    assert scene.step() == 1
+    assert scene.released() == [0]
+    scene.gpus.answers = True
+    scene.step()
+    assert scene.released() == []
+
+
+def test_while_a_call_of_nvml_is_under_way_it_says_so_and_tries_again(scene):
+    scene.gpus.busy = True
+    scene.ask("gpu-0")
+
+    assert scene.step() == 1
+    assert scene.answer == f"gpu-0 {at(600)} a call is under way"
+    scene.gpus.busy = False
+    assert scene.step(after=1) == 10
+    assert scene.answer == f"gpu-0 {at(600)}"
+
+
+def test_clients_of_mps_servers_are_waited_for(scene):
+    clients = (MpsClient(7), MpsClient(8))
+    scene.gpus.mps.servers = (
+        MpsServer(MpsServerName("s"), (gpu_uuid(0),), 3, True, clients=clients),
+        MpsServer(MpsServerName("t"), (gpu_uuid(1),), 3, True, clients=clients),
+    )
+    scene.ask("gpu-0")
+
+    scene.step()
+
+    assert scene.answer == f"gpu-0 {at(600)} 2 clients of MPS servers have to end"
+
+
+def test_without_the_agent_it_lets_go_all_the_same_and_says_why_it_is_not_done(scene):
+    scene.gpus.mps.error = MpsAgentUnreachable("nobody answers")
+    scene.ask("gpu-0")
+
+    scene.step()
+
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    assert scene.answer == f"gpu-0 {at(600)} nobody answers"
+
+
+def test_after_a_restart_nvml_is_not_opened_and_the_time_goes_on(scene):
+    scene.ask("gpu-0")
+    scene.step()
+    scene.gpus.closed = False  # as a new process begins
+    scene.world.now += 300
+    scene.start()
+
+    scene.release.begin()
+    assert scene.gpus.closed
+    scene.step()
+    assert scene.answer == f"gpu-0 {at(600)}"
+    scene.step(after=300)
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+
+
+def test_an_outage_of_the_api_server_changes_nothing_until_the_time_is_over(scene):
+    scene.ask("gpu-0")
+    scene.step()
+    scene.known = False
+
+    scene.step(after=300)
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    assert scene.step(after=300) == 10  # what is on the Node is removed later
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+    scene.known = True
+    scene.step()
+    assert scene.annotations() == {"kept": "x"}
+
+
+@pytest.mark.parametrize("request_text", ["", "all 2026-24-11T00:00:00Z"])
+def test_a_wrong_annotation_releases_nothing_and_is_said_once(scene, request_text, caplog):
+    scene.ask(request_text)
+
+    for _ in range(3):
+        scene.step(after=10)
+
+    assert not scene.gpus.closed
+    assert [record.message for record in caplog.records].count(
+        "GPUs cannot be released as wanted"
+    ) == 1
+    assert RELEASE_ANNOTATION in scene.annotations()
+
+
+def test_the_older_of_two_processes_lets_go_and_says_nothing(scene):
+    scene.newest = False
+    scene.ask("gpu-0")
+
+    scene.step()
+
+    assert scene.gpus.closed
+    assert (scene.released(), scene.answer, scene.gpus.mps.gpus) == ([], None, [])
+
+
+def test_where_nothing_is_asked_for_it_sleeps_until_the_node_changes(scene):
+    assert scene.step() == UNTIL_WOKEN
+    assert not scene.gpus.closed
