@@ -39,6 +39,10 @@ class NodeError(DriverError):
     """This machine failed us: NVML, driver files, disk, a child process."""
 
 
+class DeviceUnhealthy(NodeError):
+    """The claim's device is sick, and the claim does not tolerate that."""
+
+
 class DriverUnusable(NodeError):
     """NVIDIA's driver as a whole is missing, incomplete or does not answer."""
 

@@ -1,5 +1,9 @@
 """Which taints a device gets for what is wrong with its GPU (KEP-5055)."""
 
+from collections.abc import Mapping
+
+from dra_driver.base.errors import DeviceUnhealthy, join_problems
+from dra_driver.k8s.claims import AllocationResult, Claim
 from dra_driver.model.health import DeviceTaint, Effect, Fault, Faults, Problem
 from dra_driver.model.offer import AdminAccess, Device
 from dra_driver.plan.health.messages import describe_faults
@@ -40,6 +44,26 @@ def concerns(fault: Fault, device: Device) -> bool:
     if fault.partition is None or device.partition is None:
         return True
     return fault.partition.placement.overlaps(device.partition.placement)
+
+
+def refuse_unhealthy(claim: Claim, devices: Mapping[AllocationResult, Device]) -> None:
+    """DeviceUnhealthy: one of *devices* has a taint that *claim* does not tolerate. The scheduler
+    avoids those, but a device may have become sick after it chose."""
+    problems = [
+        f"{device.name} has the taint {taint.key}: {taint.reason}"
+        for allocation, device in devices.items()
+        for taint in device.taints
+        if not allocation.admin and not _tolerates(allocation, taint)
+    ]
+    if problems:
+        raise DeviceUnhealthy(join_problems(f"claim {claim.ref}: ", problems))
+
+
+def _tolerates(allocation: AllocationResult, taint: DeviceTaint) -> bool:
+    return any(
+        toleration.tolerates(taint.key, taint.value, taint.effect.value)
+        for toleration in allocation.tolerations
+    )
 
 
 def _effect(fault: Fault, device: Device) -> Effect:

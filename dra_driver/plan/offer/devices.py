@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, UnavailableGpu
+from dra_driver.model.health import Faults, faults_by_gpu
 from dra_driver.model.offer import (
     EXCLUSIVE,
     AdminAccess,
@@ -24,6 +25,7 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import Profile, Rules
 from dra_driver.model.records import HoldingsByGpu
+from dra_driver.plan.health.taints import device_taints
 from dra_driver.plan.mig import dynamic
 from dra_driver.plan.mig.dynamic import GpuContext, MigOffer, PartitionDevices, partition_devices
 from dra_driver.plan.mig.partitions import (
@@ -70,6 +72,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     mps: bool = True,
     *,
     ours: CreatedPartitions = frozenset(),
+    faults: Faults = (),
 ) -> Offer:
     """The devices of the node, in publishing order: GPUs by minor number, then partitions, first
     of GPUs that cannot be taken whole, then monitors.
@@ -77,7 +80,8 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     No GPU's rules can spoil the others': what cannot be published as the profile says is published
     whole, and ``pending`` says why. *mps*: the node has an MPS agent; without one no GPU is shared
     by MPS. The rules of a device allow only strategies that work on it. *ours*: the partitions that
-    claims had when the inventory was looked at, beside those of *holdings*.
+    claims had when the inventory was looked at, beside those of *holdings*. *faults*: what is wrong
+    with GPUs, whose devices have taints then; they are withdrawn where taints are not kept.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
     held, claimed = dict(held_shapes(holdings)), ours | created_partitions(holdings)
@@ -97,15 +101,21 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     partitions = serve_as_gpus(
         [device for gpu_offer in by_wholeness for device in gpu_offer.partitions]
     )
-    return Offer(
+    devices, withdrawn = _with_taints(
         (
             *sorted((device for gpu_offer in gpu_offers for device in gpu_offer.whole), key=_place),
             *partitions,
             *(device for gpu_offer in gpu_offers for device in gpu_offer.monitors),
         ),
+        faults,
+        features,
+    )
+    return Offer(
+        devices,
         (
             *inventory.unavailable,
             *(item for gpu_offer in gpu_offers for item in gpu_offer.unavailable),
+            *withdrawn,
         ),
         tuple(item for gpu_offer in gpu_offers for item in gpu_offer.pending),
         (
@@ -116,6 +126,35 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
         ),
         tuple(item for gpu_offer in gpu_offers for item in gpu_offer.counter_sets),
     )
+
+
+def _with_taints(
+    devices: tuple[Device, ...], faults: Faults, features: ApiFeatures
+) -> tuple[tuple[Device, ...], tuple[UnavailableGpu, ...]]:
+    """*devices* with their taints. Where those are not kept, the devices that would have some are
+    withdrawn, one by one."""
+    by_gpu = faults_by_gpu(faults)
+    if not by_gpu:
+        return devices, ()
+    tainted = [
+        replace(device, taints=device_taints(device, by_gpu.get(device.gpu.uuid, ())))
+        for device in devices
+    ]
+    if features.device_taints:
+        return tuple(tainted), ()
+    withdrawn = {
+        _what(device): "; ".join(taint.reason for taint in device.taints)
+        for device in tainted
+        if device.taints
+    }
+    healthy = tuple(device for device in tainted if not device.taints)
+    return healthy, tuple(UnavailableGpu(what, reason) for what, reason in withdrawn.items())
+
+
+def _what(device: Device) -> str:
+    if device.partition is not None:
+        return device.name
+    return f"GPU {device.gpu.pci_bus_id} ({device.gpu.uuid})"
 
 
 HeldShapes = tuple[tuple[GpuUuid, tuple[HeldShape, ...]], ...]

@@ -6,6 +6,7 @@ from typing import Any, assert_never
 
 from api import names
 from dra_driver.model.gpus import Version
+from dra_driver.model.health import DeviceTaint
 from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import (
     AdminAccess,
@@ -17,6 +18,7 @@ from dra_driver.model.offer import (
     counter_set_name,
 )
 from dra_driver.model.profiles import SharingStrategy
+from dra_driver.plan.health.messages import timestamp
 
 _LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
 # Attributes and capacities of a device: ResourceSliceMaxAttributesAndCapacitiesPerDevice.
@@ -117,20 +119,30 @@ def type_of(device: Device) -> str:
 def _document(device: Device) -> dict[str, Any]:
     attributes = attributes_of(device)
     document: dict[str, Any] = {"name": device.name}
+    taints = [_taint(taint) for taint in device.taints]
     document |= _as_many_as_fit(device, attributes, _capacity(device))
     match device.shape:
         case Fractional():
             document["allowMultipleAllocations"] = True
         case AdminAccess():
-            document["taints"] = [{"key": names.MONITOR_TAINT, "effect": "NoSchedule"}]
+            taints.insert(0, {"key": names.MONITOR_TAINT, "effect": "NoSchedule"})
         case Exclusive() | Replica():
             pass
         case _:
             assert_never(device.shape)
+    if taints:
+        document["taints"] = taints
     if device.takes:
         consumed = {"counterSet": counter_set_name(device.gpu), "counters": _counters(device.takes)}
         document["consumesCounters"] = [consumed]
     return document
+
+
+def _taint(taint: DeviceTaint) -> dict[str, str]:
+    """Since when it is so we say ourselves: the API server would say when it was published."""
+    value = {"value": taint.value} if taint.value else {}
+    effect = {"effect": taint.effect.value, "timeAdded": timestamp(taint.since)}
+    return {"key": taint.key, **value, **effect}
 
 
 def _as_many_as_fit(

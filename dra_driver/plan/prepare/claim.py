@@ -23,6 +23,7 @@ from dra_driver.model.steps import (
     Step,
     TimeSliceInterval,
 )
+from dra_driver.plan.health.taints import refuse_unhealthy
 from dra_driver.plan.memory.pod_limits import memory_limit_steps, restored_memory_limit_steps
 from dra_driver.plan.mig.claims import (
     CreatedInstances,
@@ -100,11 +101,13 @@ def plan_claim(
     *others*: what other claims hold of the same GPUs. *pods*: those that use the claim.
 
     ClaimError: it can never work like this. UnknownDevice: a device is not (or no longer) here.
-    DeviceHeldByClaim: another claim has to go first. A message names each such problem.
+    DeviceHeldByClaim: another claim has to go first. DeviceUnhealthy: a device has a taint that the
+    claim does not tolerate. A message names each such problem.
     PodsNeeded: *pods* is None, and it depends on them.
     """
     configs = decode_configs(claim)
     devices = _lookup(claim, offer, pool)
+    refuse_unhealthy(claim, devices)
     amounts = {a: requested_amount(a.consumed, device.shape) for a, device in devices.items()}
     _refuse_misuse(claim, devices, amounts)
     grants = with_namespaces(claim, _grants(claim, devices, amounts, configs), pods)

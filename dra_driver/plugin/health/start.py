@@ -20,7 +20,7 @@ _LOOKS: Final = 3  # one look at the health of GPUs for so many reads of the GPU
 
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
-    """Events come once the GPUs were read."""
+    """The GPUs are watched once they were read and published."""
     settings, labels, node = parts.settings, parts.labels, parts.node
     reporter = HealthReporter(
         parts.events,
@@ -48,7 +48,6 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         loop.soon()
 
     labels.start(node_changed, 0.0)
-    parts.before_publishing.append(loop.start)
-    parts.before_publishing.append(partial(node.events.start, monitor.saw))
+    parts.after_publishing += [loop.start, partial(node.events.start, monitor.saw)]
     stack.callback(loop.stop)
     stack.callback(node.events.stop)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
 from dra_driver.model.gpus import Inventory
+from dra_driver.model.health import Faults
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.model.profiles import Profile
 from dra_driver.node.gpu_node import GpuNode
@@ -23,7 +24,7 @@ _ANSWER_SECONDS = 5.0  # that the first answer is waited for
 
 _MOST_OFFERS = 16  # that are kept: claims come and go, and leave what is offered as it was
 
-_Node = tuple[Inventory, Profile, ApiFeatures]
+_Node = tuple[Inventory, Profile, ApiFeatures, Faults]
 _Offers = dict[tuple[HeldShapes, CreatedPartitions], Offer]
 
 
@@ -40,10 +41,11 @@ class OfferBuilder:
     """Puts together what is offered; the same again as long as nothing of it changed.
 
     *profile* may raise SettingsError, both it and *features* ApiServerError: there is nothing to
-    offer yet. *mps*: the node has an MPS agent.
+    offer yet. *mps*: the node has an MPS agent. *health*: what is wrong with the GPUs of an
+    inventory; the same object as long as nothing of it changed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that an offer is made of
         self,
         node: GpuNode,
         profile: Callable[[], Profile],
@@ -51,12 +53,14 @@ class OfferBuilder:
         ledger: Ledger,
         *,
         mps: bool = True,
+        health: Callable[[Inventory], Faults] = lambda _inventory: (),
     ) -> None:
         self._node = node
         self._profile = profile
         self._features = features
         self._ledger = ledger
         self._mps = mps
+        self._health = health
         self._last: tuple[_Node, _Offers] | None = None
         self._scanning = threading.Lock()  # one read after the other
         self._lock = threading.Lock()
@@ -91,7 +95,7 @@ class OfferBuilder:
         return ours
 
     def _build(self, inventory: Inventory, ours: CreatedPartitions) -> Offer:
-        node = (inventory, self._profile(), self._features())
+        node = (inventory, self._profile(), self._features(), self._health(inventory))
         last = self._last
         if last is None or not all(a is b for a, b in zip(last[0], node, strict=True)):
             self._last = last = (node, {})
@@ -100,7 +104,9 @@ class OfferBuilder:
         if (offer := offers.get(held)) is None:
             if len(offers) >= _MOST_OFFERS:
                 offers.clear()
-            offers[held] = offer = build_offer(*node, holdings, mps=self._mps, ours=ours)
+            offers[held] = offer = build_offer(
+                *node[:3], holdings, mps=self._mps, ours=ours, faults=node[3]
+            )
         return offer
 
 

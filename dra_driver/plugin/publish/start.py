@@ -46,6 +46,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         parts.api_features,
         parts.ledger,
         mps=parts.node.mps is not None,
+        health=lambda inventory: parts.health.faults_for(inventory),
     )
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.is_newest, parts.metrics)

@@ -1,9 +1,13 @@
 """What is seen of GPUs becomes what is published of them, and outlives restarts."""
 
 import errno
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.model.health import Effect, HealthReading, HealthRules, Problem
@@ -327,3 +331,50 @@ def test_a_file_that_cannot_be_read_is_no_reason_not_to_watch(world):
     world.step(xid(79), after=1)
 
     assert world.published() == [SICK]
+
+
+FATAL, OF_PROGRAMS = (48, 79, 95), (13, 31)
+MINORS = st.integers(0, 2)
+ACTIONS = st.one_of(
+    st.tuples(st.just("xid"), MINORS, st.sampled_from((*FATAL, *OF_PROGRAMS))),
+    st.tuples(st.just("lost"), MINORS, st.just(0)),
+    st.tuples(st.just("restart"), MINORS, st.just(0)),
+    st.tuples(st.just("wait"), MINORS, st.sampled_from((0.1, 1, 40))),
+)
+
+
+def since(world):
+    """Since when each problem is published."""
+    faults = world.scan()
+    return {(fault.gpu, fault.problem, fault.value): fault.since for fault in faults}
+
+
+@given(actions=st.lists(ACTIONS, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_what_is_published_follows_from_what_was_seen_and_from_nothing_else(actions):
+    """However events come together, and however often the plugin is started again."""
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory))
+        expected = set()
+        world.step()
+        for action, minor, number in actions:
+            match action:
+                case "xid":
+                    world.step(xid(number, minor))
+                    if number in FATAL:
+                        expected.add((gpu_uuid(minor), Problem.XID, str(number)))
+                case "lost":
+                    lost = {*world.inventory.lost, (gpu_uuid(minor), "it is lost")}
+                    world.inventory = replace(world.inventory, lost=tuple(sorted(lost)))
+                    expected.add((gpu_uuid(minor), Problem.LOST, ""))
+                    assert expected & set(world.published())
+                case "restart":
+                    world.step(after=0.5)  # what waits in a flood
+                    published = since(world)
+                    world.start()
+                    assert since(world) == published
+                case "wait":
+                    world.step(after=number)
+        world.step(after=0.5)
+
+        assert set(world.published()) == expected
