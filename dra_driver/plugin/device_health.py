@@ -30,7 +30,7 @@ class NodeDevices:
         offer: Callable[[], Offer],
         inventory: Callable[[], Inventory],
         records: Callable[[], tuple[ClaimRecord, ...]],
-        faults: Callable[[], Faults] = tuple,
+        faults: Callable[[], Faults],
     ) -> None:
         """*faults*: what is wrong with GPUs whose devices are not published for that reason."""
         self._pool = pool

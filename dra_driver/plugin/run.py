@@ -86,9 +86,9 @@ def _serve_kubelet(parts: PluginParts, shutdown: Shutdown, stack: ExitStack) -> 
         shutdown.on_fatal,
         on_round=lambda: remove_dead_sockets(sockets),
     )
-    health = HealthService(parts.devices.health)
-    parts.health_listeners.append(health.changed)
-    plugin.serve_health(health)
+    service = HealthService(parts.devices.health)
+    parts.health_listeners.append(service.changed)
+    plugin.serve_health(service)
     plugin.start()
     stack.callback(plugin.stop)
     _add_checks(parts, plugin)
