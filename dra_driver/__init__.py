@@ -41,6 +41,9 @@ to change is decided in ``plan.mig``.
 devices get; ``plan.offer`` puts them there. The kubelet (``plugin.device_health``), claims
 (``plugin.claims.device_status``), events and metrics tell of it.
 
+*Watch health.* ``plan.health`` decides from NVML's events and from looks at the GPUs what is wrong
+with them, and which taints keep pods away. ``plugin.health`` keeps it, and tells of it.
+
 *Other drivers.* ``plugin.other_drivers`` tells of another driver of this name on the node.
 
 ``dra-driver mps-agent`` (``agent``) runs the MPS servers of the node and outlives the plugin.
