@@ -1,6 +1,7 @@
-"""Which GPUs an administrator has the driver let go of: by an annotation of the Node, or by the
-labels with which NVIDIA's GPU operator pauses what uses GPUs.
+"""Which GPUs an administrator has the driver let go of.
 
+An annotation of the Node says so, or the labels with which NVIDIA's GPU operator pauses what uses
+GPUs.
 The annotation is ``gpu-0,gpu-3 2026-11-24T03:00:00Z`` or ``all 2026-11-24T03:00:00Z``; without a
 time it holds for ten minutes from when it is seen. What the plugin answers, in an annotation of its
 own, is the same with a time, and after that what it waits for.
