@@ -1,7 +1,8 @@
 """The kernel's log: of which process an Xid is.
 
 NVML's events name no process; the driver's line in the kernel's log does:
-"NVRM: Xid (PCI:0000:65:00): 31, pid=1234, name=python, ...".
+"NVRM: Xid (PCI:0000:65:00): 31, pid=1234, name=python, ...", of a GPU instance
+"NVRM: Xid (PCI:0000:65:00 GPU-I:02 GPU-CI:00): 31, ...".
 """
 
 import logging
@@ -19,7 +20,8 @@ from dra_driver.node.driver.pci import canonical_bus_id
 log = logging.getLogger(__name__)
 
 _XID = re.compile(
-    rb"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d+)(.*)"
+    rb"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+    rb"(?: GPU-I:(\d+))?[^)]*\): (\d+)(.*)"
 )
 _PID = re.compile(rb"\bpid='?(\d+)")
 _CHUNK: Final = 65536  # longer than any record of /dev/kmsg
@@ -31,6 +33,7 @@ _MOST_LINES: Final = 1000  # that wait for their event
 @dataclass(frozen=True, slots=True)
 class _LoggedXid:
     bus_id: str
+    gi: int | None
     number: str
     pid: int
     read_at: float
@@ -74,15 +77,16 @@ class KernelLog:
         while self._logged and now - self._logged[0].read_at > _MATCH_SECONDS:
             self._logged.popleft()
         for line in self._lines():
-            if (match := _XID.search(line)) and (pid := _PID.search(match[3])):
+            if (match := _XID.search(line)) and (pid := _PID.search(match[4])):
                 bus_id = canonical_bus_id(f"{match[1].decode()}.0")
-                self._logged.append(_LoggedXid(bus_id, match[2].decode(), int(pid[1]), now))
+                gi = None if match[2] is None else int(match[2])
+                self._logged.append(_LoggedXid(bus_id, gi, match[3].decode(), int(pid[1]), now))
 
-    def take(self, bus_id: str, xid: str) -> int | None:
-        """The process, by the host's number, of an Xid of the GPU at *bus_id* ("0000:65:00.0");
-        each line of the log answers once. None: it is not known."""
+    def take(self, bus_id: str, gi: int | None, xid: str) -> int | None:
+        """The process, by the host's number, of an Xid of the GPU at *bus_id* ("0000:65:00.0"), or
+        of this GPU instance; each line of the log answers once. None: it is not known."""
         for logged in self._logged:
-            if (logged.bus_id, logged.number) == (bus_id, xid):
+            if (logged.bus_id, logged.gi, logged.number) == (bus_id, gi, xid):
                 self._logged.remove(logged)
                 return logged.pid
         return None

@@ -1,5 +1,6 @@
 """The node tells what happens to its GPUs, and lets go of them when it is asked to."""
 
+import subprocess
 import time
 from contextlib import contextmanager
 
@@ -68,6 +69,14 @@ def test_an_xid_is_told_of_its_gpu_alone(seen):
     assert (event.gpu, event.problem, event.value) == (seen.gpus[0], Problem.XID, "79")
 
 
+def test_an_xid_is_of_the_process_that_the_log_of_the_kernel_names(seen):
+    seen.happens(0, 31, pid=1234)
+
+    eventually(lambda: seen.delivered)
+
+    assert [event.pid for event in seen.delivered] == [1234]
+
+
 def test_a_thousand_events_in_a_second_are_few(seen):
     seen.happens(0, 94, times=1000)
 
@@ -116,6 +125,23 @@ def test_while_released_the_node_is_what_it_was_and_nothing_asks_nvml(seen):
         assert f"GPU {gpu}, reading its health: NVML is released: until noon" in str(error)
     with pytest.raises(NodeError, match="NVML is released: until noon"):
         seen.node.nvml.system()
+
+
+def test_a_gpu_can_be_reset_while_it_is_released_and_not_before(seen):
+    def reset():
+        program = [str(seen.node.root / "usr/bin/nvidia-smi"), "--gpu-reset", "-i", "0"]
+        return subprocess.run(program, capture_output=True, text=True, timeout=60, env={})
+
+    seen.change(0, remap="pending")
+    assert "In use by another client" in reset().stdout
+    seen.node.release("a reset")
+    assert reset().returncode == 0
+    seen.node.resume()
+    seen.node.refresh()
+
+    reading = seen.node.health_readings()[seen.gpus[0]]
+    assert isinstance(reading, HealthReading)
+    assert reading.remap_pending is False
 
 
 def test_after_a_release_all_is_read_again_and_events_are_told(seen):

@@ -35,22 +35,22 @@ def test_each_line_names_a_process_once(file, log):
     add(file, xid(31, "pid=1234, name=python, Ch 00000010"))
     log.read()
 
-    assert log.take(GPU, "31") == 1234
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") == 1234
+    assert log.take(GPU, None, "31") is None
 
 
 def test_lines_from_before_are_of_nobody(log):
     log.read()
 
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") is None
 
 
 def test_only_the_gpu_and_the_number_of_the_line_are_meant(file, log):
     add(file, xid(31, "pid=1234, name=python"))
     log.read()
 
-    assert log.take("0000:66:00.0", "31") is None
-    assert log.take(GPU, "13") is None
+    assert log.take("0000:66:00.0", None, "31") is None
+    assert log.take(GPU, None, "13") is None
 
 
 @pytest.mark.parametrize(("slot", "gpu"), [("00000000:65:00", GPU), ("0000:1B:00", "0000:1b:00.0")])
@@ -58,7 +58,7 @@ def test_a_bus_id_is_understood_however_it_is_written(file, log, slot, gpu):
     add(file, xid(31, "pid=7, name=a", slot))
     log.read()
 
-    assert log.take(gpu, "31") == 7
+    assert log.take(gpu, None, "31") == 7
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,27 @@ def test_a_line_without_a_process_names_none(file, log, more):
     add(file, xid(31, more))
     log.read()
 
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") is None
+
+
+def test_a_line_of_an_instance_is_of_that_instance(file, log):
+    add(file, xid(31, "pid=1234, name=python", "0000:65:00 GPU-I:02 GPU-CI:00"))
+    log.read()
+
+    assert log.take(GPU, None, "31") is None
+    assert log.take(GPU, 3, "31") is None
+    assert log.take(GPU, 2, "31") == 1234
 
 
 def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(file, log):
     line = xid(31, "pid=1234, name=python")
     add(file, "6,1,2,-;usb 1-1: new device\n", line[:25])
     log.read()
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") is None
     add(file, line[25:])
     log.read()
 
-    assert log.take(GPU, "31") == 1234
+    assert log.take(GPU, None, "31") == 1234
 
 
 def test_what_nobody_asked_for_in_time_is_forgotten(file):
@@ -91,7 +100,7 @@ def test_what_nobody_asked_for_in_time_is_forgotten(file):
     now[0] += 2.5
     log.read()
 
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") is None
     log.close()
 
 
@@ -100,5 +109,5 @@ def test_without_a_log_no_process_is_known(tmp_path):
     log.open()
     log.read()
 
-    assert log.take(GPU, "31") is None
+    assert log.take(GPU, None, "31") is None
     log.close()

@@ -116,11 +116,11 @@ class Nvml:
     def resume(self) -> None:
         """Have the next ``system`` start NVML after ``release``."""
         with self._gate:
-            if self._released:
-                log.info("NVML is used again", extra={"reason": self._released})
+            if not self._released:
+                return
+            log.info("NVML is used again", extra={"reason": self._released})
             self._released = ""
-            if self._initialised is not None:  # it could not be closed
-                self._stale = True
+            self._stale = True  # also where it could not be closed
 
     def stop(self) -> None:
         """Stop NVML and its threads. One that hangs is left to end with the process."""

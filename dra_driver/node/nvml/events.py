@@ -159,7 +159,9 @@ class GpuEvents:
         for seen in raw:
             event = seen.event
             if event.problem is Problem.XID:
-                event = replace(event, pid=self._kernel_log.take(seen.bus_id, event.value))
+                event = replace(
+                    event, pid=self._kernel_log.take(seen.bus_id, event.gi, event.value)
+                )
             counts[event] += 1
         now = time.time()
         if not counts:
