@@ -17,7 +17,7 @@ from dra_driver.sim.host.tools import RESET_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.mig.state import put_file
 from dra_driver.sim.node_spec import SimulatedGpu, SimulatedNode
 
-_LOADED: Final = "proc/driver/nvidia/version"  # is there since the driver was loaded
+LOADED: Final = "proc/driver/nvidia/version"  # is there since the driver was loaded
 _CURED: Final[Mapping[str, Any]] = {
     name: HealthFields.model_fields[name].default
     for name in (
@@ -68,7 +68,7 @@ class GpuResets:
         since, reset = self._started, self._read(node, gpu)
         if self.host is not None:
             with contextlib.suppress(FileNotFoundError):
-                since = (self.host / _LOADED).stat().st_mtime
+                since = (self.host / LOADED).stat().st_mtime
         return max(0.0, time.time() - max(since, reset.at if reset else 0.0))
 
     def record(self, node: SimulatedNode, gpu: SimulatedGpu) -> None:

@@ -17,7 +17,9 @@ from typing import Final, assert_never
 
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.files import write_atomically
+from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.driver.commands import Command, RunCommand, run_command
+from dra_driver.sim.health.boots import follow_boot
 from dra_driver.sim.health.kernel_log import write_kernel_log
 from dra_driver.sim.host.files import (
     CharacterDevice,
@@ -91,6 +93,7 @@ class SimulatedHost:
         self._lock = threading.Lock()
         live.on_change(self.materialise)
         self.materialise(live.current())
+        follow_boot(directory, live.current(), boot_id(Path("/")))
 
     def materialise(self, node: SimulatedNode) -> None:
         """Make the directory the host of *node*. Doing it again changes nothing."""

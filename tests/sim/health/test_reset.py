@@ -1,12 +1,16 @@
-"""``nvidia-smi --gpu-reset`` cures a simulated GPU that nobody has open."""
+"""``nvidia-smi --gpu-reset`` cures a simulated GPU that nobody has open, a reboot all of them."""
 
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pynvml
 import pytest
 
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.sim.health.boots import follow_boot
+from dra_driver.sim.host.directory import SimulatedHost
 from dra_driver.sim.mig.host_files import open_mig_states
 from dra_driver.sim.nvml import SimulatedComputeModes, SimulatedNvml
 from tests.fakes.mps import mps_host
@@ -183,3 +187,21 @@ def test_settings_and_instances_go_and_a_pending_mode_comes(tmp_path):
     assert node.functions.nvmlDeviceGetMigMode(ampere) == [1, 1]
     assert node.functions.nvmlDeviceGetComputeMode(ampere) == pynvml.NVML_COMPUTEMODE_DEFAULT
     assert node.functions.nvmlDeviceGetMigMode(hopper) == [1, 1]
+
+
+def test_a_reboot_is_a_reset_of_every_gpu(node):
+    node.change(0, remap="pending", mig=True, events=[{"ecc": "uncorrectable"}])
+    node.change(1, remap="failed")
+    loaded = time.time() - 1000
+    os.utime(node.root / "proc/driver/nvidia/version", (loaded, loaded))
+    before = value(node, ENERGY)
+    follow_boot(node.root, node.live.current(), "another")
+    assert rows(node) == rows(node, gpu=1) == (0, 0)
+    assert (value(node, ECC), value(node, ENERGY) < before) == (0, True)
+
+
+def test_as_long_as_the_kernel_runs_nothing_is_forgotten(node):
+    node.change(0, remap="pending")
+    SimulatedHost(node.live, node.root)
+    follow_boot(node.root, node.live.current(), boot_id(Path("/")))
+    assert rows(node) == (1, 0)
