@@ -59,17 +59,21 @@ class NodeDevices:
         for device in offer.devices:
             if device.name == holding.device and holding.is_of(device):
                 return self._of_device(device)
-        status, message = self._unpublished(holding)
+        status, message = self._unpublished(holding, offer)
         return DeviceHealth(self._pool, holding.device, status, message)
 
     def _of_device(self, device: Device) -> DeviceHealth:
         status, message = _of_taints(device.taints)
         return DeviceHealth(self._pool, device.name, status, message)
 
-    def _unpublished(self, holding: Holding) -> tuple[HealthStatus, str]:
+    def _unpublished(self, holding: Holding, offer: Offer) -> tuple[HealthStatus, str]:
         """Of a device that is withdrawn for its health, or whose GPU is gone."""
         if faults := tuple(fault for fault in self._faults() if _takes_away(fault, holding)):
             return _status(fault.problem for fault in faults), describe_faults(faults)
+        for unavailable in offer.unavailable:
+            is_it = unavailable.what == holding.device or f"({holding.gpu})" in unavailable.what
+            if is_it and not unavailable.by_profile:
+                return HealthStatus.UNHEALTHY, unavailable.reason
         if any(gpu.uuid == holding.gpu for gpu in self._inventory().gpus):
             return HealthStatus.HEALTHY, ""  # its GPU is offered in another shape by now
         return HealthStatus.UNHEALTHY, f"the node does not see {holding.gpu_name} any more"

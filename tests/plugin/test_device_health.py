@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.kubeletplugin.serve.health import DeviceHealth, HealthStatus
-from dra_driver.model.gpus import Inventory
+from dra_driver.model.gpus import Inventory, UnavailableGpu
 from dra_driver.model.health import DeviceTaint, Effect, Fault, Problem
 from dra_driver.model.offer import Device, Offer
 from dra_driver.model.records import ClaimRecord
@@ -79,6 +79,18 @@ def test_a_held_device_that_is_withdrawn_for_its_health_is_unhealthy() -> None:
     assert message.startswith("Xid 79: ")
 
     node.faults = (Fault(gpu_uuid(1), Problem.THERMAL), Fault(gpu_uuid(0), Problem.XID, "79"))
+    assert node.second == (HealthStatus.HEALTHY, "")
+
+
+@pytest.mark.parametrize("what", ["gpu-1", f"GPU 0000:02:00.0 ({gpu_uuid(1)})"])
+def test_a_held_device_that_is_withdrawn_by_its_profile_says_why(what: str) -> None:
+    node = Node()
+    node.records = (record("a", holding("a", "gpu-1")),)
+    node.offer = Offer(node.offer.devices[:1], (UnavailableGpu(what, "it is too hot"),))
+    assert node.second == (HealthStatus.UNHEALTHY, "it is too hot")
+
+    left_out = UnavailableGpu(what, "the profile leaves it out", by_profile=True)
+    node.offer = Offer(node.offer.devices[:1], (left_out,))
     assert node.second == (HealthStatus.HEALTHY, "")
 
 
