@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _AFTER_SECONDS: Final = 1.0  # from a change until it is written
 _REMOVE_AFTER_SECONDS: Final = 5.0  # mostly the claim is deleted by then, or not allocated any more
 _START_SECONDS: Final = 10.0  # at most, after the start: nodes may be updated all at once
+_TOGETHER_SECONDS: Final = 0.5  # between two steps, for claims that come one by one
 _BETWEEN_SECONDS: Final = 0.05  # between two writes: 110 pods that start at once need the processor
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 5.0, 600.0  # until a failed write is tried again
 _LONGEST_MESSAGE: Final = 32768  # of a condition
@@ -215,7 +216,7 @@ class DeviceStatusWriter:
                 self._backoff.reset()
         with self._lock:
             moments = [*self._due.values(), *(() if self._all_due is None else (self._all_due,))]
-        return max(0.001, min(moments) - self._clock()) if moments else UNTIL_WOKEN
+        return max(_TOGETHER_SECONDS, min(moments) - self._clock()) if moments else UNTIL_WOKEN
 
     def _failed(self, uid: ClaimUid, error: DriverError) -> float:
         seconds = self._backoff.next_seconds()

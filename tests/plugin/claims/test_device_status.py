@@ -237,8 +237,19 @@ def test_nothing_is_written_before_a_second_is_over(world: World) -> None:
     world.go_on(0.9)
     assert world.writes == 0
 
-    world.go_on(0.2)
+    world.go_on(2.0)
     assert world.writes == 1
+
+
+def test_claims_that_come_one_by_one_are_looked_at_together(world: World) -> None:
+    for number in range(50):
+        world.prepare(f"gpu-{number % 2}", name=f"c{number}")
+        world.now += 0.01
+    steps = 0
+    while (seconds := world.writer.step()) != UNTIL_WOKEN:
+        world.now += seconds
+        steps += 1
+    assert (world.writes, steps < 6) == (50, True)
 
 
 def test_a_claim_that_is_gone_by_then_costs_nothing(world: World) -> None:
