@@ -181,7 +181,7 @@ def _allocation(result: Mapping[str, Any]) -> AllocationResult:
         admin=bool(result.get("adminAccess")),
         share=ShareId(share) if share else None,
         consumed=tuple(sorted((result.get("consumedCapacity") or {}).items())),
-        tolerations=tuple(_toleration(each) for each in result.get("tolerations") or ()),
+        tolerations=tuple(parse_toleration(each) for each in result.get("tolerations") or ()),
     )
 
 
@@ -310,7 +310,8 @@ def held_claims(resources: ResourceApi, driver: str) -> list[HeldClaim]:
     return resources.claims(held)
 
 
-def _toleration(toleration: Mapping[str, Any]) -> Toleration:
+def parse_toleration(toleration: Mapping[str, Any]) -> Toleration:
+    """As a claim has it, what it leaves out filled in."""
     return Toleration(
         key=toleration.get("key") or "",
         operator=toleration.get("operator") or "Equal",

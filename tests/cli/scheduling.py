@@ -50,10 +50,11 @@ def claim(*requests, config=(), constraints=(), **fields):
     }
 
 
-def slices(*gpus, rules=DEFAULT_PROFILE, features=None, node="n1"):
-    """As the plugin publishes *gpus*, two where none is given: counters apart from devices."""
+def slices(*gpus, rules=DEFAULT_PROFILE, features=None, node="n1", faults=()):
+    """As the plugin publishes *gpus*, two where none is given: counters apart from devices.
+    *faults*: what is wrong with them."""
     offered = build_offer(
-        Inventory(gpus or inventory(2).gpus), rules, features or ApiFeatures(), {}
+        Inventory(gpus or inventory(2).gpus), rules, features or ApiFeatures(), {}, faults=faults
     )
     spec = {"driver": DRIVER, "nodeName": node}
     return [

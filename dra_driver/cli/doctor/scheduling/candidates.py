@@ -26,7 +26,8 @@ from dra_driver.cli.doctor.scheduling.selectors import (
     may_match,
     variables_of_others,
 )
-from dra_driver.k8s.claims import OpaqueConfig
+from dra_driver.k8s.claims import OpaqueConfig, parse_toleration
+from dra_driver.model.health import Effect
 from dra_driver.model.profiles import SharingStrategy
 
 Document = Mapping[str, Any]
@@ -295,15 +296,12 @@ def _tolerated(
     request: DeviceRequest, devices: Sequence[PublishedDevice], published: PublishedDevices
 ) -> Sequence[PublishedDevice]:
     """Only the monitor taint counts, which a monitor device always has: others may be temporary."""
-    tolerations = request.spec.get("tolerations") or ()
     return [
         device
         for device in devices
         if device.kind != names.TYPE_GPU_MONITOR
         or all(
-            any(_tolerates(each, taint) for each in tolerations)
-            for taint in device.document.get("taints") or ()
-            if taint.get("key") == names.MONITOR_TAINT
+            taint.get("key") != names.MONITOR_TAINT for taint in untolerated_taints(request, device)
         )
     ]
 
@@ -411,12 +409,18 @@ def _too_many(request: DeviceRequest, devices: Sequence[PublishedDevice]) -> str
     return f"{where}: asks for {count}, but no node has more than {number} such ({node})"
 
 
-def _tolerates(toleration: Document, taint: Document) -> bool:
-    """As ``DeviceToleration.ToleratesTaint`` of k8s.io/api has it."""
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator") == "Exists":
-        return True
-    return (toleration.get("value") or "") == (taint.get("value") or "")
+def untolerated_taints(request: DeviceRequest, device: PublishedDevice) -> Sequence[Document]:
+    """The taints of *device* for which the scheduler does not give it to *request*."""
+    tolerations = [parse_toleration(each) for each in request.spec.get("tolerations") or ()]
+    return [
+        taint
+        for taint in device.document.get("taints") or ()
+        if taint.get("effect") in _KEEPING_AWAY
+        and not any(
+            each.tolerates(taint.get("key") or "", taint.get("value") or "", taint["effect"])
+            for each in tolerations
+        )
+    ]
+
+
+_KEEPING_AWAY = (Effect.NO_SCHEDULE, Effect.NO_EXECUTE)

@@ -33,6 +33,7 @@ from dra_driver.cli.doctor.scheduling.published_devices import (
     PublishedDevice,
     PublishedDevices,
 )
+from dra_driver.cli.doctor.scheduling.tainted import ADVICE, waits_for_taints
 from dra_driver.cli.findings import Finding, ok, skip, warn
 from dra_driver.k8s.resource_versions import convert_claim_to_v1
 
@@ -161,13 +162,14 @@ class Verdict:
     judged: int
     problems: tuple[tuple[str, str], ...]  # why it can never be served
     risks: tuple[tuple[str, str], ...] = ()  # why it may not be, though it could
+    tainted: tuple[tuple[str, str], ...] = ()  # which taints have to go first
 
 
 def judge(claims: Iterable[Document], published: PublishedDevices) -> Verdict:
     """What is wrong with those of *claims* (documents of v1) that wait for devices of the driver;
     claims that other drivers could serve are not judged."""
     judged = 0
-    problems, risks = [], []
+    problems, risks, tainted = [], [], []
     for claim in claims:
         ways = requests_of(claim) if _is_pending(claim) else []
         if not any(is_ours(way, published) for request in ways for way in request):
@@ -179,7 +181,9 @@ def judge(claims: Iterable[Document], published: PublishedDevices) -> Verdict:
             problems.append((name, why))
         elif risk := "; ".join(_risks((way for request in ways for way in request), published)):
             risks.append((name, risk))
-    return Verdict(judged, tuple(sorted(problems)), tuple(sorted(risks)))
+        elif why := waits_for_taints(ways, published):
+            tainted.append((name, why))
+    return Verdict(judged, *(tuple(sorted(each)) for each in (problems, risks, tainted)))
 
 
 def unservable(
@@ -293,8 +297,11 @@ def of_verdict(verdict: Verdict) -> Iterator[Finding]:
             f"{name} may not be served although it could be: {why}",
             "who made it has to delete it and make another with such a selector",
         )
-    number = verdict.judged - len(verdict.problems) - len(verdict.risks)
-    if number or not (verdict.problems or verdict.risks):
+    for name, why in verdict.tainted[:_MOST_TOLD]:
+        yield warn(CLAIMS, f"{name} waits: {why}", ADVICE)
+    told = len(verdict.problems) + len(verdict.risks) + len(verdict.tainted)
+    number = verdict.judged - told
+    if number or not told:
         yield ok(CLAIMS, f"{number} wait, and nothing is known that they could not get ({_NOTE})")
 
 

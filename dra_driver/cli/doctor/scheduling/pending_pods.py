@@ -7,7 +7,7 @@ only what is certain is reported. A resource that a device plugin offers on some
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from dra_driver.cli.doctor.cluster_checks import ApiPermission, CheckedCluster, 
 from dra_driver.cli.doctor.scheduling.candidates import DeviceRequest, candidates, is_ours
 from dra_driver.cli.doctor.scheduling.pending_claims import unservable
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevices
+from dra_driver.cli.doctor.scheduling.tainted import ADVICE, waits_for_taints
 from dra_driver.cli.findings import Finding, abbreviated, ok, skip, warn
 from dra_driver.k8s import quantity
 
@@ -106,6 +107,7 @@ class PodVerdict:
 
     judged: int
     problems: Mapping[str, tuple[str, ...]]  # their namespaces and names
+    tainted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # until taints go
 
 
 def asks_for_gpus(pod: Document) -> bool:
@@ -122,20 +124,32 @@ def judge_pods(
     classes = classes_of(published.classes)
 
     @cache  # all pods of one owner ask for the same
-    def judgement(amounts: tuple[ExtendedResourceRequest, ...]) -> tuple[bool, str]:
+    def judgement(amounts: tuple[ExtendedResourceRequest, ...]) -> tuple[bool, str, str]:
         ours = [amount for amount in amounts if _is_ours(amount, classes, published)]
-        return bool(ours), _why_not(ours, classes, published)
+        if not ours:
+            return False, "", ""
+        if never := _why_not(ours, classes, published):
+            return True, never, ""
+        requests = [[_request(amount, classes[amount.resource])] for amount in ours]
+        return True, "", waits_for_taints(requests, published)
 
     judged = 0
     problems: dict[str, list[str]] = {}
+    tainted: dict[str, list[str]] = {}
     for pod in pods:
         amounts = tuple(amount for amount in amounts_of(pod) if amount.resource not in plugins)
-        for_us, why = judgement(amounts)
+        for_us, never, until_then = judgement(amounts)
         judged += for_us
-        if why:
-            name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
-            problems.setdefault(why, []).append(name)
-    return PodVerdict(judged, {why: tuple(sorted(names)) for why, names in problems.items()})
+        name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
+        if never:
+            problems.setdefault(never, []).append(name)
+        elif until_then:
+            tainted.setdefault(until_then, []).append(name)
+    return PodVerdict(judged, _sorted(problems), _sorted(tainted))
+
+
+def _sorted(names_by_reason: Mapping[str, list[str]]) -> Mapping[str, tuple[str, ...]]:
+    return {why: tuple(sorted(names)) for why, names in names_by_reason.items()}
 
 
 def to_be_had(published: PublishedDevices) -> Iterator[str]:
@@ -243,8 +257,11 @@ def of_pods(verdict: PodVerdict, published: PublishedDevices) -> Iterator[Findin
         yield warn(PODS, f"{abbreviated(pods)} can never be scheduled: {why}", mend)
     if (more := len(verdict.problems) - _MOST_TOLD) > 0:
         yield warn(PODS, f"{more} more reasons", "mend those first, then ask again")
-    number = verdict.judged - sum(map(len, verdict.problems.values()))
-    if number or not verdict.problems:
+    for why, pods in sorted(verdict.tainted.items())[:_MOST_TOLD]:
+        yield warn(PODS, f"{abbreviated(pods)} waits: {why}", ADVICE)
+    told = [*verdict.problems.values(), *verdict.tainted.values()]
+    number = verdict.judged - sum(map(len, told))
+    if number or not told:
         yield ok(PODS, f"{number} wait for a GPU, and nothing is known that they could not get")
 
 
