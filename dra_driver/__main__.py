@@ -17,6 +17,7 @@ from dra_driver.settings import (
     ControllerSettings,
     DevicesSettings,
     DoctorSettings,
+    HealthSettings,
     PluginSettings,
     ProfileSettings,
     StartupProbeSettings,
@@ -24,6 +25,7 @@ from dra_driver.settings import (
 )
 
 if TYPE_CHECKING:
+    from dra_driver.cli.health.run import HealthCommand
     from dra_driver.node.driver.config import DriverPrograms
     from dra_driver.node.machine import OpenNode
 
@@ -31,7 +33,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it failed; 2: it was asked wrongly."""
     parser = command_line()
-    arguments = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    # Behind "--" is a program with flags of its own.
+    end = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:end])
+    arguments.program = words[end + 1 :]
+    if arguments.program and arguments.command is not _release:
+        parser.error(f"nothing can be run here: {' '.join(arguments.program)}")
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         code = command(arguments)
@@ -87,6 +95,7 @@ def command_line() -> argparse.ArgumentParser:
     DoctorSettings.add_flags(doctor)
     doctor.set_defaults(command=_doctor)
     _add_profile_commands(commands)
+    _add_health_commands(commands)
     _add_chart_commands(commands)
     return parser
 
@@ -133,6 +142,51 @@ def _add_profile_commands(commands: "argparse._SubParsersAction[argparse.Argumen
         "the spec",
     )
     profile.set_defaults(command=_profile)
+
+
+def _add_health_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    health = commands.add_parser(
+        "health", help="list the sick GPUs; say that some are well; let go of some for a reset"
+    )
+    health.set_defaults(command=_list_health, output="table")
+    actions = health.add_subparsers(metavar="ACTION")
+    listing = actions.add_parser(
+        "list", help="print the GPUs that have a taint, since when, and what to do; the default"
+    )
+    _add_output(listing, "table", "json")
+    clear = actions.add_parser("clear", help="say that GPUs of a node are well")
+    clear.set_defaults(command=_clear)
+    clear.add_argument("gpus", nargs="+", metavar="GPU…", help="gpu-0, a UUID, or all")
+    release = actions.add_parser(
+        "release",
+        help="have a node let go of GPUs for a while, and run the program that is given behind --",
+    )
+    release.set_defaults(command=_release)
+    release.add_argument("gpus", nargs="*", metavar="[GPU…]", help="gpu-0, or a UUID; default: all")
+    release.add_argument(
+        "--for",
+        dest="duration",
+        type=_seconds,
+        default=600.0,
+        metavar="TIME",
+        help="for how long, as 90s, 10m or 2h (default 10m); a program may take longer",
+    )
+    release.add_argument("--force", action="store_true", help="also if claims hold the GPUs")
+    release.add_argument("--end", action="store_true", help="end it")
+    for parser in (listing, clear, release):
+        HealthSettings.add_flags(parser)
+
+
+def _seconds(text: str) -> float:
+    """
+    >>> _seconds("10m")
+    600.0
+    """
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = text[:-1], units.get(text[-1:])
+    if unit is None or not number.isdecimal() or not 1 <= int(number) * unit <= 7 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 10m or 2h, at most a week")
+    return int(number) * unit
 
 
 def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -253,6 +307,47 @@ def _profile(arguments: argparse.Namespace) -> int:
                 print(command.undo(arguments.to_revision))
             case action:
                 print(command.set_paused(action == "pause"))
+    return 0
+
+
+@contextlib.contextmanager
+def _health(settings: HealthSettings) -> "Iterator[HealthCommand]":
+    from dra_driver.cli.health.run import HealthCommand
+    from dra_driver.k8s.access import load_access
+    from dra_driver.k8s.client import ApiClient
+
+    access = load_access(settings.kubeconfig, may_run_programs=True)
+    with contextlib.closing(ApiClient(access, user_agent="dra-driver-health")) as api:
+        yield HealthCommand(api, settings.driver_name)
+
+
+def _list_health(arguments: argparse.Namespace) -> int:
+    settings = HealthSettings.read(arguments)
+    with _health(settings) as health:
+        print(health.sick_gpus(settings.node_name, arguments.output))
+    return 0
+
+
+def _clear(arguments: argparse.Namespace) -> int:
+    settings = HealthSettings.read(arguments)
+    with _health(settings) as health:
+        print(health.clear(settings.node, arguments.gpus))
+    return 0
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.health.program import run_while_released
+
+    settings = HealthSettings.read(arguments)
+    node, gpus, seconds = settings.node, arguments.gpus, arguments.duration
+    with _health(settings) as health:
+        if arguments.end:
+            print(health.end(node))
+        elif not arguments.program:
+            print(health.release(node, gpus, seconds, arguments.force))
+        else:
+            with health.released(node, gpus, seconds, arguments.force) as go_on:
+                return run_while_released(arguments.program, go_on, seconds / 2)
     return 0
 
 

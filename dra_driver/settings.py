@@ -198,6 +198,29 @@ class ProfileSettings(_Settings):
     )
 
 
+class HealthSettings(_Settings):
+    """`dra-driver health`: whose devices, and on which node."""
+
+    driver_name: DriverName = DRIVER
+    kubeconfig: Path | None = Field(
+        default_factory=_own_kubeconfig,
+        description="how to reach the API server; default: ~/.kube/config, or else the pod's "
+        "service account",
+    )
+    node_name: str = Field(
+        "",
+        max_length=253,
+        pattern=rf"^$|{_DNS_SUBDOMAIN}",
+        description="the node; default: every node for `health list`, else the name of this "
+        "machine",
+    )
+
+    @property
+    def node(self) -> str:
+        """The one that is meant where one has to be."""
+        return self.node_name or os.uname().nodename.lower()
+
+
 class ControllerSettings(_Settings):
     """The controller: which profiles it rolls out, and how its replicas agree on one."""
 

@@ -44,7 +44,8 @@ class ResourceApi:
         return str(uid)
 
     def slices(self, driver: str, node: str) -> tuple[list[Document], str]:
-        """The slices of *driver* on *node*, and the resource version to watch from."""
+        """The slices of *driver* on *node* (empty: everywhere), and the resource version to watch
+        from."""
         query = {"fieldSelector": _selector(driver, node)}
         slices = self._call(lambda base: self._api.list(f"{base}/resourceslices", query))
         items = [convert_slice_to_v1(document) for document in slices.get("items") or ()]
@@ -154,4 +155,5 @@ class ResourceApi:
 
 
 def _selector(driver: str, node: str) -> str:
-    return f"spec.driver={driver},spec.nodeName={node}"
+    """*node*: empty for all nodes."""
+    return f"spec.driver={driver}" + (f",spec.nodeName={node}" if node else "")

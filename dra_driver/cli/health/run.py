@@ -1,0 +1,250 @@
+"""``dra-driver health``: which GPUs are sick; to say that they are well; to let go of them.
+
+All of it is asked of the API server, with the rights of who asks. What is asked of a node is an
+annotation of its Node, on which the plugin of the node acts.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from api import names
+from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from dra_driver.base.errors import DriverError, NotFound
+from dra_driver.cli.findings import abbreviated
+from dra_driver.cli.terminal import format_table
+from dra_driver.k8s.api import Document, KubernetesApi
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.model.health import Problem
+from dra_driver.model.offer import gpu_name_of
+from dra_driver.plan.health.messages import action, meaning
+from dra_driver.plan.health.problems import problem_of, taint_key
+from dra_driver.plan.health.release import ALL, new_release
+
+_POLL_SECONDS: Final = 0.5
+_MAX_SHOWN: Final = 20  # claims
+
+
+class HealthError(DriverError):
+    """What was asked cannot be done now."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SickGpu:
+    """One taint of devices of a GPU, for its health."""
+
+    node: str
+    gpu: str
+    problem: str
+    value: str
+    effect: str
+    since: str  # as the API server has it
+
+
+class HealthCommand:
+    """ApiServerError: the API server refuses, or does not answer. HealthError: the node does not do
+    what is asked, and why."""
+
+    def __init__(self, api: KubernetesApi, driver: str, wait_seconds: float = 60.0) -> None:
+        """*wait_seconds*: for which the plugin of a node is waited for."""
+        self._api = api
+        self._resources = ResourceApi(api)
+        self._driver = driver
+        self._wait_seconds = wait_seconds
+
+    def sick_gpus(self, node: str, output: str) -> str:
+        """The GPUs with a taint for their health, on *node*; empty: on every node. *output*:
+        ``table`` or ``json``."""
+        devices_of: dict[SickGpu, list[str]] = defaultdict(list)
+        for spec in self._slices(node):
+            for device in spec.get("devices") or ():
+                for sick in _health_taints(str(spec.get("nodeName")), device):
+                    devices_of[sick].append(device["name"])
+        sick_gpus = sorted(devices_of.items())
+        if output == "json":
+            found = [asdict(sick) | {"devices": devices} for sick, devices in sick_gpus]
+            return json.dumps(found, indent=2)
+        if not sick_gpus:
+            return "no GPU has a taint for its health"
+        head = ("NODE", "GPU", "DEVICES", "PROBLEM", "SINCE", "EFFECT", "WHAT TO DO")
+        return format_table(head, [_row(sick, devices) for sick, devices in sick_gpus])
+
+    def clear(self, node: str, gpus: Sequence[str]) -> str:
+        """Say that *gpus* of *node* are well, and wait until its plugin has taken note."""
+        request = _listed(gpus)
+        self._annotate(node, {CLEAR_FAULTS_ANNOTATION: request})
+        self._wait(
+            lambda: CLEAR_FAULTS_ANNOTATION not in self._annotations(node),
+            lambda: f"the plugin of {node} has not taken note yet: is it running?",
+        )
+        return f"{node}: {request}: cleared; what is still wrong stays (dra-driver health list)"
+
+    def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:
+        """Have *node* let go of *gpus* (none: all) for so long, and wait until it did. *force*:
+        even if claims hold them."""
+        asked = _listed(gpus) or ALL
+        if not force:
+            self._refuse_held(node, asked)
+        release = new_release(asked, self._now() + seconds)
+        self._annotate(node, {RELEASE_ANNOTATION: str(release)})
+        self._wait(
+            lambda: (
+                self._annotations(node).get(RELEASED_ANNOTATION) == str(release)
+                and self._is_tainted(node, asked)
+            ),
+            lambda: f"{node} has not let go yet{self._what_it_waits_for(node)}; it goes on trying",
+        )
+        return (
+            f"{node} has let go of {asked} until {release.until}: end it earlier with "
+            f"dra-driver health release --end --node {node}"
+        )
+
+    @contextmanager
+    def released(
+        self, node: str, gpus: Sequence[str], seconds: float, force: bool = False
+    ) -> Iterator[Callable[[], None]]:
+        """*node* has let go of *gpus*, up to the end of this context. What it yields is called
+        every half of *seconds*: it goes on for so long from then."""
+        asked = _listed(gpus) or ALL
+
+        def go_on() -> None:
+            release = new_release(asked, self._now() + seconds)
+            self._annotate(node, {RELEASE_ANNOTATION: str(release)})
+
+        if not force:
+            self._refuse_held(node, asked)
+        try:
+            self.release(node, gpus, seconds, force=True)
+            yield go_on
+        finally:
+            self.end(node)
+
+    def end(self, node: str) -> str:
+        """Have *node* take its GPUs back, and wait until they answer."""
+        self._annotate(node, {RELEASE_ANNOTATION: None})
+        self._wait(
+            lambda: RELEASED_ANNOTATION not in self._annotations(node),
+            lambda: f"{node} does not have its GPUs back yet{self._what_it_waits_for(node)}",
+        )
+        return f"{node} has its GPUs back"
+
+    def _refuse_held(self, node: str, asked: str) -> None:
+        """HealthError: claims hold devices of these GPUs."""
+        concerned = self._is_among(node, asked)
+
+        def held(claim: Mapping[str, Any]) -> list[str]:
+            status = claim.get("status") or {}
+            results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+            ours = [
+                result["device"]
+                for result in results
+                if result.get("driver") == self._driver and result.get("pool") == node
+            ]
+            if not any(map(concerned, ours)):
+                return []
+            pods = [str(each.get("name")) for each in status.get("reservedFor") or ()]
+            metadata = claim["metadata"]
+            return [f"{metadata['namespace']}/{metadata['name']} (pods: {abbreviated(pods)})"]
+
+        if claims := sorted(self._resources.claims(held)):
+            more = [f"and {len(claims) - _MAX_SHOWN} more"] if len(claims) > _MAX_SHOWN else []
+            raise HealthError(
+                f"claims hold these GPUs of {node}: {', '.join(claims[:_MAX_SHOWN] + more)}: "
+                "delete their pods first, or use --force"
+            )
+
+    def _is_tainted(self, node: str, asked: str) -> bool:
+        """Whether no new pod gets a device of these GPUs: it is tainted, or not there."""
+        concerned, key = self._is_among(node, asked), taint_key(Problem.RELEASED)
+        return all(
+            any(taint["key"] == key for taint in device.get("taints") or ())
+            for spec in self._slices(node)
+            for device in spec.get("devices") or ()
+            if concerned(device["name"])
+            and _attribute(device, names.TYPE) != names.TYPE_GPU_MONITOR
+        )
+
+    def _is_among(self, node: str, asked: str) -> Callable[[str], bool]:
+        """Whether a device of *node* is of a GPU that is *asked* for by name or UUID."""
+        words = set(asked.split(","))
+        of_uuid = {
+            gpu_name_of(device["name"])
+            for spec in self._slices(node)
+            for device in spec.get("devices") or ()
+            for name in (names.UUID, names.PARENT_UUID)
+            if _attribute(device, name) in words
+        }
+        return lambda device: asked == ALL or gpu_name_of(device) in words | of_uuid
+
+    def _slices(self, node: str) -> list[Document]:
+        """The specs of our slices on *node*; empty: on every node."""
+        return [each["spec"] for each in self._resources.slices(self._driver, node)[0]]
+
+    def _what_it_waits_for(self, node: str) -> str:
+        words = self._annotations(node).get(RELEASED_ANNOTATION, "").split(maxsplit=2)
+        return f" ({words[2]})" if len(words) > 2 else ": is its plugin running?"
+
+    def _annotations(self, node: str) -> Mapping[str, str]:
+        return self._api.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations") or {}
+
+    def _annotate(self, node: str, annotations: Mapping[str, str | None]) -> None:
+        try:
+            patch = {"metadata": {"annotations": dict(annotations)}}
+            self._api.patch(f"/api/v1/nodes/{node}", patch)
+        except NotFound as e:
+            raise HealthError(f"there is no node {node}: name one with --node-name") from e
+
+    def _now(self) -> float:
+        return self._api.now() or time.time()
+
+    def _wait(self, is_done: Callable[[], bool], why: Callable[[], str]) -> None:
+        """HealthError: it is not done in time, and *why*."""
+        deadline = time.monotonic() + self._wait_seconds
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise HealthError(why())
+            time.sleep(_POLL_SECONDS)
+
+
+def _listed(gpus: Collection[str]) -> str:
+    """As the annotation has them. HealthError: one of them is no name."""
+    words = [word for text in gpus for word in text.split(",") if word]
+    for word in words:
+        if not word.replace("-", "").isalnum():
+            raise HealthError(f"{word!r} names no GPU: write gpu-0, a UUID or all")
+    return ALL if ALL in words else ",".join(dict.fromkeys(words))
+
+
+def _health_taints(node: str, device: Document) -> Iterator[SickGpu]:
+    for taint in device.get("taints") or ():
+        if problem := problem_of(str(taint["key"])):
+            yield SickGpu(
+                node,
+                gpu_name_of(device["name"]),
+                problem.value,
+                str(taint.get("value") or ""),
+                str(taint["effect"]),
+                str(taint.get("timeAdded") or ""),
+            )
+
+
+def _row(sick: SickGpu, devices: Sequence[str]) -> Sequence[str]:
+    problem = Problem(sick.problem)
+    return (
+        sick.node,
+        sick.gpu,
+        abbreviated(devices),
+        meaning(problem, sick.value),
+        sick.since,
+        sick.effect,
+        action(problem, sick.value),
+    )
+
+
+def _attribute(device: Document, name: str) -> object:
+    value = (device.get("attributes") or {}).get(name) or {}
+    return next(iter(value.values()), None)

@@ -1,0 +1,254 @@
+"""Sick GPUs of a cluster, as a person sees them, clears them and has them released."""
+
+import json
+import sys
+import threading
+
+import pytest
+
+from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from dra_driver.cli.health import run
+from tests.fakes.api_server import ApiServer
+
+DRIVER = "gpu.nvidia.com"
+RELEASED = {"key": "gpu.nvidia.com/released", "effect": "NoSchedule"}
+XID = {
+    "key": "gpu.nvidia.com/xid",
+    "value": "79",
+    "effect": "NoSchedule",
+    "timeAdded": "2026-11-24T03:00:00Z",
+}
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def ask(server, type_in, tmp_path):
+    """``dra-driver health``, with a kubeconfig."""
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+
+    def ask(action, *words):
+        options = ["--kubeconfig", str(kubeconfig)]
+        return type_in("health", action, *options, *words)
+
+    return ask
+
+
+def put_node(server, name="node-a", **annotations):
+    metadata = {"name": name, "annotations": annotations}
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+
+
+def put_slice(server, node="node-a", **taints):
+    devices = [
+        {
+            "name": name.replace("_", "-"),
+            "attributes": {
+                "uuid": {"string": f"GPU-{name[-1]}"},
+                "type": {"string": "gpu-monitor" if name.endswith("mon") else "gpu"},
+            },
+            "taints": each,
+        }
+        for name, each in taints.items()
+    ]
+    server.put(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"slice-{node}"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": node,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                "devices": devices,
+            },
+        }
+    )
+
+
+def put_claim(server, device="gpu-0", node="node-a"):
+    result = {"driver": DRIVER, "pool": node, "device": device, "request": "gpu"}
+    server.put(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "claim", "namespace": "team"},
+            "spec": {},
+            "status": {
+                "allocation": {"devices": {"results": [result]}},
+                "reservedFor": [{"resource": "pods", "name": "pod", "uid": "u"}],
+            },
+        }
+    )
+
+
+def annotations(server):
+    (node,) = server.objects("nodes")
+    return node["metadata"].get("annotations") or {}
+
+
+@pytest.fixture
+def plugin(server):
+    """The plugin of node-a, which does what the annotations say; and what it saw of them."""
+    seen, stop = [], threading.Event()
+
+    def serve():
+        while not stop.wait(0.02):
+            there = annotations(server)
+            request = there.get(RELEASE_ANNOTATION)
+            if request and there.get(RELEASED_ANNOTATION) != request:
+                seen.append(request)
+                others = [RELEASED] if request.startswith("all") else []
+                put_slice(server, gpu_0=[RELEASED], gpu_1=others, gpu_0_mon=[])
+                put_node(server, **there | {RELEASED_ANNOTATION: request})
+            elif not request and RELEASED_ANNOTATION in there:
+                seen.append("back")
+                put_node(server)
+            elif CLEAR_FAULTS_ANNOTATION in there:
+                seen.append(there[CLEAR_FAULTS_ANNOTATION])
+                put_node(server)
+
+    put_node(server)
+    put_slice(server, gpu_0=[], gpu_1=[], gpu_0_mon=[])
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield seen
+    stop.set()
+    thread.join(10)
+
+
+def test_sick_gpus_of_all_nodes_are_listed_with_what_to_do(server, ask):
+    put_slice(
+        server, gpu_0=[XID], gpu_1=[{"key": "gpu.nvidia.com/monitor", "effect": "NoSchedule"}]
+    )
+    put_slice(server, "node-b", gpu_3=[RELEASED | {"timeAdded": XID["timeAdded"]}])
+
+    lines = ask("list").out.splitlines()
+    assert lines[0].split() == [
+        *("NODE", "GPU", "DEVICES", "PROBLEM", "SINCE", "EFFECT"),
+        *("WHAT", "TO", "DO"),
+    ]
+    assert "node-a   gpu-0   gpu-0     Xid 79: " in lines[1]
+    assert "2026-11-24T03:00:00Z   NoSchedule" in lines[1]
+    assert lines[2].startswith("node-b   gpu-3") and len(lines) == 3
+    (found,) = json.loads(ask("list", "-o", "json", "--node", "node-b").out)
+    assert found == {
+        "node": "node-b",
+        "gpu": "gpu-3",
+        "problem": "released",
+        "value": "",
+        "effect": "NoSchedule",
+        "since": XID["timeAdded"],
+        "devices": ["gpu-3"],
+    }
+
+
+def test_where_nothing_is_wrong_it_says_so(server, ask, type_in, tmp_path, monkeypatch):
+    put_slice(server, gpu_0=[])
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config")))
+
+    for answer in (ask("list"), type_in("health")):
+        assert answer.out == "no GPU has a taint for its health\n"
+
+
+def test_gpus_are_cleared_by_the_plugin_of_their_node(ask, plugin):
+    answer = ask("clear", "gpu-0", "gpu-3", "--node", "node-a")
+
+    assert (answer.code, plugin) == (0, ["gpu-0,gpu-3"])
+    assert "node-a: gpu-0,gpu-3: cleared" in answer.out
+
+
+def test_a_node_lets_go_of_gpus_until_it_is_told_otherwise(server, ask, plugin):
+    answer = ask("release", "GPU-0", "--node", "node-a", "--for", "2h")
+
+    (request,) = plugin
+    assert answer.out.startswith(f"node-a has let go of GPU-0 until {request.split()[1]}")
+    assert ask("release", "--end", "--node", "node-a").out == "node-a has its GPUs back\n"
+    assert annotations(server) == {}
+
+
+def test_a_program_runs_while_the_gpus_are_released(server, ask, plugin):
+    program = [sys.executable, "-c", "import sys, time; time.sleep(1.5); sys.exit(3)"]
+
+    answer = ask("release", "gpu-0", "--node", "node-a", "--for", "2s", "--", *program)
+
+    assert answer.code == 3
+    assert len(plugin) == 3 and plugin[-1] == "back"  # it was prolonged once
+    assert annotations(server) == {}
+
+
+def test_a_program_that_cannot_be_started_leaves_nothing_released(server, ask, plugin):
+    answer = ask("release", "gpu-0", "--node", "node-a", "--", "/no/such/program")
+
+    assert "/no/such/program cannot be started: No such file" in answer.err
+    assert annotations(server) == {}
+
+
+@pytest.mark.parametrize("gpus", [[], ["gpu-0"], ["GPU-0"]])
+def test_gpus_that_claims_hold_are_not_released(server, ask, plugin, gpus):
+    put_claim(server)
+
+    answer = ask("release", *gpus, "--node", "node-a")
+    assert answer.code == 1
+    assert "claims hold these GPUs of node-a: team/claim (pods: pod)" in answer.err
+    assert plugin == []
+    assert ask("release", *gpus, "--node", "node-a", "--force").code == 0
+
+
+def test_claims_on_other_gpus_and_nodes_do_not_matter(server, ask, plugin):
+    put_claim(server, "gpu-1")
+    assert ask("release", "gpu-0", "--node", "node-a").code == 0
+    put_claim(server, "gpu-0", "node-b")
+    assert ask("release", "gpu-0", "--node", "node-a").code == 0
+
+
+def test_a_plugin_that_does_not_let_go_says_what_it_waits_for(server, client_of):
+    put_node(server, **{RELEASED_ANNOTATION: "gpu-0 2026-11-24T03:00:00Z a call is under way"})
+    command = run.HealthCommand(client_of(server), DRIVER, wait_seconds=0.1)
+
+    with pytest.raises(run.HealthError, match=r"has not let go yet \(a call is under way\)"):
+        command.release("node-a", ["gpu-0"], 60)
+    put_node(server)
+    with pytest.raises(run.HealthError, match="not let go yet: is its plugin running"):
+        command.release("node-a", ["gpu-0"], 60)
+    with pytest.raises(run.HealthError, match="has not taken note yet: is it running"):
+        command.clear("node-a", ["all"])
+
+
+@pytest.fixture
+def client_of(tmp_path):
+    from dra_driver.k8s.access import load_kubeconfig
+    from dra_driver.k8s.client import ApiClient
+
+    clients = []
+
+    def make(server):
+        clients.append(ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "config"))))
+        return clients[-1]
+
+    yield make
+    for each in clients:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["clear", "gpu 0", "--node", "node-a"], "'gpu 0' names no GPU: write gpu-0, a UUID"),
+        (["clear", "all", "--node", "node-z"], "there is no node node-z: name one with"),
+        (["release", "--for", "10", "--node", "a"], "'10': write 90s, 10m or 2h"),
+        (["release", "--for", "800h", "--node", "a"], "'800h': write 90s, 10m or 2h"),
+        (["clear", "all", "--", "ls"], "nothing can be run here: ls"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(server, ask, words, problem):
+    put_node(server)
+
+    answer = ask(*words)
+
+    assert answer.code in (1, 2)
+    assert problem in answer.err
