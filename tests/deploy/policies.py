@@ -86,8 +86,11 @@ class Clients:
 
 
 @contextmanager
-def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
-    """What of the chart concerns the API server is there, and two nodes without a kubelet."""
+def open_clients(
+    cluster: Cluster, directory: Path, *, rights_alone: bool = False
+) -> Iterator[Clients]:
+    """What of the chart concerns the API server is there, and two nodes without a kubelet.
+    *rights_alone*: its rights, and not its policies."""
     admin = ApiClient(load_kubeconfig(cluster.kubeconfig))
     accounts = PATHS["ServiceAccount"]
     plugin, uninstall, controller = (f"{accounts}/{NAME}-dra-driver-gpu-{end}" for end in ACCOUNTS)
@@ -98,7 +101,7 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
         opened.append(ApiClient(access, user_agent=NAME))
         return opened[-1]
 
-    with made(admin):
+    with made(admin, rights_alone):
         eventually(lambda: is_there(admin, f"{accounts}/default"))
         hook = as_account(cluster, token_of(admin, uninstall), directory / "uninstall")
         bound, free = token_of(admin, plugin, MINE), token_of(admin, plugin)
@@ -110,9 +113,11 @@ def open_clients(cluster: Cluster, directory: Path) -> Iterator[Clients]:
 
 
 @contextmanager
-def made(admin: ApiClient) -> Iterator[None]:
+def made(admin: ApiClient, rights_alone: bool) -> Iterator[None]:
     """While it lasts, namespace, nodes and what of the chart concerns the API server are there."""
-    objects = [*cluster_objects(), ALL_VERBS]
+    objects = [*cluster_objects(), {**ALL_VERBS, "rules": []} if rights_alone else ALL_VERBS]
+    if rights_alone:
+        objects = [each for each in objects if "AdmissionPolicy" not in each["kind"]]
     bindings = [each for each in objects if each["kind"] == "ClusterRoleBinding"]
     subjects = [
         subject
@@ -129,6 +134,7 @@ def made(admin: ApiClient) -> Iterator[None]:
         (NODES, {"metadata": {"name": name, **KEPT}, "status": STATUS}) for name in (MINE, OTHER)
     ]
     documents += [(PATHS[each["kind"]], each) for each in objects]
+    eventually(lambda: not is_there(admin, f"/api/v1/namespaces/{NAME}"))  # of other tests
     try:
         for path, document in documents:
             admin.create(path, document)

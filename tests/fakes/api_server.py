@@ -23,6 +23,7 @@ turns a feature gate off; ``forget_history`` makes watches fall behind; ``refuse
 import copy
 import pathlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import yaml
 
@@ -167,9 +168,11 @@ class ApiServer:
         path: str = "",
         times: int = 1,
         retry_after: int | str | None = None,
+        message: str = "a fault of the test",
     ) -> None:
         """Answer the next *times* requests that match with *status*."""
-        self._fault(Fault(method, path, times, status=status, retry_after=retry_after))
+        fault = Fault(method, path, times, status=status, retry_after=retry_after)
+        self._fault(replace(fault, message=message))
 
     def delay(self, seconds: float, method: str = "", path: str = "", times: int = 1) -> None:
         """Let the next *times* requests that match wait before they are answered."""

@@ -38,6 +38,7 @@ _START_SECONDS: Final = 10.0  # at most, after the start: nodes may be updated a
 _TOGETHER_SECONDS: Final = 0.5  # between two steps, for claims that come one by one
 _BETWEEN_SECONDS: Final = 0.05  # between two writes: 110 pods that start at once need the processor
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 5.0, 600.0  # until a failed write is tried again
+_RIGHT: Final = "resourceclaims/driver"  # of whom it lacks is told with a 422 (Kubernetes 1.36)
 _LONGEST_MESSAGE: Final = 32768  # of a condition
 
 
@@ -160,7 +161,7 @@ class DeviceStatusWriter:
         self._written: dict[ClaimUid, tuple[ClaimRef, Statuses]] = {}  # of the thread alone
         self._unread: set[ClaimUid] = set()  # somebody else may have changed what these say
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS, randomized=True)
-        self._logged_error = ""
+        self._logged_error: type[DriverError] | None = None
         self.loop: Final = Loop("device-status", self.step, _LAST_WAIT_SECONDS)
 
     def claim_changed(self, record: ClaimRecord | None) -> None:
@@ -220,10 +221,10 @@ class DeviceStatusWriter:
 
     def _failed(self, uid: ClaimUid, error: DriverError) -> float:
         seconds = self._backoff.next_seconds()
-        if str(error) != self._logged_error:
+        if type(error) is not self._logged_error:  # messages name the claim
             facts = {"error": str(error), "seconds": round(seconds, 1)}
             log.warning("the status of a claim cannot be written", extra=facts)
-        self._logged_error = str(error)
+        self._logged_error = type(error)
         with self._lock:
             self._due.setdefault(uid, self._clock() + seconds)
         return seconds
@@ -250,7 +251,9 @@ class DeviceStatusWriter:
             if tuple(replace(each, since="") for each in statuses) != wanted:
                 statuses = _dated(wanted, statuses)
                 self._apply(record.claim, statuses)
-        except (NotFound, Conflict, Refused) as e:  # deleted, another one, or allocated elsewhere
+        except (NotFound, Conflict, Refused) as e:  # deleted, another one, or allocated anew
+            if _RIGHT in str(e):
+                raise
             log.debug("a claim is not as it was prepared", extra={"error": str(e)})
             self._unread.discard(uid)
             return

@@ -352,6 +352,25 @@ def test_a_claim_that_is_not_as_it_was_prepared_is_left_alone(
     assert caplog.messages == []
 
 
+def test_a_right_that_is_missing_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubernetes 1.36 does not answer 403 then."""
+    world.server.fail(
+        422,
+        "PATCH",
+        "resourceclaims",
+        times=100,
+        message='status.devices: Forbidden: requires resource="resourceclaims/driver"',
+    )
+    world.prepare("gpu-0")
+    world.prepare("gpu-1", name="b")
+    world.go_on(1200.0)
+
+    assert caplog.messages == ["the status of a claim cannot be written"]
+    assert 2 < world.writes < 30
+
+
 def test_one_claim_that_is_refused_keeps_no_other_from_being_written(world: World) -> None:
     world.server.fail(403, "PATCH", "resourceclaims/a/", times=100)
     world.prepare("gpu-0")
