@@ -14,6 +14,7 @@ from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.simulated import h100
 from tests.plugin.conftest import Process, put
+from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
 CLEAR = "gpu.nvidia.com/clear-faults"
@@ -56,6 +57,16 @@ class Scene:
             return []
         faults = json.loads(path.read_text())["HealthOfBoot"]["state"]["faults"]
         return [(fault["problem"], fault["value"], fault["since"]) for fault in faults]
+
+    def kept_well(self) -> set[str]:
+        """The problems that will be over if they do not come back."""
+        path = self.home / "kubelet/plugins/gpu.nvidia.com/state/health.json"
+        faults = json.loads(path.read_text())["HealthOfBoot"]["state"]["faults"]
+        return {fault["problem"] for fault in faults if fault["well_since"] is not None}
+
+    def offered(self) -> list[str]:
+        slices = self.server.objects("resourceslices")
+        return [device["name"] for each in slices for device in each["spec"].get("devices", ())]
 
     def taints(self) -> dict[str, list[tuple[str, str, str]]]:
         """Of the devices that have any: key, value and effect."""
@@ -124,3 +135,29 @@ def test_a_sick_gpu_is_tainted_and_told_until_an_administrator_says_that_it_is_w
     assert scene.is_told("GPURecovered", claim.name)
     assert scene.server.wait(lambda: scene.annotations() == {} and not scene.taints())
     assert scene.kept() == []
+
+
+def test_a_gpu_that_is_lost_stays_published_with_a_taint_until_it_answers(
+    scene: Scene, kubelet: FakeKubelet
+) -> None:
+    scene.start()
+    kubelet.wait_for_plugin(DRIVER)
+    assert scene.server.wait(lambda: bool(scene.server.objects("resourceslices")))
+
+    scene.change(1, fails="GPU_IS_LOST")
+
+    lost = {"gpu-1": [("gpu.nvidia.com/gpu-lost", "", "NoSchedule")]}
+    assert scene.server.wait(lambda: scene.taints() == lost)
+    scene.change(1, fails={})
+    eventually(lambda: scene.kept_well() == {"gpu-lost"}, "the lost GPU to answer")
+
+
+def test_where_taints_are_not_kept_a_sick_gpu_is_withdrawn(
+    scene: Scene, kubelet: FakeKubelet
+) -> None:
+    scene.server.disable("DRADeviceTaints")
+    scene.start()
+    kubelet.wait_for_plugin(DRIVER)
+    sick_until_registered(scene)
+
+    assert scene.server.wait(lambda: scene.offered() == ["gpu-1"])

@@ -25,6 +25,7 @@ from dra_driver.node.inventory.unavailable import (
     unreadable_reason,
     unusable_gpus,
     waiting_for_nvml,
+    with_lost_gpus,
 )
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.readers import switches_without_reset
@@ -73,13 +74,15 @@ class GpuDiscovery:
         self._links_until = 0.0
         self._built: tuple[tuple[object, ...], Inventory] | None = None  # and what it was built of
         self._last: Inventory | None = None  # of the last scan, if NVML as a whole was in time
+        self._answered: dict[str, Gpu] = {}  # by bus id, each as it was when it last answered
 
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault. A GPU that hangs costs its deadline once, and a fifth of
         it for the read together with others. One that is being changed, or has to wait for that, is
-        ``stale``, and so are all of them at the first scan at which NVML itself is late. A node
+        ``stale``, and so are all of them at the first scan at which NVML itself is late. One that
+        answered before and cannot be read is ``lost``, as it was, and ``stale``, too. A node
         without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
         """
         last, self._last = self._last, None
@@ -125,7 +128,21 @@ class GpuDiscovery:
             ]
             self._built = basis, _inventory(devices, self._unavailable(refused, pci))
         inventory = self._built[1]
-        return replace(inventory, stale=unread) if unread else inventory
+        self._answered = {
+            bus_id: gpu for bus_id, gpu in self._answered.items() if _is_nvidias(pci.get(bus_id))
+        } | {gpu.pci_bus_id: gpu for gpu in inventory.gpus}
+        inventory = with_lost_gpus(inventory, self._answered, self._reasons_of_loss(failed))
+        stale = unread | {uuid for uuid, _ in inventory.lost}
+        return replace(inventory, stale=stale) if stale else inventory
+
+    def _reasons_of_loss(self, failed: Mapping[int, str]) -> Mapping[str, str]:
+        """Why GPUs are lost, by bus id: those that cannot be read, and those that NVML does not
+        list any more. One that answers and cannot be used is not lost."""
+        known = {index: each.static.pci_bus_id for index, each in self._known.items()}
+        reasons = {bus_id: failed[index] for index, bus_id in known.items() if index in failed}
+        listed = {bus_id for index, bus_id in known.items() if index not in failed}
+        gone = self._answered.keys() - reasons.keys() - listed
+        return reasons | dict.fromkeys(gone, "NVML does not list it any more")
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
@@ -324,7 +341,12 @@ def _mig(reading: GpuReading) -> MigInfo | None:
 
 
 def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:
-    return frozenset(bus_id for bus_id, gpu in pci.items() if gpu.driver == "nvidia")
+    return frozenset(bus_id for bus_id, gpu in pci.items() if _is_nvidias(gpu))
+
+
+def _is_nvidias(gpu: PciGpu | None) -> bool:
+    """Whether it is on the bus, and nobody took it from NVIDIA's driver."""
+    return gpu is not None and gpu.driver == "nvidia"
 
 
 def _inventory(devices: Iterable[Gpu], unavailable: Iterable[UnavailableGpu]) -> Inventory:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.model.gpus import ALL_GPUS, GpuUuid, Inventory, UnavailableGpu
+from dra_driver.model.gpus import ALL_GPUS, Gpu, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.node.driver.pci import PciGpu
 from dra_driver.node.nvml.values import GpuReading
@@ -57,6 +57,29 @@ def unreadable_reason(error: NodeError) -> str:
     return str(error)
 
 
+def with_lost_gpus(
+    inventory: Inventory, answered: Mapping[str, Gpu], reasons: Mapping[str, str]
+) -> Inventory:
+    """*inventory* with those of *answered* that are in *reasons*: lost, not unavailable. Both are
+    by bus id."""
+    there = {gpu.pci_bus_id for gpu in inventory.gpus}
+    lost = {
+        gpu: reasons[bus_id]
+        for bus_id, gpu in answered.items()
+        if bus_id in reasons and bus_id not in there
+    }
+    if not lost:
+        return inventory
+    names = {describe_pci_gpu(gpu.pci_bus_id, gpu.uuid) for gpu in lost}
+    names |= {describe_pci_gpu(gpu.pci_bus_id) for gpu in lost}
+    return Inventory(
+        tuple(sorted((*inventory.gpus, *lost), key=lambda gpu: gpu.minor)),
+        tuple(gpu for gpu in inventory.unavailable if gpu.what not in names),
+        inventory.stale,
+        tuple(sorted((gpu.uuid, reason) for gpu, reason in lost.items())),
+    )
+
+
 def without_unrestored_time_slices(
     inventory: Inventory, unrestored: Mapping[GpuUuid, TimeSliceInterval]
 ) -> Inventory:
@@ -77,7 +100,12 @@ def without_unrestored_time_slices(
     everything = sorted(
         (*inventory.unavailable, *unavailable), key=lambda gpu: (gpu.what, gpu.reason)
     )
-    return Inventory(restored, tuple(everything), inventory.stale - unrestored.keys())
+    return Inventory(
+        restored,
+        tuple(everything),
+        inventory.stale - unrestored.keys(),
+        tuple(each for each in inventory.lost if each[0] not in unrestored),
+    )
 
 
 def not_listed_by_nvml(gpus: Iterable[PciGpu]) -> tuple[UnavailableGpu, ...]:

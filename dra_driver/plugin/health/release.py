@@ -141,7 +141,8 @@ class GpuRelease:
             return _AGAIN_SECONDS
         if released := self._released():
             inventory = self._doors.node.refresh()
-            waiting = released & inventory.stale
+            # One that is lost does not come back soon, and has the taint of that.
+            waiting = (released & inventory.stale) - dict(inventory.lost).keys()
             self._tell_monitor(waiting)
             self._doors.monitor.look_soon()
             self._doors.scan_soon()

@@ -1,4 +1,4 @@
-"""A GPU that is late once is as it was; one that is late again is unavailable."""
+"""A GPU that is late once is as it was; one that is late again is lost."""
 
 import threading
 from contextlib import contextmanager
@@ -83,10 +83,13 @@ def late(node, question):
 
 
 def looked(node, gpus, question):
-    """What a look finds while that is answered late: minors, and what is unavailable."""
+    """What a look finds while that is answered late: the minors of GPUs that are not lost, and how
+    many are."""
     with late(node, question):
         inventory = gpus.scan()
-    return [gpu.minor for gpu in inventory.gpus], len(inventory.unavailable)
+    lost = dict(inventory.lost)
+    assert inventory.unavailable == ()
+    return [gpu.minor for gpu in inventory.gpus if gpu.uuid not in lost], len(lost)
 
 
 def test_gpus_are_read_by_one_thread_unless_one_of_them_hangs(node, gpus):
@@ -102,7 +105,7 @@ def test_gpus_are_read_by_one_thread_unless_one_of_them_hangs(node, gpus):
     eventually(lambda: gpus.scan().gpus == before)
 
 
-def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node, gpus):
+def test_one_whose_properties_come_late_is_lost_from_the_second_time_on(node, gpus):
     (gpu, _) = gpus.scan().gpus
     node.nvml.on_gpu(gpu.uuid, "turning it on", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 1))
 
@@ -114,7 +117,7 @@ def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(n
     assert gpu.mig.on
 
 
-def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node, gpus):
+def test_one_whose_links_come_late_is_lost_from_the_second_time_on(node, gpus):
     before = gpus.scan().gpus[0]
     node.document["gpus"].append(h100("9d"))
     node.write()

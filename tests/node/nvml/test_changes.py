@@ -89,21 +89,21 @@ def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(nod
     gpus.scan()
     node.change(gpu=1, fails="GPU_IS_LOST")
     before = gpus.scan()
-    assert [gpu.minor for gpu in before.gpus] == [0]
+    assert [uuid for uuid, _ in before.lost] == [before.gpus[1].uuid]
     node.change(gpu=1, fails={})
     with Change(node, 0):
-        assert gpus.scan() == replace(before, stale=frozenset({before.gpus[0].uuid}))
-    assert len(gpus.scan().gpus) == 2
+        assert gpus.scan() == replace(before, stale=frozenset(gpu.uuid for gpu in before.gpus))
+    assert gpus.scan().lost == ()
 
 
 def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(node, gpus):
     gpus.scan()
     node.change(gpu=1, hangs=True)
     gpus.scan()
-    assert [gpu.minor for gpu in gpus.scan().gpus] == [0]
+    assert [uuid[:4] for uuid, _ in gpus.scan().lost] == ["GPU-"]
     with Change(node, 0):
-        (missing,) = gpus.scan().unavailable
-        assert "has not returned since" in missing.reason
+        ((_, reason),) = gpus.scan().lost
+        assert "has not returned since" in reason
     node.change(gpu=1, hangs=False)
 
 
