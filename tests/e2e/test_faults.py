@@ -316,12 +316,14 @@ def test_a_gpu_that_appears_or_disappears_is_published_or_not_without_a_restart(
 
 
 @pytest.mark.point(77)
-def test_a_gpu_that_hangs_is_withdrawn_and_the_others_are_served(kube, driver, node):
+def test_a_gpu_that_hangs_is_tainted_and_the_others_are_served(kube, driver, node):
     document = yaml.safe_load(driver.node_file.read_text())
     sick = {**document["gpus"][0], "hangs": True}
 
     node({**document, "gpus": [sick, *document["gpus"][1:]]})
-    wait("seven GPUs", lambda: "gpu-0" not in kube.devices(), 30)
+    wait("a taint", lambda: "taints" in kube.published()["gpu-0"], 30)
+    (taint,) = kube.published()["gpu-0"]["taints"]
+    assert (taint["key"], taint["effect"]) == ("gpu.nvidia.com/gpu-lost", "NoSchedule")
 
     kube.apply(pod("healthy", SMI, template="one"))
     kube.wait_pod("healthy", "Succeeded")

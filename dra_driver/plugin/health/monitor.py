@@ -105,6 +105,7 @@ class HealthMonitor:
         self._requests = requests
         self._lock = threading.Lock()  # of the state and the inventory
         self._scanned: Inventory | None = None
+        self._lost: dict[GpuUuid, str] = {}  # at the last scan, and why
         self._pending: dict[GpuEvent, tuple[int, float]] = {}  # how many, and when the last
         self._rules = _Rules()
         self._kept = HealthState()
@@ -133,12 +134,19 @@ class HealthMonitor:
         with self._lock:
             if inventory is not self._scanned:
                 is_first, self._scanned = self._scanned is None, inventory
+                self._log_losses(inventory)
                 before = self._state
                 self._state = after_scan(before, inventory, self._inputs.epoch())
                 if self._state.faults is not before.faults or is_first:
                     self._publish_now()
                     self.wake()
             return self._faults
+
+    def _log_losses(self, inventory: Inventory) -> None:
+        for gpu, reason in inventory.lost:
+            if self._lost.get(gpu) != reason:
+                log.warning("a GPU does not answer", extra={"gpu": gpu, "reason": reason})
+        self._lost = dict(inventory.lost)
 
     def saw(self, events: Sequence[GpuEvent]) -> None:
         """Events of the driver; returns at once. Equal ones are counted."""

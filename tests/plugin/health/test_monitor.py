@@ -45,11 +45,12 @@ def test_an_error_of_a_program_is_told_and_nothing_is_published(world):
     assert world.told() == [("node-1", "GPUHealthEvent")]
 
 
-def test_a_gpu_that_is_lost_is_in_the_faults_of_that_very_scan(world):
+def test_a_gpu_that_is_lost_is_in_the_faults_of_that_very_scan(world, caplog):
     world.step()
     world.inventory = replace(world.inventory, lost=((gpu_uuid(3), "it is lost"),))
 
     assert [fault.problem for fault in world.monitor.faults_for(world.inventory)] == [Problem.LOST]
+    assert "a GPU does not answer" in caplog.text
     assert world.changes == 0
     world.monitor.step()
     assert world.changes == 1  # who listens hears of it, too
