@@ -13,11 +13,13 @@ from dra_driver.__main__ import node_opener
 from dra_driver.cli.devices.run import devices
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.offer import Exclusive, Fractional
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.profile_files import LastProfileFile
@@ -122,6 +124,47 @@ def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(sh
     ]
     assert len(lines) == 16
     assert below == []
+
+
+XID = Fault(GPU_0, Problem.XID, "79", since=1000000000.0)
+
+
+def record_health(kubelet_dir, text=None):
+    """As the plugin of the simulated node does; *text*: in its place."""
+    path = kubelet_dir / "plugins/gpu.nvidia.com/state/health.json"
+    HealthFile(path, boot_id(Path("/"))).write(HealthState((XID,)))
+    if text is not None:
+        path.write_text(text)
+
+
+def test_devices_of_a_sick_gpu_have_the_taint_that_the_plugin_gave_them(show, tmp_path):
+    record_health(tmp_path)
+
+    _, below = rows(show("--kubelet-dir", tmp_path))
+
+    (line,) = below
+    assert line.startswith("tainted: gpu-0: gpu.nvidia.com/xid (NoSchedule): Xid 79: ")
+
+
+def test_slices_without_taints_lack_the_devices_of_a_sick_gpu(show, tmp_path):
+    record_health(tmp_path)
+
+    answer = show("--kubelet-dir", tmp_path, "--without", "taints")
+
+    assert "\ngpu-0 " not in answer.out
+    assert "\ngpu-1 " in f"\n{answer.out}"
+    assert "not offered: GPU 0000:" in answer.out
+    assert "Xid 79" in answer.out
+
+
+def test_where_the_record_of_health_cannot_be_read_a_warning_says_so(tmp_path, caplog):
+    settings = DevicesSettings.model_validate({"sim": "h100x8", "kubelet_dir": tmp_path})
+    healthy = devices(settings, node_opener(settings, copy=True), "table")
+    assert "counts as healthy" not in caplog.text
+    record_health(tmp_path, text="{")
+
+    assert devices(settings, node_opener(settings, copy=True), "table") == healthy
+    assert "every GPU counts as healthy" in caplog.text
 
 
 def test_a_wide_table_says_where_each_gpu_sits(show):

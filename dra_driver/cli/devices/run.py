@@ -5,9 +5,10 @@ cannot be offered, so looking at the GPUs makes them.
 
 That follows from its GPUs, the profile (``--profile``, else ``default``) and the ledger: a GPU that
 a claim holds keeps its shape. If the ledger cannot be read, a warning says so, and every GPU counts
-as free. No API server is asked. A Node label that chooses a profile is not read; one that names a
-layout counts as the plugin of these GPUs read it last, before the profile. ``--without`` prints
-what an API server without a feature would get.
+as free. What is wrong with GPUs counts as the plugin has it on record. No API server is asked. A
+Node label that chooses a profile is not read; one that names a layout counts as the plugin of these
+GPUs read it last, before the profile. ``--without`` prints what an API server without a feature
+would get.
 
 A GPU that needs a reset to be switched to MIG mode, and a GPU with a layout, are shown as they are
 once the plugin has done that, unless it is known that it cannot or has to wait: then as they are
@@ -21,7 +22,6 @@ to create lacks the one attribute that nobody can know before: ``uuid``.
 """
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +31,12 @@ import yaml
 
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.base.errors import NodeError
+from dra_driver.cli.devices.recorded import (
+    recorded_faults,
+    recorded_holdings,
+    recorded_mig_state,
+)
+from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.mig_picture import gpu_mig_pictures, mig_picture
 from dra_driver.cli.mig_status import layout_lines, pending_layouts
 from dra_driver.cli.terminal import Terminal, format_gib, format_table
@@ -41,6 +47,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     split_into_slices,
 )
 from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Inventory, MigProfile
+from dra_driver.model.health import DeviceTaint
 from dra_driver.model.mig_layouts import LayoutOutcome, MigState
 from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import (
@@ -55,12 +62,8 @@ from dra_driver.model.offer import (
     Shape,
 )
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
-from dra_driver.model.records import HoldingsByGpu, holdings_by_gpu
-from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
-from dra_driver.node.state.ledger_files import read_ledger_directory
-from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.mig.manager.changes import preview_layout
@@ -305,8 +308,6 @@ def _after_layouts(
     return tuple(gpus), outcomes
 
 
-log = logging.getLogger(__name__)
-
 OPTIONAL_API_FEATURES = ("consumable-capacity", "taints", "counters")  # what --without names
 
 _NO_TERMINAL = Terminal()
@@ -329,11 +330,16 @@ def devices(
         problem = "" if inventory != Inventory() else _driver_problem(node)
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
     features = ApiFeatures(capacity, taints, counters)
-    held = _held(settings)
+    held = recorded_holdings(settings)
     inputs = MigModeInputs(inventory, profile, features, held)
-    preview = preview_mig(inputs, LayoutCatalog(settings.profiles), _mig_state(settings))
+    preview = preview_mig(inputs, LayoutCatalog(settings.profiles), recorded_mig_state(settings))
     offered = build_offer(
-        preview.inventory, preview.profile, features, held, mps=bool(settings.mps_socket)
+        preview.inventory,
+        preview.profile,
+        features,
+        held,
+        mps=bool(settings.mps_socket),
+        faults=recorded_faults(settings),
     )
     if output in ("table", "wide"):
         tables = device_tables(offered.devices, output == "wide")
@@ -365,23 +371,6 @@ def _driver_problem(node: GpuNode) -> str:
     return ""
 
 
-def _held(settings: DevicesSettings) -> HoldingsByGpu:
-    try:
-        records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
-    except NodeError as e:
-        log.warning("every GPU counts as free: %s", e)
-        return {}
-    return holdings_by_gpu(records.values())
-
-
-def _mig_state(settings: DevicesSettings) -> MigState:
-    try:
-        return MigStateFile(settings.mig_state, boot_id(settings.host_root)).read()
-    except NodeError as e:
-        log.warning("what layouts made counts as somebody else's: %s", e)
-        return MigState()
-
-
 def resource_slice_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
     """The ResourceSlices, in API version v1, that a first publication would create."""
     pool: Pool = split_into_slices(
@@ -399,9 +388,20 @@ def _notes(offered: Offer, profile: Profile, layouts: Mapping[DeviceName, str]) 
     """*layouts*: by GPU, those that it waits for."""
     for unavailable in offered.unavailable:
         yield f"not offered: {unavailable.what}: {unavailable.reason}"
+    yield from _taint_lines(offered)
     yield from (_pending(change, layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {warning}" for warning in profile.warnings)
     yield from offered.warnings[len(profile.warnings) :]
+
+
+def _taint_lines(offered: Offer) -> Iterator[str]:
+    """A line for each taint, with the devices that have it."""
+    names: dict[DeviceTaint, list[DeviceName]] = defaultdict(list)
+    for device in offered.devices:
+        for taint in device.taints:
+            names[taint].append(device.name)
+    for taint, tainted in names.items():
+        yield f"tainted: {abbreviated(tainted)}: {taint.key} ({taint.effect}): {taint.reason}"
 
 
 def _profile_line(profile: Profile, names: Sequence[str]) -> str:

@@ -137,7 +137,9 @@ def _with_taints(
     if not by_gpu:
         return devices, ()
     tainted = [
-        replace(device, taints=device_taints(device, by_gpu.get(device.gpu.uuid, ())))
+        replace(device, taints=device_taints(device, faults_of_gpu))
+        if (faults_of_gpu := by_gpu.get(device.gpu.uuid))
+        else device
         for device in devices
     ]
     if features.device_taints:
