@@ -55,7 +55,7 @@ def skip(subject: str, message: str) -> Finding:
     return Finding(Level.SKIP, subject, message)
 
 
-def abbreviated(names: Iterable[str]) -> str:
+def abbreviated(names: Iterable[str], separator: str = ", ") -> str:
     """*names* for a line: the first few, and how many more.
 
     >>> abbreviated("abcdefg")
@@ -63,7 +63,7 @@ def abbreviated(names: Iterable[str]) -> str:
     """
     all_names = list(names)
     hidden = len(all_names) - _MOST_NAMED
-    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {hidden} more" if hidden > 0 else "")
+    return separator.join(all_names[:_MOST_NAMED]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -9,14 +9,26 @@ from dra_driver.cli.doctor.scheduling.pending_pods import judge_pods, of_pods
 from dra_driver.cli.findings import Level
 from dra_driver.model.health import Effect, Fault, HealthRules, Problem
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
-from tests.builders import gpu_uuid
+from tests.builders import gpu, gpu_uuid
 from tests.cli import scheduling
-from tests.cli.scheduling import DRIVER, GPU_CLASS, OURS, A, claim, device_class, request, slices
+from tests.cli.scheduling import (
+    DRIVER,
+    GPU_CLASS,
+    MIG_CLASS,
+    OURS,
+    A,
+    claim,
+    device_class,
+    request,
+    slices,
+)
+from tests.plan.mig.boards import dynamic, mig_gpu
 
 CLASSES = (
     {**GPU_CLASS, "spec": {**GPU_CLASS["spec"], "extendedResourceName": "nvidia.com/gpu"}},
     device_class(f"monitor.{DRIVER}", f"{OURS} && {A}.type == 'gpu-monitor'"),
     device_class("any"),
+    MIG_CLASS,
 )
 PATH = "spec.devices.requests[0].exactly"
 published = partial(scheduling.published, classes=CLASSES)
@@ -24,7 +36,10 @@ published = partial(scheduling.published, classes=CLASSES)
 FIRST = Fault(gpu_uuid(0), Problem.XID, "79")
 SECOND = Fault(gpu_uuid(1), Problem.LOST)
 BOTH = (FIRST, SECOND)
-TAINTED = "gpu-0 on n1 (gpu.nvidia.com/xid=79: NoSchedule)"
+TAINTED = (
+    "gpu-0 on n1 is tainted: gpu.nvidia.com/xid=79:NoSchedule (Xid 79: the GPU has fallen off the "
+    "bus; reboot the node; if it happens again, have the GPU examined)"
+)
 
 
 def waits(*requests, faults=BOTH, others=()):
@@ -36,8 +51,28 @@ def waits(*requests, faults=BOTH, others=()):
 
 def test_a_claim_waits_where_each_device_that_could_serve_it_is_tainted():
     assert waits(request()) == (
-        f"{PATH}: tainted: {TAINTED}, gpu-1 on n1 (gpu.nvidia.com/gpu-lost: NoSchedule)"
+        f"{PATH}: {TAINTED}; gpu-1 on n1 is tainted: gpu.nvidia.com/gpu-lost:NoSchedule (the GPU "
+        "does not answer; reboot the node; if it happens again, have the GPU examined)"
     )
+
+
+def test_partitions_with_the_same_taint_are_told_together():
+    board = mig_gpu(on=True)
+    sick = slices(board, rules=dynamic(), faults=[Fault(board.uuid, Problem.XID, "79")])
+
+    ((_, why),) = judge([claim(request(f"mig.{DRIVER}"))], published(sick)).tainted
+
+    assert why.count("Xid 79") == 1
+    assert " more on n1 are tainted: gpu.nvidia.com/xid=79:NoSchedule (Xid 79" in why
+
+
+def test_a_taint_that_is_none_of_ours_is_told_as_it_is():
+    devices, counters = slices(gpu())
+    devices["spec"]["devices"][0]["taints"] = [{"key": "example.com/a", "effect": "NoSchedule"}]
+
+    ((_, why),) = judge([claim(request())], published((devices, counters))).tainted
+
+    assert why == f"{PATH}: gpu-0 on n1 is tainted: example.com/a:NoSchedule"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +140,7 @@ def test_a_taint_that_evicts_keeps_claims_away_too():
 
     ((_, why),) = judge([claim(request(count=2))], node).tainted
 
-    assert "gpu-0 on n1 (gpu.nvidia.com/xid=79: NoExecute)" in why
+    assert "gpu-0 on n1 is tainted: gpu.nvidia.com/xid=79:NoExecute (" in why
 
 
 def test_a_claim_that_can_never_be_served_does_not_wait_for_a_taint():
@@ -137,6 +172,6 @@ def test_pods_that_ask_by_the_name_of_a_resource_wait_too():
     (none,) = of_pods(judge_pods(pods, published(slices()), ()), published(slices()))
 
     assert finding.message.startswith(
-        f"team-a/a, team-a/b waits: container main, nvidia.com/gpu: tainted: {TAINTED}"
+        f"team-a/a, team-a/b waits: container main, nvidia.com/gpu: {TAINTED}"
     )
     assert none.level is Level.OK

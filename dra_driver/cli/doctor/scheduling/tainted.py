@@ -4,8 +4,9 @@ A taint goes once what is wrong is over: what waits for that alone can be served
 claims hold the devices without taints is not asked.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dra_driver.cli.doctor.scheduling.candidates import (
     DeviceRequest,
@@ -15,10 +16,14 @@ from dra_driver.cli.doctor.scheduling.candidates import (
 )
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
 from dra_driver.cli.findings import abbreviated
+from dra_driver.plan.health.messages import action, meaning
+from dra_driver.plan.health.problems import problem_of
+
+Document = Mapping[str, Any]
 
 ADVICE = (
-    "the checks 'GPU health' and 'tainted devices' say what is wrong and what to do; a claim that "
-    "is to have such a device all the same has to tolerate its taint"
+    "do for the GPUs what is said of them; the checks 'GPU health' and 'tainted devices' say more; "
+    "a claim that is to have such a device all the same has to tolerate its taint"
 )
 
 
@@ -42,8 +47,7 @@ def _why_tainted(ways: Sequence[DeviceRequest], published: PublishedDevices) -> 
         tainted = [device for device in devices if untolerated_taints(way, device)]
         if _is_served(way, devices, tainted):
             return ""
-        described = abbreviated(_described(way, device) for device in tainted)
-        reasons.append(f"{way.path}: tainted: {described}")
+        reasons.append(f"{way.path}: {abbreviated(_described(way, tainted), '; ')}")
     return "; ".join(reasons)
 
 
@@ -61,9 +65,20 @@ def _is_served(
     return any(on_node[node] - tainted_on_node[node] >= request.count for node in on_node)
 
 
-def _described(request: DeviceRequest, device: PublishedDevice) -> str:
-    taints = ", ".join(
-        f"{taint['key']}{f'={value}' if (value := taint.get('value')) else ''}: {taint['effect']}"
-        for taint in untolerated_taints(request, device)
-    )
-    return f"{device.place} ({taints})"
+def _described(request: DeviceRequest, tainted: Sequence[PublishedDevice]) -> Iterator[str]:
+    """Each taint with the devices that have it, what it means and what to do."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for device in tainted:
+        for taint in untolerated_taints(request, device):
+            places[device.node, _taint_text(taint)].append(device.name)
+    for (node, text), names in places.items():
+        yield f"{abbreviated(names)} on {node} {'is' if len(names) == 1 else 'are'} tainted: {text}"
+
+
+def _taint_text(taint: Document) -> str:
+    """As kubectl writes taints, and in words."""
+    key, value = str(taint["key"]), str(taint.get("value") or "")
+    text = f"{key}{f'={value}' if value else ''}:{taint['effect']}"
+    if (problem := problem_of(key)) is None:
+        return text
+    return f"{text} ({meaning(problem, value)}; {action(problem, value)})"
