@@ -48,6 +48,8 @@ def node(driver):
     yield lambda document: driver.node_file.write_text(yaml.safe_dump(document))
     driver.node_file.write_text(text)
     wait("the GPUs to be back", lambda: len(driver.kube.devices()) == 8)
+    # One that was lost is well again after a minute without a break.
+    wait("the GPUs to be well", lambda: driver.kube.published() == driver.usual, 90)
 
 
 def hasten(cluster):
