@@ -7,6 +7,7 @@ import pytest
 
 from dra_driver.base.errors import ApiServerError, Forbidden, Unreachable
 from dra_driver.model.gpus import Inventory
+from dra_driver.model.health import Fault, Faults, Problem
 from dra_driver.model.offer import ApiFeatures, Replica, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, SharingStrategy
 from dra_driver.model.records import Holding
@@ -23,8 +24,14 @@ class World:
         self.profile = profile
         self.features = ApiFeatures()
         self.ledger = FakeHolds()
+        self.faults: Faults = ()
         self.offers = OfferBuilder(
-            self.node, lambda: self.profile, lambda: self.features, self.ledger, mps=mps
+            self.node,
+            lambda: self.profile,
+            lambda: self.features,
+            self.ledger,
+            mps=mps,
+            health=lambda _inventory: self.faults,
         )
 
 
@@ -285,3 +292,16 @@ def test_what_was_known_counts_while_the_api_server_is_away():
         answers.append(features())
 
     assert answers == [ApiFeatures(), ApiFeatures(), ApiFeatures(device_taints=False)]
+
+
+def test_an_offer_has_the_taints_of_what_is_wrong_and_stays_the_same_while_that_does():
+    world = World()
+    well = world.offers.now()
+    world.faults = (Fault(gpu(0).uuid, Problem.XID, "79"),)
+
+    sick = world.offers.now()
+
+    assert [taint.key for taint in sick.devices[0].taints] == ["gpu.nvidia.com/xid"]
+    assert world.offers.now() is sick
+    world.faults = ()
+    assert world.offers.now() == well
