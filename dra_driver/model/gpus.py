@@ -288,3 +288,11 @@ class Inventory:
     lost: tuple[tuple[GpuUuid, str], ...] = ()
     """Those of *gpus* that do not answer, and why, in words that say what to do: they are what was
     known of them when they last answered."""
+
+    @property
+    def answering(self) -> tuple[Gpu, ...]:
+        """Those of *gpus* that can be changed: they are not lost."""
+        if not self.lost:
+            return self.gpus
+        lost = {uuid for uuid, _ in self.lost}
+        return tuple(gpu for gpu in self.gpus if gpu.uuid not in lost)

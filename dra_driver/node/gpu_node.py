@@ -9,7 +9,7 @@ from typing import assert_never
 
 from dra_driver.base.errors import DriverUnusable, MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
-from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.health import HealthReading
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.processes import GpuProcess
@@ -70,6 +70,10 @@ class GpuNode:
     def inventory(self) -> Inventory:
         """The inventory of the last scan; the first call scans."""
         return self._inventory if self._inventory is not None else self.refresh()
+
+    def remember(self, gpus: Iterable[Gpu]) -> None:
+        """These were lost to an earlier process; before the first scan."""
+        self.gpus.remember(gpus)
 
     def refresh(self) -> Inventory:
         """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU

@@ -152,6 +152,31 @@ def test_a_gpu_that_is_lost_stays_published_with_a_taint_until_it_answers(
     eventually(lambda: scene.kept_well() == {"gpu-lost"}, "the lost GPU to answer")
 
 
+def test_a_gpu_that_is_lost_is_known_to_the_next_process(
+    scene: Scene, kubelet: FakeKubelet
+) -> None:
+    process = scene.start()
+    kubelet.wait_for_plugin(DRIVER)
+    assert scene.server.wait(lambda: bool(scene.server.objects("resourceslices")))
+    before = scene.offered()
+    scene.change(fails="GPU_IS_LOST")
+    lost = {"gpu-0": [("gpu.nvidia.com/gpu-lost", "", "NoSchedule")]}
+    assert scene.server.wait(lambda: scene.taints() == lost)
+    assert scene.server.wait(lambda: bool(scene.kept()))
+    (since,) = [fault for fault in scene.kept() if fault[0] == "gpu-lost"]
+
+    process.kill()
+    process.wait()
+    (scene.home / "kubelet/plugins_registry/gpu.nvidia.com-reg.sock").unlink()
+    for each in scene.server.objects("resourceslices"):
+        scene.server.remove("resourceslices", each["metadata"]["name"])
+    scene.start()
+    kubelet.wait_for_plugin(DRIVER)
+
+    assert scene.server.wait(lambda: scene.taints() == lost)
+    assert (scene.offered(), since in scene.kept()) == (before, True)
+
+
 def test_where_taints_are_not_kept_a_sick_gpu_is_withdrawn(
     scene: Scene, kubelet: FakeKubelet
 ) -> None:

@@ -27,6 +27,7 @@ from dra_driver.node.inventory.unavailable import (
     waiting_for_nvml,
     with_lost_gpus,
 )
+from dra_driver.node.nvml.api import RESTART_NEEDED, nvml_error_code
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.readers import switches_without_reset
 from dra_driver.node.nvml.threads import GpuBeingChanged
@@ -75,6 +76,11 @@ class GpuDiscovery:
         self._built: tuple[tuple[object, ...], Inventory] | None = None  # and what it was built of
         self._last: Inventory | None = None  # of the last scan, if NVML as a whole was in time
         self._answered: dict[str, Gpu] = {}  # by bus id, each as it was when it last answered
+        self._driverless: set[int] = set()  # of _failed: it is the driver that does not answer
+
+    def remember(self, gpus: Iterable[Gpu]) -> None:
+        """These were lost to an earlier process. Before the first scan."""
+        self._answered = {gpu.pci_bus_id: gpu for gpu in gpus}
 
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
@@ -137,16 +143,19 @@ class GpuDiscovery:
 
     def _reasons_of_loss(self, failed: Mapping[int, str]) -> Mapping[str, str]:
         """Why GPUs are lost, by bus id: those that cannot be read, and those that NVML does not
-        list any more. One that answers and cannot be used is not lost."""
+        list any more. One that answers and cannot be used is not lost, nor is any whose driver
+        goes."""
         known = {index: each.static.pci_bus_id for index, each in self._known.items()}
-        reasons = {bus_id: failed[index] for index, bus_id in known.items() if index in failed}
-        listed = {bus_id for index, bus_id in known.items() if index not in failed}
+        silent = failed.keys() - self._driverless
+        reasons = {bus_id: failed[index] for index, bus_id in known.items() if index in silent}
+        listed = {bus_id for index, bus_id in known.items() if index not in silent}
         gone = self._answered.keys() - reasons.keys() - listed
         return reasons | dict.fromkeys(gone, "NVML does not list it any more")
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
         failed: dict[int, str] = {}
+        self._driverless.clear()
         dynamic_states: dict[int, DynamicState] = {}
         known_indices = self._known.keys() | self._failed.keys()
         for index, dynamic in self._nvml.dynamic_states(range(system.gpus), known_indices).items():
@@ -168,6 +177,8 @@ class GpuDiscovery:
     def _failure(self, index: int, error: NodeError) -> dict[int, str]:
         """Why a GPU cannot be read, if that is so, by its index."""
         if not isinstance(error, GpuBeingChanged):
+            if nvml_error_code(error) in RESTART_NEEDED:
+                self._driverless.add(index)
             return {index: unreadable_reason(error)}
         return {index: self._failed[index]} if index in self._failed else {}
 

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -129,6 +129,11 @@ class HealthMonitor:
         """What is published; the same object as long as nothing but counts changed."""
         return self._faults
 
+    @property
+    def lost(self) -> Sequence[Gpu]:
+        """The GPUs that do not answer, as they were when they did."""
+        return self._state.lost
+
     def faults_for(self, inventory: Inventory) -> Faults:
         """What is wrong with the GPUs of *inventory*: one that it has lost is among them."""
         with self._lock:
@@ -209,8 +214,9 @@ class HealthMonitor:
         state = after_events(state, events, gpus, rules, now)
         for reading in readings:
             state = after_reading(state, reading, rules, now)
-        unmonitored = self._inputs.unmonitored()
-        state = after_registration(state, unmonitored.keys(), now)
+        silent = {gpu.uuid for gpu in state.lost}  # what they tell nothing of is no news
+        unmonitored = self._inputs.unmonitored().keys() - silent
+        state = after_registration(state, unmonitored, now)
         return settled(state, rules, now)
 
     def _take_events(self, now: float) -> Sequence[GpuEvent]:
@@ -307,13 +313,11 @@ class HealthMonitor:
         passed = now - self._kept_at
         if not self._is_kept:
             return passed >= _RETRY_WRITE_SECONDS
-        if _lasting(state.faults) != _lasting(self._kept.faults):
+        if _lasting(state.faults) != _lasting(self._kept.faults) or state.lost != self._kept.lost:
             return True
         if state.faults != self._kept.faults:
             return passed >= _KEEP_SECONDS
-        if {look.reading.gpu for look in state.looks} != {
-            look.reading.gpu for look in self._kept.looks
-        }:
+        if _lookable(state) != _lookable(self._kept):
             return True
         return bool(state.faults) and passed >= _KEEP_LOOKS_SECONDS
 
@@ -346,6 +350,11 @@ class HealthMonitor:
         if self._write_trouble or state.faults != self._kept.faults:
             times.append(self._kept_at + _RETRY_WRITE_SECONDS - now)
         return max(0.01, min(times))
+
+
+def _lookable(state: HealthState) -> Set[tuple[GpuUuid, bool]]:
+    """Of the looks what a reset is told by that happens before the next process looks."""
+    return {(look.reading.gpu, look.faulty_since) for look in state.looks}
 
 
 def _lasting(faults: Faults) -> Sequence[object]:

@@ -147,7 +147,7 @@ class MigModeSwitcher:
         )
         on = set(switch_on) - set(governed)
         off = self._to_switch_off(inputs) - set(governed)
-        gpus = [gpu for gpu in inputs.inventory.gpus if gpu.uuid in on | off]
+        gpus = [gpu for gpu in inputs.inventory.answering if gpu.uuid in on | off]
         problems = in_parallel(lambda gpu: self._switch(gpu, gpu.uuid in on, inputs.profile), gpus)
         return {gpu.uuid: problem for gpu, problem in zip(gpus, problems, strict=True) if problem}
 

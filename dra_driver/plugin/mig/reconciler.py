@@ -237,14 +237,14 @@ class MigReconciler:
             outcome = self._layouts.apply(gpu, layout, keys)
             return _with_warning(outcome, layout) if rules[gpu.uuid].mig.dynamic else outcome
 
-        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in desired.by_gpu]
+        gpus = [gpu for gpu in inventory.answering if gpu.uuid in desired.by_gpu]
         outcomes = in_parallel(apply, gpus)
         return {gpu.uuid: outcome for gpu, outcome in zip(gpus, outcomes, strict=True)}
 
     def _abandon(self, inventory: Inventory, desired: DesiredLayouts) -> dict[GpuUuid, str]:
         """Undo changes that a crash interrupted and that no layout desires any more."""
         begun = set(self._state_file.read().before) - desired.governed
-        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in begun]
+        gpus = [gpu for gpu in inventory.answering if gpu.uuid in begun]
         problems = in_parallel(self._layouts.abandon, gpus)
         return {
             gpu.uuid: f"{gpu.name} is half partitioned: {problem}"

@@ -77,6 +77,55 @@ def test_a_fault_that_passes_leaves_no_trace(node, gpus):
     assert gpus.scan() == before
 
 
+def lost(inventory: Inventory) -> list[str]:
+    """By name."""
+    by_uuid = {gpu.uuid: str(gpu.name) for gpu in inventory.gpus}
+    return [by_uuid[uuid] for uuid, _ in inventory.lost]
+
+
+def test_a_lost_gpu_stays_lost_when_nvml_is_started_again(node, gpus):
+    before = gpus.scan()
+    node.change(gpu=0, fails="GPU_IS_LOST")
+    gpus.scan()
+    node.nvml.restart()
+    assert lost(gpus.scan()) == ["gpu-0"]
+    node.change(gpu=0, fails={})
+    node.nvml.restart()
+    assert gpus.scan() == before
+
+
+def test_a_gpu_that_an_earlier_process_lost_is_lost_to_this_one(node, gpus):
+    before = gpus.scan()
+    node.change(gpu=0, fails="GPU_IS_LOST")
+    assert names(node.gpus().scan()) == ["gpu-1"]
+    later = node.gpus()
+    later.remember(before.gpus[:1])
+    inventory = later.scan()
+    assert (inventory.gpus[0], names(inventory)) == (before.gpus[0], ["gpu-1"])
+    assert (lost(inventory), inventory.unavailable) == (["gpu-0"], ())
+    node.change(gpu=0, fails={})
+    assert later.scan() == before
+
+
+def test_a_lost_gpu_that_leaves_the_driver_is_forgotten(node, gpus):
+    before = gpus.scan()
+    node.change(gpu=0, fails="GPU_IS_LOST")
+    assert lost(gpus.scan()) == ["gpu-0"]
+    node.change(gpu=0, driver="vfio-pci")
+    assert lost(gpus.scan()) == []
+    node.change(gpu=0, driver="nvidia")
+    assert lost(gpus.scan()) == []  # who knows whether it is the same?
+    node.change(gpu=0, fails={})
+    assert gpus.scan() == before
+
+
+def test_a_driver_that_goes_while_gpus_are_read_loses_none_of_them(node, gpus):
+    gpus.scan()
+    node.change(gpu=0, fails="DRIVER_NOT_LOADED")
+    inventory = gpus.scan()
+    assert (names(inventory), inventory.lost) == (["gpu-1"], ())
+
+
 def test_mig_mode_and_partitions_are_seen_as_they_come_and_go(node, gpus):
     before = gpus.scan().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
