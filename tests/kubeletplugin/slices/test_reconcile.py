@@ -1,6 +1,5 @@
 """From the slices that are there to those we want: which writes, and what is seen on the way."""
 
-import copy
 import random
 from typing import Any
 
@@ -18,8 +17,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     split_into_slices,
 )
 from tests.fakes.pool_rules import validate_pool
-
-HOME = SliceOwner("gpu.example.com", "n1", "uid-of-n1")
+from tests.kubeletplugin.slices.cluster import HOME, Cluster
 
 
 def device(name, **more):
@@ -29,71 +27,6 @@ def device(name, **more):
 def pool(*slices, name="n1"):
     """A pool of slices, each a string with one letter per device."""
     return Pool(name, tuple(SliceContent(tuple(map(device, letters))) for letters in slices))
-
-
-class Cluster:
-    """Slices as an API server holds them, and whether what can be seen of them is sound."""
-
-    def __init__(self):
-        self.slices = {}
-        self.version = 0
-
-    def seen(self):
-        return copy.deepcopy(list(self.slices.values()))
-
-    def add(self, document, name=None):
-        self.version += 1
-        made = copy.deepcopy(dict(document))
-        prefix = made["metadata"].pop("generateName", "")
-        made["metadata"]["name"] = name or f"{prefix[:58]}{self.version:05d}"
-        made["metadata"]["uid"] = f"uid-{self.version}"
-        made["metadata"]["resourceVersion"] = str(self.version)
-        self.slices[made["metadata"]["name"]] = made
-        return made
-
-    def steps(self, writes):
-        """Carry out *writes* one by one, in their order."""
-        for each in writes.delete:
-            deleted = self.slices.pop(each["metadata"]["name"])
-            assert deleted["metadata"]["resourceVersion"] == each["metadata"]["resourceVersion"]
-            yield
-        for each in writes.update:
-            updated = self.slices[each["metadata"]["name"]]
-            assert updated["metadata"]["resourceVersion"] == each["metadata"]["resourceVersion"]
-            assert updated["spec"]["pool"]["name"] == each["spec"]["pool"]["name"]
-            self.version += 1
-            each = copy.deepcopy(dict(each))
-            each["metadata"]["resourceVersion"] = str(self.version)
-            self.slices[each["metadata"]["name"]] = each
-            yield
-        for each in writes.create:
-            self.add(each)
-            yield
-
-    def apply(self, writes):
-        return sum(1 for _ in self.steps(writes))
-
-    def publish(self, target):
-        return self.apply(plan_writes(target, self.seen(), HOME))
-
-    def visible(self, name="n1"):
-        """The devices of the pool that the scheduler would use; None while it is incomplete."""
-        ours = [
-            each["spec"] for each in self.slices.values() if each["spec"]["pool"]["name"] == name
-        ]
-        newest = max((each["pool"]["generation"] for each in ours), default=0)
-        current = [each for each in ours if each["pool"]["generation"] == newest]
-        if not current or len(current) < max(s["pool"]["resourceSliceCount"] for s in current):
-            return None
-        return [each["name"] for spec in current for each in spec.get("devices", ())]
-
-    def published(self):
-        """Devices by slice, in the order in which the scheduler tries them."""
-        ordered = sorted(self.slices.items())
-        return ["".join(d["name"] for d in each["spec"].get("devices", ())) for _, each in ordered]
-
-    def generations(self):
-        return {each["spec"]["pool"]["generation"] for each in self.slices.values()}
 
 
 def test_a_slice_names_its_index_its_driver_its_node_and_its_owner():
