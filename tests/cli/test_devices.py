@@ -129,10 +129,10 @@ def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(sh
 XID = Fault(GPU_0, Problem.XID, "79", since=1000000000.0)
 
 
-def record_health(kubelet_dir, text=None):
+def record_health(kubelet_dir, text=None, state=HealthState((XID,))):  # noqa: B008 - a value
     """As the plugin of the simulated node does; *text*: in its place."""
     path = kubelet_dir / "plugins/gpu.nvidia.com/state/health.json"
-    HealthFile(path, boot_id(Path("/"))).write(HealthState((XID,)))
+    HealthFile(path, boot_id(Path("/"))).write(state)
     if text is not None:
         path.write_text(text)
 
@@ -144,6 +144,22 @@ def test_devices_of_a_sick_gpu_have_the_taint_that_the_plugin_gave_them(show, tm
 
     (line,) = below
     assert line.startswith("tainted: gpu-0: gpu.nvidia.com/xid (NoSchedule): Xid 79: ")
+
+
+def test_a_gpu_that_is_lost_is_shown_as_it_was_with_its_taint(show, node, tmp_path):
+    with open_simulated(node(h100("1b"), h100("43")), tmp_path / "before") as well:
+        lost = well.refresh().gpus[1]
+    fallen = node(h100("1b"), h100("43", fails="GPU_IS_LOST"))
+    state = HealthState((Fault(lost.uuid, Problem.LOST, since=1000000000.0),), lost=(lost,))
+    record_health(tmp_path, state=state)
+
+    lines, below = rows(show("--kubelet-dir", tmp_path, sim=fallen))
+
+    assert [line[0] for line in lines[1:]] == ["gpu-0", "gpu-1", "gpu-0-mon", "gpu-1-mon"]
+    assert below == [
+        "tainted: gpu-1: gpu.nvidia.com/gpu-lost (NoSchedule): the GPU does not answer, since "
+        "2001-09-09T01:46:40Z; reboot the node; if it happens again, have the GPU examined"
+    ]
 
 
 def test_slices_without_taints_lack_the_devices_of_a_sick_gpu(show, tmp_path):

@@ -1,5 +1,7 @@
 """What doctor says of sick GPUs: of this node by the plugin's record, of others by their slices."""
 
+from dataclasses import replace
+
 from dra_driver.cli.doctor import health_checks as checks
 from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
@@ -48,6 +50,22 @@ def test_the_effect_is_that_of_the_profile():
     (finding,) = node_findings(FELL_OFF, rules=HealthRules(xids=((79, Effect.NO_EXECUTE),)))
 
     assert finding.message.endswith("; a taint NoExecute")
+
+
+def test_a_lost_gpu_has_its_name_and_the_effect_of_its_profile():
+    """What reads the GPUs now does not find it."""
+    state = HealthState((Fault(SICK.uuid, Problem.LOST),), lost=(SICK,))
+    rules = HealthRules(effects=((Problem.LOST, Effect.NO_EXECUTE),))
+
+    (finding,) = checks.check_gpu_health(
+        lambda: state,
+        lambda: replace(TWO_GPUS, gpus=(OTHER,)),
+        lambda inventory: {gpu.uuid: rules for gpu in inventory.gpus},
+    )
+
+    assert finding.message == (
+        "gpu-0: the GPU does not answer, since 1970-01-01T00:00:00Z; a taint NoExecute"
+    )
 
 
 def test_a_fault_that_is_over_is_told_so_until_its_taint_goes():

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from tests.builders import ref
@@ -121,6 +123,24 @@ def test_gpus_with_one_layout_are_one_line(show):
         "shown as after layout all-balanced: gpu-0, gpu-1; "
         f"the plugin creates its partitions {WHEN}{RESET}"
     ]
+
+
+@pytest.mark.parametrize("kind", ["of-all-balanced", "mig"])
+def test_a_gpu_that_is_lost_is_shown_as_it_was(type_in, node, tmp_path, kind):
+    with open_simulated(node, tmp_path / "other") as plugin:
+        lost = plugin.refresh().gpus[0]  # the A100, which a reset would switch
+    document = yaml.safe_load(node.read_text())
+    document["gpus"][0]["fails"] = "GPU_IS_LOST"
+    node.write_text(yaml.safe_dump(document))
+    state = HealthState((Fault(lost.uuid, Problem.LOST),), lost=(lost,))
+    HealthFile(tmp_path / "health.json", boot_id(Path("/"))).write(state)
+    where = () if kind == "mig" else ("--profiles", tmp_path / "profiles")
+
+    text = type_in("devices", "--sim", node, "--state-dir", tmp_path, "--profile", kind, *where).out
+
+    assert about(text, "gpu-0 ") and not about(text, "gpu-0-mig")
+    assert about(text, "tainted: ")[0].startswith("tainted: gpu-0: gpu.nvidia.com/gpu-lost (")
+    assert not [line for line in about(text, "shown as after") if "gpu-0" in line]
 
 
 def test_a_layout_that_does_not_fit_leaves_its_gpu_and_says_why(show):

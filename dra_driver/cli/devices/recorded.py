@@ -3,7 +3,7 @@
 import logging
 
 from dra_driver.base.errors import NodeError
-from dra_driver.model.health import Faults
+from dra_driver.model.health import HealthState
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.records import HoldingsByGpu, holdings_by_gpu
 from dra_driver.node.cgroups.procfs import boot_id
@@ -34,10 +34,10 @@ def recorded_mig_state(settings: DevicesSettings) -> MigState:
         return MigState()
 
 
-def recorded_faults(settings: DevicesSettings) -> Faults:
-    """What the plugin found to be wrong with GPUs."""
+def recorded_health(settings: DevicesSettings) -> HealthState:
+    """What the plugin found to be wrong with GPUs, and those that are lost."""
     try:
-        return HealthFile(settings.health_state, boot_id(settings.host_root)).inspect().faults
+        return HealthFile(settings.health_state, boot_id(settings.host_root)).inspect()
     except NodeError as e:
         log.warning("every GPU counts as healthy: %s", e)
-        return ()
+        return HealthState()

@@ -5,7 +5,8 @@ cannot be offered, so looking at the GPUs makes them.
 
 That follows from its GPUs, the profile (``--profile``, else ``default``) and the ledger: a GPU that
 a claim holds keeps its shape. If the ledger cannot be read, a warning says so, and every GPU counts
-as free. What is wrong with GPUs counts as the plugin has it on record. No API server is asked. A
+as free. What is wrong with GPUs counts as the plugin has it on record; one that is lost is shown as
+it was. No API server is asked. A
 Node label that chooses a profile is not read; one that names a layout counts as the plugin of these
 GPUs read it last, before the profile. ``--without`` prints what an API server without a feature
 would get.
@@ -32,7 +33,7 @@ import yaml
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.base.errors import NodeError
 from dra_driver.cli.devices.recorded import (
-    recorded_faults,
+    recorded_health,
     recorded_holdings,
     recorded_mig_state,
 )
@@ -223,7 +224,7 @@ def preview_mig(inputs: MigModeInputs, layouts: LayoutCatalog, mig_state: MigSta
         profile,
         inputs.features,
         inputs.holdings,
-        stuck=mig_state.mode_problems,
+        stuck={*mig_state.mode_problems, *dict(inventory.lost)},
     )
     others = {u: outcome for u, outcome in mig_state.outcomes.items() if u not in desired.by_gpu}
     known_problem, mig_state = mig_state.problem, replace(mig_state, outcomes=others | outcomes)
@@ -297,9 +298,10 @@ def _after_layouts(
     claimed = created_partitions(inputs.holdings)
     gpus: list[Gpu] = []
     outcomes: dict[GpuUuid, LayoutOutcome] = {}
+    lost = dict(inputs.inventory.lost)
     for gpu in inputs.inventory.gpus:
         after = gpu
-        if (layout := desired.by_gpu.get(gpu.uuid)) is not None:
+        if (layout := desired.by_gpu.get(gpu.uuid)) is not None and gpu.uuid not in lost:
             holders = claims_holding(gpu, inputs.holdings)
             after, outcome = preview_layout(gpu, layout, mig_state, claimed, holders)
             if outcome is not None:
@@ -325,7 +327,9 @@ def devices(
     # a wrong one is refused before the GPUs are read
     profiles = ProfileCatalog(settings.profiles)
     profile = profiles.named(settings.profile or DEFAULT_PROFILE.name)
+    health = recorded_health(settings)
     with open_node() as node:
+        node.remember(health.lost)
         inventory = node.refresh()
         problem = "" if inventory != Inventory() else _driver_problem(node)
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
@@ -339,7 +343,7 @@ def devices(
         features,
         held,
         mps=bool(settings.mps_socket),
-        faults=recorded_faults(settings),
+        faults=health.faults,
     )
     if output in ("table", "wide"):
         tables = device_tables(offered.devices, output == "wide")

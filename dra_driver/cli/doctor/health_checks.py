@@ -6,7 +6,7 @@ nodes the taints of their slices.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
@@ -57,14 +57,17 @@ def check_gpu_health(
     read_rules: Callable[[Inventory], RulesByGpu],
 ) -> Iterator[Finding]:
     """One finding for each fault of the GPUs of this node."""
-    faults = read_health().faults
-    if not faults:
+    state = read_health()
+    if not state.faults:
         yield ok(GPU_HEALTH, "nothing is wrong with a GPU, as far as the plugin has seen")
         return
     inventory = read_inventory()
+    there = {gpu.uuid for gpu in inventory.gpus}
+    lost = tuple(gpu for gpu in state.lost if gpu.uuid not in there)
+    inventory = replace(inventory, gpus=(*inventory.gpus, *lost))
     gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
     rules = read_rules(inventory)
-    for fault in faults:
+    for fault in state.faults:
         gpu_rules = rules.get(fault.gpu, DEFAULT_HEALTH_RULES)
         effect = effect_of(fault.problem, fault.value, gpu_rules)
         yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), effect)
