@@ -60,6 +60,7 @@ from dra_driver.node.mps.agent_protocol import (
 )
 from dra_driver.node.mps.daemon import ControlDaemon
 from dra_driver.node.state.health_file import HEALTH_STATES, HealthOfBoot
+from dra_driver.node.state.known_gpus import KNOWN_GPUS, GpusOfBoot
 from dra_driver.node.state.ledger_files import CLAIM_RECORDS
 from dra_driver.node.state.mig_state import MIG_STATES, MigStateOfBoot
 from dra_driver.node.state.profile_files import LAST_PROFILES
@@ -84,6 +85,7 @@ from tests.fakes.preparers import ClaimWorld
 
 DIRECTORY = "/data"  # stands for the directory of the node that a test has
 CODECS: dict[str, Codec[Any]] = {
+    "GpusOfBoot": KNOWN_GPUS,
     "ClaimRecord": CLAIM_RECORDS,
     "HealthOfBoot": HEALTH_STATES,
     "MigStateOfBoot": MIG_STATES,
@@ -238,6 +240,7 @@ MESSAGES = (
 
 def other_documents() -> Iterator[tuple[str, str]]:
     """What is written beside the records of claims, and each message to and from the MPS agent."""
+    yield "gpus.json", KNOWN_GPUS.encode(GpusOfBoot("boot", (mig_gpu(),))).decode()
     yield "health.json", HEALTH_STATES.encode(HealthOfBoot("boot", HEALTH), indent=2).decode()
     yield "mig.json", MIG_STATES.encode(MigStateOfBoot("boot", MIG), indent=2).decode()
     yield "profile.json", LAST_PROFILES.encode(PROFILE).decode()

@@ -13,6 +13,7 @@ from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
 from dra_driver.node.state.health_file import HealthFile
+from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.ledger_files import decode_record
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.profile_files import LastProfileFile
@@ -177,6 +178,7 @@ def test_every_state_and_message_of_a_release_is_read(tmp_path, release):
     assert (files.set_aside, files.of_other_release) == ({}, {})
     assert (server.daemon.name, len(server.served), len(files.incidents)) == ("s0", 1, 1)
     assert MigStateFile(kept / "mig.json", "boot").read().switched == (gpu_uuid(),)
+    assert len(KnownGpusFile(kept / "gpus.json", "boot").read()) == 1
     assert len(HealthFile(kept / "health.json", "boot").read().faults) == 2
     profile = LastProfileFile(kept / "profile.json").read()
     assert profile is not None

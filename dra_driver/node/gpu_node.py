@@ -72,7 +72,7 @@ class GpuNode:
         return self._inventory if self._inventory is not None else self.refresh()
 
     def remember(self, gpus: Iterable[Gpu]) -> None:
-        """These were lost to an earlier process; before the first scan."""
+        """An earlier process knew these GPUs; before the first scan."""
         self.gpus.remember(gpus)
 
     def refresh(self) -> Inventory:

@@ -78,9 +78,15 @@ class GpuDiscovery:
         self._answered: dict[str, Gpu] = {}  # by bus id, each as it was when it last answered
         self._driverless: set[int] = set()  # of _failed: it is the driver that does not answer
 
+    @property
+    def answered(self) -> tuple[Gpu, ...]:
+        """The GPUs that are there, each as it was when it last answered; by bus id."""
+        return tuple(gpu for _, gpu in sorted(self._answered.items()))
+
     def remember(self, gpus: Iterable[Gpu]) -> None:
-        """These were lost to an earlier process. Before the first scan."""
-        self._answered = {gpu.pci_bus_id: gpu for gpu in gpus}
+        """An earlier process was answered by *gpus* since the node started. Before the first
+        scan."""
+        self._answered |= {gpu.pci_bus_id: gpu for gpu in gpus}
 
     def scan(self) -> Inventory:
         """What there is now; devices by minor number.
@@ -88,7 +94,8 @@ class GpuDiscovery:
         Never raises for one GPU's fault. A GPU that hangs costs its deadline once, and a fifth of
         it for the read together with others. One that is being changed, or has to wait for that, is
         ``stale``, and so are all of them at the first scan at which NVML itself is late. One that
-        answered before and cannot be read is ``lost``, as it was, and ``stale``, too. A node
+        answered before and cannot be read is ``lost``, as it was, and ``stale``, too. While NVML is
+        released, those that are remembered are ``stale``. A node
         without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
         """
         last, self._last = self._last, None
@@ -105,6 +112,9 @@ class GpuDiscovery:
                 log.warning("NVML is late, and all is as it was at the last scan: %s", error)
                 return replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
             self._bound = None
+            if self._nvml.released and (remembered := self._present(self._pci.gpus())):
+                stale = frozenset(gpu.uuid for gpu in remembered)
+                return replace(_inventory(remembered, ()), stale=stale)
             return _inventory((), waiting_for_nvml(self._pci.gpus().values(), str(error)))
         self._last = self._scan_gpus(system, pci)
         return self._last
@@ -113,6 +123,7 @@ class GpuDiscovery:
         if system.session != self._session:
             self._session, self._links_until = system.session, 0.0
             self._known, self._failed = {}, {}
+        self._answered = {gpu.pci_bus_id: gpu for gpu in self._present(pci)}
         last = dict(self._known)
         failed = self._learn(system)
         readings = {index: reading for index, reading in self._known.items() if index not in failed}
@@ -125,7 +136,10 @@ class GpuDiscovery:
         unread = frozenset(
             reading.dynamic.uuid for index, reading in offered.items() if reading is last.get(index)
         )
-        basis = (system, dict(pci), dict(self._known), offered, refused, self._reached)
+        basis = (
+            *(system, dict(pci), dict(self._known), offered, refused, self._reached),
+            self._unlinked,
+        )
         if self._built is None or self._built[0] != basis:
             devices = [
                 self._gpu(reading, system, pci)
@@ -134,12 +148,14 @@ class GpuDiscovery:
             ]
             self._built = basis, _inventory(devices, self._unavailable(refused, pci))
         inventory = self._built[1]
-        self._answered = {
-            bus_id: gpu for bus_id, gpu in self._answered.items() if _is_nvidias(pci.get(bus_id))
-        } | {gpu.pci_bus_id: gpu for gpu in inventory.gpus}
+        self._answered |= {gpu.pci_bus_id: gpu for gpu in inventory.gpus}
         inventory = with_lost_gpus(inventory, self._answered, self._reasons_of_loss(failed))
         stale = unread | {uuid for uuid, _ in inventory.lost}
         return replace(inventory, stale=stale) if stale else inventory
+
+    def _present(self, pci: Mapping[str, PciGpu]) -> tuple[Gpu, ...]:
+        """Those that answered and are still NVIDIA's driver's."""
+        return tuple(gpu for gpu in self.answered if _is_nvidias(pci.get(gpu.pci_bus_id)))
 
     def _reasons_of_loss(self, failed: Mapping[int, str]) -> Mapping[str, str]:
         """Why GPUs are lost, by bus id: those that cannot be read, and those that NVML does not
@@ -149,7 +165,11 @@ class GpuDiscovery:
         silent = failed.keys() - self._driverless
         reasons = {bus_id: failed[index] for index, bus_id in known.items() if index in silent}
         listed = {bus_id for index, bus_id in known.items() if index not in silent}
-        gone = self._answered.keys() - reasons.keys() - listed
+        gone = sorted(self._answered.keys() - reasons.keys() - listed)
+        # NVML, too, counts in the order of bus ids.
+        unknown = [failed[index] for index in sorted(silent - known.keys())]
+        if len(unknown) == len(gone):
+            return reasons | dict(zip(gone, unknown, strict=True))
         return reasons | dict.fromkeys(gone, "NVML does not list it any more")
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
@@ -244,7 +264,15 @@ class GpuDiscovery:
             mig_problem=static.mig_problem,
         )
 
+    @property
+    def _unlinked(self) -> frozenset[str]:
+        """The bus ids of GPUs that answered an earlier process, and did not tell this one to whom
+        they have NVLinks."""
+        return frozenset(self._answered.keys() - self._links.keys())
+
     def _topology(self, bus_id: str, pci: PciGpu | None) -> Topology:
+        if bus_id in self._answered and self._unlinked:
+            return self._answered[bus_id].topology
         clique = nvlink_clique(bus_id, self._reached)
         uuids = {
             reading.static.pci_bus_id: reading.dynamic.uuid for reading in self._known.values()

@@ -1,6 +1,7 @@
 """Starts what publishes this node's devices: profile, offers, and the loop that reads the GPUs."""
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from api.names import (
@@ -19,6 +20,8 @@ from dra_driver.kubeletplugin.slices.publisher import Publisher
 from dra_driver.model.gpus import UnavailableGpu
 from dra_driver.model.node_profiles import NodeReport
 from dra_driver.model.offer import ApiFeatures
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.condition import ConditionWriter, node_report
@@ -51,7 +54,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.is_newest, parts.metrics)
     scanner = _scanner(parts, publisher)
-    scan = Loop("scan", scanner.scan, settings.look_interval)
+    scan = Loop("scan", _scan(parts, scanner), settings.look_interval)
     scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
     parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
     parts.readiness |= {
@@ -79,6 +82,23 @@ def _scanner(parts: PluginParts, publisher: Publisher) -> DeviceScanner:
     scanner.offer_changed = parts.health_changed
     parts.claim_listeners.append(scanner.claim_changed)
     return scanner
+
+
+def _scan(parts: PluginParts, scanner: DeviceScanner) -> Callable[[], float | None]:
+    """A scan, which is remembered for the next process."""
+    gpus = parts.node.gpus
+    known_gpus = KnownGpusFile(
+        parts.settings.state / "gpus.json", boot_id(parts.settings.host_root)
+    )
+    parts.node.remember(known_gpus.read())
+
+    def scan() -> float | None:
+        seconds = scanner.scan()
+        if parts.is_newest():
+            known_gpus.keep(gpus.answered)
+        return seconds
+
+    return scan
 
 
 def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStack) -> None:

@@ -126,6 +126,29 @@ def test_a_driver_that_goes_while_gpus_are_read_loses_none_of_them(node, gpus):
     assert (names(inventory), inventory.lost) == (["gpu-1"], ())
 
 
+def test_a_new_process_knows_a_lost_gpu_as_it_was_and_all_while_nvml_is_released(node, gpus):
+    before = gpus.scan()
+    node.change(gpu=0, fails="GPU_IS_LOST")
+    next_gpus = node.gpus()
+    next_gpus.remember(gpus.answered)
+    faulty = next_gpus.scan()
+    assert faulty.gpus == before.gpus
+    ((uuid, reason),) = faulty.lost
+    assert uuid == before.gpus[0].uuid
+    assert "GPU is lost" in reason
+    assert faulty.unavailable == ()
+    node.change(gpu=0, fails={})
+    assert next_gpus.scan() == before
+
+    node.nvml.release("it is reset")
+    released = node.gpus()
+    released.remember(gpus.answered)
+    every = frozenset(gpu.uuid for gpu in before.gpus)
+    assert released.scan() == replace(before, stale=every)
+    node.nvml.resume()
+    assert released.scan() == before
+
+
 def test_mig_mode_and_partitions_are_seen_as_they_come_and_go(node, gpus):
     before = gpus.scan().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
