@@ -42,6 +42,7 @@ class Driver:
         self.kubeconfig = directory / "plugin.kubeconfig"
         self.log_path = directory / "plugin.log"
         self.flags = flags
+        self.inside: tuple[str, ...] = ()  # a command in which plugins are started, such as unshare
         self.agent = Agent(self.node_file, directory / "agent.log")
         self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -137,7 +138,7 @@ class Driver:
         }
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+                [*self.inside, sys.executable, "-m", "dra_driver", "kubelet-plugin"]
                 + [f"--{name}={value}" for name, value in arguments.items()],
                 stdout=log,
                 stderr=log,
