@@ -100,8 +100,8 @@ def share(memory, **capacity):
 @pytest.mark.parametrize(
     ("sim", "profile", "claim", "most"),
     [
-        pytest.param("h100x8", "default", claim("gpu-0"), 41, id="a whole GPU"),
-        pytest.param("h100x8", "default", share("20Gi"), 43, id="a share"),
+        pytest.param("h100x8", "default", claim("gpu-0"), 43, id="a whole GPU"),
+        pytest.param("h100x8", "default", share("20Gi"), 45, id="a share"),
         pytest.param("h100x2-mig", "mig", claim("gpu-0-mig-1g10gb-19-0"), 50, id="a partition"),
     ],
 )

@@ -128,13 +128,12 @@ def test_it_tells_how_it_is_over_http(start, mps_dir):
         with urllib.request.urlopen(f"http://{address}/{path}", timeout=SECONDS) as answer:
             return answer.read().decode()
 
-    eventually(lambda: "ok" in get("livez"))
+    def says(path, text):
+        with suppress(urllib.error.HTTPError):  # until its loop runs, and has checked the servers
+            return text in get(path)
 
-    def ready():
-        with suppress(urllib.error.HTTPError):  # until the servers were checked once
-            return "[+] socket: ok" in get("readyz")
-
-    eventually(ready)
+    eventually(lambda: says("livez", "ok"))
+    eventually(lambda: says("readyz", "[+] socket: ok"))
     assert "dra_driver_mps_restarts_total 0.0" in get("metrics")
 
 

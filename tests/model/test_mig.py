@@ -6,12 +6,14 @@ from hypothesis import strategies as st
 
 from dra_driver.model.gpus import (
     GpuUuid,
+    Inventory,
     MigInfo,
     MigInstance,
     Placement,
     UnusableGpuInstance,
     is_free,
 )
+from tests.builders import gpu
 from tests.fakes.mig import H100, ONE, THREE, partition
 
 PLACES = st.builds(Placement, st.integers(0, 11), st.integers(1, 12))
@@ -52,3 +54,10 @@ def test_odd_instances_are_in_the_way_like_any(start, free):
 
     assert board.keys == (unusable.key, there.key)
     assert is_free(partition(THREE, start).placement, board.keys) is free
+
+
+def test_a_lost_gpu_is_among_those_of_the_node_but_does_not_answer():
+    gpus = (gpu(0), gpu(1))
+
+    assert Inventory(gpus).answering is gpus
+    assert Inventory(gpus, lost=((gpus[0].uuid, "it fell off the bus"),)).answering == gpus[1:]

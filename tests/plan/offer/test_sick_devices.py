@@ -104,6 +104,19 @@ def test_a_sick_partition_leaves_the_others_of_its_gpu_alone():
     assert tainted.keys() == {"gpu-0", "gpu-0-mig-1g10gb-19-0"}  # the whole has part of it
 
 
+def test_where_taints_are_not_kept_a_sick_partition_is_withdrawn_alone():
+    node = Inventory((mig_gpu(0),))
+    rules = Rules(mig=MigRules(True, ("1g.10gb",)))
+    profile = Profile("mig", (ProfileEntry(GpuSelector(), rules, "spec.gpus[0]"),))
+    sick = replace(XID, partition=partition(ONE, 0).key)
+
+    withdrawn = offer(sick, node=node, profile=profile, device_taints=False)
+
+    assert "gpu-0-mig-1g10gb-19-0" not in withdrawn.by_name
+    assert "gpu-0-mig-1g10gb-19-1" in withdrawn.by_name
+    assert "gpu-0-mig-1g10gb-19-0" in {each.what for each in withdrawn.unavailable}
+
+
 def prepared(*faults, **fields):
     """What the claim for gpu-0 gets."""
     features = {"device_taints": fields.pop("device_taints", True)}
