@@ -25,6 +25,13 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     plan_writes,
     split_into_slices,
 )
+from dra_driver.model.health import Effect, Fault, HealthRules, Problem
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
+from dra_driver.plan.health.state import label_value
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.slice_documents import published_devices
+from tests.builders import gpu_uuid, inventory
 from tests.fakes.pool_rules import validate_pool
 from tests.waiting import eventually
 
@@ -90,6 +97,10 @@ def device(**more):
     return {"name": "gpu-0", **more}
 
 
+def taint(value):
+    return {"key": "gpu.nvidia.com/fabric", "value": value, "effect": "NoSchedule"}
+
+
 @pytest.mark.parametrize(
     "devices",
     [
@@ -114,6 +125,9 @@ def device(**more):
             [device(attributes={f"a{i}": {"int": i} for i in range(33)})], id="33 attributes"
         ),
         pytest.param([device(taints=[{"key": "k", "effect": "No"}])], id="an unknown effect"),
+        pytest.param([device(taints=[taint("x" * 63)])], id="63 characters of a taint"),
+        pytest.param([device(taints=[taint("x" * 64)])], id="64 characters of a taint"),
+        pytest.param([device(taints=[taint("a b")])], id="a taint with a blank"),
         pytest.param(
             [device(capacity={"m": {"value": "1Gi", "requestPolicy": {"default": "0"}}})],
             id="a policy on an exclusive device",
@@ -130,6 +144,41 @@ def test_our_check_and_our_fake_take_and_refuse_what_the_real_one_does(api, fake
     assert (real is None) == bool(validate_pool(pool, DRIVER))
     if real and faked:
         assert dropped_fields(real, faked) == dropped_fields(faked, real) == ()
+
+
+def test_all_taints_of_a_sick_gpu_are_kept_with_the_times_that_we_give(api, home):
+    """As many as it can have, the values as long as they may be; also if only the times change."""
+    rules = HealthRules(effects=tuple((problem, Effect.NO_SCHEDULE) for problem in Problem))
+    profile = Profile("strict", (ProfileEntry(GpuSelector(), Rules(health=rules), "spec.gpus[0]"),))
+    value = label_value("route unhealthy: " + "x" * 100)
+
+    def publish(since):
+        faults = [
+            Fault(gpu_uuid(), problem, "79" if problem is Problem.XID else value, since=since + at)
+            for at, problem in enumerate(Problem)
+        ]
+        offer = build_offer(inventory(1), profile, ApiFeatures(), {}, faults=tuple(faults))
+        pool = split_into_slices(home.node, published_devices(offer))
+        writes = plan_writes(pool, existing(), home)
+        for each in writes.create:
+            api.create(SLICES, dict(each), {"fieldValidation": "Strict"})
+        for each in writes.update:
+            api.update(f"{SLICES}/{each['metadata']['name']}", dict(each))
+        assert len(plan_writes(pool, existing(), home)) == 0
+        return len(writes), pool.devices[0]["taints"]
+
+    def existing():
+        return api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]
+
+    for each in existing():
+        api.delete(f"{SLICES}/{each['metadata']['name']}")
+    for since in (1764000000.9, 1764003600.0):
+        number, taints = publish(since)
+        (kept,) = existing()
+
+        assert (number, len(taints)) == (1, len(Problem))
+        assert max(len(each.get("value", "")) for each in taints) == 63
+        assert kept["spec"]["devices"][0]["taints"] == taints
 
 
 def stored(api, document):
