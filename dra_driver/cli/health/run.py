@@ -100,7 +100,7 @@ class HealthCommand:
         )
         return (
             f"{node} has let go of {asked} until {release.until}: end it earlier with "
-            f"dra-driver health release --end --node {node}"
+            f"dra-driver health release --end --node-name {node}"
         )
 
     @contextmanager
