@@ -276,8 +276,7 @@ class AgentSettings(HostSettings):
 
 
 class ClaimsSettings(HostSettings):
-    """`dra-driver claims`: where the plugin of this node writes down what it did, and who else
-    knows."""
+    """`dra-driver claims`: where the plugin of this node writes down what it did and knows."""
 
     driver_name: DriverName = DRIVER
     kubelet_dir: KubeletDirectory = Path("/var/lib/kubelet")
@@ -318,6 +317,11 @@ class ClaimsSettings(HostSettings):
     def health_state(self) -> Path:
         """What is known of the health of GPUs."""
         return self.state / "health.json"
+
+    @property
+    def known_gpus(self) -> Path:
+        """The GPUs as they were when they last answered."""
+        return self.state / "gpus.json"
 
 
 class DevicesSettings(ClaimsSettings):

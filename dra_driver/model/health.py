@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dra_driver.model.gpus import Gpu, GpuUuid, PartitionKey
+from dra_driver.model.gpus import GpuUuid, PartitionKey
 
 
 class Problem(StrEnum):
@@ -105,7 +105,6 @@ class HealthState:
 
     faults: Faults = ()
     looks: tuple[Look, ...] = ()  # the last one at each GPU, by UUID
-    lost: tuple[Gpu, ...] = ()  # those that do not answer, as they were; by UUID
 
 
 @dataclass(frozen=True, slots=True)

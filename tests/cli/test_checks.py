@@ -70,6 +70,15 @@ class TestGpus:
         assert some[1].message == "GPU 0000:1b:00.0 is not offered: it is lost"
         assert levels(none) == [Level.FAIL]
 
+    def test_a_lost_one_is_no_gpu_that_answers(self):
+        inventory = Inventory((gpu(0), gpu(1)), lost=((gpu(1).uuid, "it fell off the bus"),))
+
+        answers, lost = gpu_checks.inventory_findings(inventory)
+
+        assert (answers.level, lost.level) == (Level.OK, Level.WARN)
+        assert answers.message.endswith(": gpu-0")
+        assert lost.message == "gpu-1 does not answer: it fell off the bus"
+
     def test_device_files_are_listed_and_what_is_optional_does_not_fail(self):
         control = DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255)
         files = {

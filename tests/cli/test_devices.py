@@ -20,6 +20,7 @@ from dra_driver.model.profiles import Profile
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.health_file import HealthFile
+from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.profile_files import LastProfileFile
@@ -129,10 +130,10 @@ def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(sh
 XID = Fault(GPU_0, Problem.XID, "79", since=1000000000.0)
 
 
-def record_health(kubelet_dir, text=None, state=HealthState((XID,))):  # noqa: B008 - a value
+def record_health(kubelet_dir, fault=XID, text=None):
     """As the plugin of the simulated node does; *text*: in its place."""
     path = kubelet_dir / "plugins/gpu.nvidia.com/state/health.json"
-    HealthFile(path, boot_id(Path("/"))).write(state)
+    HealthFile(path, boot_id(Path("/"))).write(HealthState((fault,)))
     if text is not None:
         path.write_text(text)
 
@@ -150,8 +151,9 @@ def test_a_gpu_that_is_lost_is_shown_as_it_was_with_its_taint(show, node, tmp_pa
     with open_simulated(node(h100("1b"), h100("43")), tmp_path / "before") as well:
         lost = well.refresh().gpus[1]
     fallen = node(h100("1b"), h100("43", fails="GPU_IS_LOST"))
-    state = HealthState((Fault(lost.uuid, Problem.LOST, since=1000000000.0),), lost=(lost,))
-    record_health(tmp_path, state=state)
+    record_health(tmp_path, Fault(lost.uuid, Problem.LOST, since=1000000000.0))
+    path = tmp_path / "plugins/gpu.nvidia.com/state/gpus.json"
+    KnownGpusFile(path, boot_id(Path("/"))).keep((lost,))
 
     lines, below = rows(show("--kubelet-dir", tmp_path, sim=fallen))
 

@@ -53,13 +53,12 @@ def test_the_effect_is_that_of_the_profile():
 
 
 def test_a_lost_gpu_has_its_name_and_the_effect_of_its_profile():
-    """What reads the GPUs now does not find it."""
-    state = HealthState((Fault(SICK.uuid, Problem.LOST),), lost=(SICK,))
+    state = HealthState((Fault(SICK.uuid, Problem.LOST),))
     rules = HealthRules(effects=((Problem.LOST, Effect.NO_EXECUTE),))
 
     (finding,) = checks.check_gpu_health(
         lambda: state,
-        lambda: replace(TWO_GPUS, gpus=(OTHER,)),
+        lambda: replace(TWO_GPUS, lost=((SICK.uuid, "it fell off the bus"),)),
         lambda inventory: {gpu.uuid: rules for gpu in inventory.gpus},
     )
 

@@ -12,6 +12,7 @@ from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutSt
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.health_file import HealthFile
+from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from tests.builders import ref
@@ -132,8 +133,9 @@ def test_a_gpu_that_is_lost_is_shown_as_it_was(type_in, node, tmp_path, kind):
     document = yaml.safe_load(node.read_text())
     document["gpus"][0]["fails"] = "GPU_IS_LOST"
     node.write_text(yaml.safe_dump(document))
-    state = HealthState((Fault(lost.uuid, Problem.LOST),), lost=(lost,))
+    state = HealthState((Fault(lost.uuid, Problem.LOST),))
     HealthFile(tmp_path / "health.json", boot_id(Path("/"))).write(state)
+    KnownGpusFile(tmp_path / "gpus.json", boot_id(Path("/"))).keep((lost,))
     where = () if kind == "mig" else ("--profiles", tmp_path / "profiles")
 
     text = type_in("devices", "--sim", node, "--state-dir", tmp_path, "--profile", kind, *where).out

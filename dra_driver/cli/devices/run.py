@@ -33,6 +33,7 @@ import yaml
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.base.errors import NodeError
 from dra_driver.cli.devices.recorded import (
+    recorded_gpus,
     recorded_health,
     recorded_holdings,
     recorded_mig_state,
@@ -329,7 +330,7 @@ def devices(
     profile = profiles.named(settings.profile or DEFAULT_PROFILE.name)
     health = recorded_health(settings)
     with open_node() as node:
-        node.remember(health.lost)
+        node.remember(recorded_gpus(settings))
         inventory = node.refresh()
         problem = "" if inventory != Inventory() else _driver_problem(node)
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)

@@ -98,14 +98,17 @@ def kernel_module_finding(loaded: str | None, files: DriverFiles | DriverError) 
 
 
 def inventory_findings(inventory: Inventory) -> Iterator[Finding]:
-    """One line for the GPUs that are offered, then one for each that is not."""
-    if inventory.gpus:
-        products = Counter(gpu.product_name for gpu in inventory.gpus)
+    """One line for the GPUs that answer, then one for each that does not or is not offered."""
+    if gpus := inventory.answering:
+        products = Counter(gpu.product_name for gpu in gpus)
         kinds = ", ".join(f"{number} {product}" for product, number in sorted(products.items()))
-        yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in inventory.gpus)}")
-    elif not inventory.unavailable:
+        yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in gpus)}")
+    elif not (inventory.unavailable or inventory.lost):
         yield warn(GPUS, "this node has none", "run the driver on nodes with NVIDIA GPUs only")
-    finding = warn if inventory.gpus else fail
+    finding = warn if gpus else fail
+    names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
+    for uuid, reason in inventory.lost:
+        yield finding(GPUS, f"{names[uuid]} does not answer: {reason}", "")
     for unavailable in inventory.unavailable:
         # it says what to do
         yield finding(GPUS, f"{unavailable.what} is not offered: {unavailable.reason}", "")

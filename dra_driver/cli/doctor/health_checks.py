@@ -6,7 +6,7 @@ nodes the taints of their slices.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
@@ -62,9 +62,6 @@ def check_gpu_health(
         yield ok(GPU_HEALTH, "nothing is wrong with a GPU, as far as the plugin has seen")
         return
     inventory = read_inventory()
-    there = {gpu.uuid for gpu in inventory.gpus}
-    lost = tuple(gpu for gpu in state.lost if gpu.uuid not in there)
-    inventory = replace(inventory, gpus=(*inventory.gpus, *lost))
     gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
     rules = read_rules(inventory)
     for fault in state.faults:

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 from dra_driver.base.errors import DriverError, SettingsError
 from dra_driver.cli import mig_status
+from dra_driver.cli.devices.recorded import recorded_gpus
 from dra_driver.cli.doctor import (
     cluster_checks,
     gpu_checks,
@@ -106,6 +107,7 @@ def _examine(
     settings: DoctorSettings, open_node: OpenNode, ask: AskAgent, stack: ExitStack
 ) -> Iterator[Finding]:
     node = stack.enter_context(open_node())
+    node.remember(recorded_gpus(settings))
     cluster = _cluster(settings, stack)
     yield from _user(os.geteuid())
     driver_findings = list(run_checks(gpu_checks.driver_checks(node)))

@@ -102,11 +102,7 @@ def after_scan(state: HealthState, inventory: Inventory, now: float) -> HealthSt
     for gpu in inventory.gpus:
         if gpu.uuid in lost or gpu.uuid not in inventory.stale:
             _observe(faults, Fault(gpu.uuid, Problem.LOST, "", None, now), gpu.uuid in lost)
-    there = {gpu.uuid for gpu in inventory.gpus}
-    as_they_were = [gpu for gpu in state.lost if gpu.uuid not in there]
-    as_they_were += [gpu for gpu in inventory.gpus if gpu.uuid in lost]
-    by_uuid = tuple(sorted(as_they_were, key=lambda gpu: gpu.uuid))
-    return replace(_state(state, faults, state.looks), lost=by_uuid)
+    return _state(state, faults, state.looks)
 
 
 def after_release(state: HealthState, released: Collection[GpuUuid], now: float) -> HealthState:
@@ -192,7 +188,6 @@ def _state(state: HealthState, faults: _FaultsByKey, looks: Iterable[Look]) -> H
     return HealthState(
         state.faults if changed == state.faults else changed,
         tuple(sorted(looks, key=lambda look: look.reading.gpu)),
-        state.lost,
     )
 
 

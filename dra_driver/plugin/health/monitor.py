@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
-from dra_driver.model.health import Faults, GpuEvent, HealthReading, HealthState
+from dra_driver.model.health import Faults, GpuEvent, HealthReading, HealthState, Problem
 from dra_driver.model.profiles import Profile
 from dra_driver.node.state.health_file import HealthFile
 from dra_driver.plan.health.state import (
@@ -129,11 +129,6 @@ class HealthMonitor:
         """What is published; the same object as long as nothing but counts changed."""
         return self._faults
 
-    @property
-    def lost(self) -> Sequence[Gpu]:
-        """The GPUs that do not answer, as they were when they did."""
-        return self._state.lost
-
     def faults_for(self, inventory: Inventory) -> Faults:
         """What is wrong with the GPUs of *inventory*: one that it has lost is among them."""
         with self._lock:
@@ -214,8 +209,8 @@ class HealthMonitor:
         state = after_events(state, events, gpus, rules, now)
         for reading in readings:
             state = after_reading(state, reading, rules, now)
-        silent = {gpu.uuid for gpu in state.lost}  # what they tell nothing of is no news
-        unmonitored = self._inputs.unmonitored().keys() - silent
+        lost = {fault.gpu for fault in state.faults if fault.problem is Problem.LOST}
+        unmonitored = self._inputs.unmonitored().keys() - lost
         state = after_registration(state, unmonitored, now)
         return settled(state, rules, now)
 
@@ -313,7 +308,7 @@ class HealthMonitor:
         passed = now - self._kept_at
         if not self._is_kept:
             return passed >= _RETRY_WRITE_SECONDS
-        if _lasting(state.faults) != _lasting(self._kept.faults) or state.lost != self._kept.lost:
+        if _lasting(state.faults) != _lasting(self._kept.faults):
             return True
         if state.faults != self._kept.faults:
             return passed >= _KEEP_SECONDS

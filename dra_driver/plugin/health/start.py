@@ -39,7 +39,6 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     file = HealthFile(settings.health_state, boot_id(settings.host_root))
     monitor = parts.health = HealthMonitor(inputs, file, reporter, requests)
-    node.remember(monitor.lost)
     loop = Loop("health", monitor.step, inputs.look_seconds)
     monitor.wake = loop.soon
     monitor.on_change += [parts.scan_soon, parts.health_changed]

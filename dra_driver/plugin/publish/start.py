@@ -87,9 +87,7 @@ def _scanner(parts: PluginParts, publisher: Publisher) -> DeviceScanner:
 def _scan(parts: PluginParts, scanner: DeviceScanner) -> Callable[[], float | None]:
     """A scan, which is remembered for the next process."""
     gpus = parts.node.gpus
-    known_gpus = KnownGpusFile(
-        parts.settings.state / "gpus.json", boot_id(parts.settings.host_root)
-    )
+    known_gpus = KnownGpusFile(parts.settings.known_gpus, boot_id(parts.settings.host_root))
     parts.node.remember(known_gpus.read())
 
     def scan() -> float | None:
