@@ -36,6 +36,9 @@ RulesByGpu = Mapping[GpuUuid, HealthRules]
 _TOLD_ELSEWHERE = frozenset({Problem.LOST, Problem.RELEASED, Problem.UNMONITORED})
 """What neither a look nor an event ends, and no administrator: it is over when it is over."""
 
+_SILENT = frozenset({Problem.LOST, Problem.RELEASED})
+"""As long as a GPU has one of these, no look at it succeeds."""
+
 _Key = tuple[GpuUuid, Problem, str, PartitionKey | None]
 _FaultsByKey = dict[_Key, Fault]
 
@@ -183,11 +186,21 @@ def _key(fault: Fault) -> _Key:
 
 
 def _state(state: HealthState, faults: _FaultsByKey, looks: Iterable[Look]) -> HealthState:
-    """The faults are the same object as before where nothing changed."""
+    """The faults are the same object as before where nothing changed.
+
+    A GPU that is silent after a fault can be reset only after it, whatever was before.
+    """
     changed = tuple(sorted(faults.values(), key=_order))
+    silent = {
+        fault.gpu for fault in changed if fault.problem in _SILENT and fault.well_since is None
+    }
+    known = (
+        replace(look, faulty_since=look.faulty_since and look.reading.gpu not in silent)
+        for look in looks
+    )
     return HealthState(
         state.faults if changed == state.faults else changed,
-        tuple(sorted(looks, key=lambda look: look.reading.gpu)),
+        tuple(sorted(known, key=lambda look: look.reading.gpu)),
     )
 
 

@@ -130,16 +130,16 @@ class HealthMonitor:
         return self._faults
 
     def faults_for(self, inventory: Inventory) -> Faults:
-        """What is wrong with the GPUs of *inventory*: one that it has lost is among them."""
+        """What is wrong with the GPUs of *inventory*: one that it has lost is among them. The same
+        inventory again says that a GPU answers of which an event said that it does not."""
         with self._lock:
-            if inventory is not self._scanned:
-                is_first, self._scanned = self._scanned is None, inventory
-                self._log_losses(inventory)
-                before = self._state
-                self._state = after_scan(before, inventory, self._inputs.epoch())
-                if self._state.faults is not before.faults or is_first:
-                    self._publish_now()
-                    self.wake()
+            is_first, self._scanned = self._scanned is None, inventory
+            self._log_losses(inventory)
+            before = self._state
+            self._state = after_scan(before, inventory, self._inputs.epoch())
+            if self._state.faults is not before.faults or is_first:
+                self._publish_now()
+                self.wake()
             return self._faults
 
     def _log_losses(self, inventory: Inventory) -> None:

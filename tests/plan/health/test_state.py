@@ -124,6 +124,16 @@ def test_a_reset_before_the_fault_does_not_end_it():
     assert is_over(after(looked(energy_mj=0), known=known, now=130))
 
 
+@pytest.mark.parametrize("silent", [scanned(0, lost=(0,)), released(0)])
+def test_a_reset_of_a_gpu_that_was_silent_after_the_fault_ends_it(silent):
+    """No look was possible between the two; in whatever order the first two were seen."""
+    for faulty in ([saw(xid(79)), silent], [silent, saw(xid(79))]):
+        known = after(looked(energy_mj=1000), *faulty, scanned(0), released())
+
+        assert not is_over(known)
+        assert is_over(after(looked(energy_mj=7), known=known, now=200))
+
+
 def test_a_reset_ends_faults_of_partitions_too():
     known = after(saw(xid(95, 1, gi=7)), looked(1, energy_mj=9), looked(1, energy_mj=1))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import NodeError, SettingsError
-from dra_driver.model.health import Effect, HealthReading, HealthRules, Problem
+from dra_driver.model.health import Effect, GpuEvent, HealthReading, HealthRules, Problem
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plan.health.state import after_release, cleared
 from tests.builders import gpu_uuid
@@ -71,6 +71,18 @@ def test_a_gpu_that_is_back_is_well_after_a_minute_without_a_break(world):
 
     assert world.published() == []
     assert world.told() == [("node-1", "GPUUnhealthy"), ("node-1", "GPURecovered")]
+
+
+def test_a_gpu_that_answers_in_spite_of_an_event_is_well_after_a_minute(world):
+    """No scan finds it lost, so what the scans find stays the same."""
+    world.step()
+    world.step(GpuEvent(gpu_uuid(3), Problem.LOST), after=5)
+    assert world.published() == [(gpu_uuid(3), Problem.LOST, "")]
+
+    world.step(after=59)
+    assert world.published() != []
+    world.step(after=1.5)
+    assert world.published() == []
 
 
 def test_a_restart_publishes_what_was_published_since_the_same_moment(world):
