@@ -40,6 +40,7 @@ _BETWEEN_SECONDS: Final = 0.05  # between two writes: 110 pods that start at onc
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 5.0, 600.0  # until a failed write is tried again
 _RIGHT: Final = "resourceclaims/driver"  # of whom it lacks is told with a 422 (Kubernetes 1.36)
 _LONGEST_MESSAGE: Final = 32768  # of a condition
+_LONGEST_MANAGER: Final = 128  # of fields, for the API server
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +269,13 @@ class DeviceStatusWriter:
         return self._written.get(claim.uid, (claim, ()))[1]
 
     def _apply(self, claim: ClaimRef, statuses: Statuses) -> None:
-        driver = self._sources.driver
-        devices = [_encode(each, driver, self._sources.pool) for each in statuses]
+        driver, pool = self._sources.driver, self._sources.pool
+        devices = [_encode(each, driver, pool) for each in statuses]
         status = {"devices": devices} if devices else {}
+        # Of this node alone: the claim may be prepared on another one by now, which says its own.
+        manager = f"{driver}/{pool}"[:_LONGEST_MANAGER]
         try:
-            self._api.apply_claim_status(claim.namespace, claim.name, claim.uid, status, driver)
+            self._api.apply_claim_status(claim.namespace, claim.name, claim.uid, status, manager)
         except (NotFound, Conflict, Refused):
             if devices:
                 raise

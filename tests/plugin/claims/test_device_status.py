@@ -39,8 +39,9 @@ GIB = 1 << 30
 class World:
     """A node with prepared claims, and the API server that has them."""
 
-    def __init__(self, server: ApiServer, directory: Path) -> None:
+    def __init__(self, server: ApiServer, directory: Path, node: str = POOL) -> None:
         self.server = server
+        self.node = node
         self.client = ApiClient(load_kubeconfig(server.kubeconfig(directory / "kubeconfig")))
         self.resources = ResourceApi(self.client)
         self.prepared: dict[ClaimUid, ClaimRecord] = {}
@@ -53,7 +54,7 @@ class World:
     def begin(self) -> DeviceStatusWriter:
         """What a new process has."""
         sources = StatusSources(
-            DRIVER, POOL, self, self.health, lambda: self.failures, lambda: self.newest
+            DRIVER, self.node, self, self.health, lambda: self.failures, lambda: self.newest
         )
         return DeviceStatusWriter(self.resources, sources, lambda: self.now, 0.0)
 
@@ -66,7 +67,7 @@ class World:
     def health(self, record: ClaimRecord) -> Iterator[DeviceHealth]:
         for each in record.holdings:
             status, message = self.sick.get(each.device, (HealthStatus.HEALTHY, ""))
-            yield DeviceHealth(POOL, each.device, status, message)
+            yield DeviceHealth(self.node, each.device, status, message)
 
     def create(self, *devices: str, name: str = "a", **fields: Any) -> ClaimRef:
         """An allocated claim of the API server."""
@@ -227,6 +228,23 @@ def test_what_other_drivers_say_stays(world: World) -> None:
     world.unprepare(made)
     world.go_on()
     assert world.devices() == [OTHERS]
+
+
+def test_what_the_next_node_says_of_a_claim_outlives_what_this_one_takes_back(
+    world: World, tmp_path: Path
+) -> None:
+    made = world.prepare("gpu-0")
+    world.go_on()
+    world.unprepare(made)
+    other = World(world.server, tmp_path, "node-2")
+    other.add(record(other.create("gpu-0", pool="node-2")))
+    other.go_on()
+    assert [each["pool"] for each in other.devices()] == ["node-2"]
+
+    world.go_on()
+
+    assert [each["pool"] for each in other.devices()] == ["node-2"]
+    other.client.close()
 
 
 # When it is written
