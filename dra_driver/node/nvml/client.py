@@ -270,7 +270,7 @@ class Nvml:
         threads = self._threads
         with suppress(TimedOut):
             with self._gate:
-                session, functions = self._session, self._functions
+                session, functions = self._session, self._usable
                 quick = {
                     index: read
                     for index, read in reads.items()
@@ -316,7 +316,7 @@ class Nvml:
     def _submit(
         self, index: int, action: str, read: _GpuCall[T], submit: SubmitToGpu
     ) -> PendingCall[T]:
-        if (functions := self._functions) is None:
+        if (functions := self._usable) is None:
             raise NodeError(self._not_running(f"GPU {index}, {action}"))
 
         def call() -> T:
@@ -324,6 +324,11 @@ class Nvml:
                 return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
         return submit(index, action, call)
+
+    @property
+    def _usable(self) -> NvmlFunctions | None:
+        """None: NVML is closed, or about to be as soon as the calls under way have returned."""
+        return None if self._released else self._functions
 
     def _start(self) -> None:
         """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""

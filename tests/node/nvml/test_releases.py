@@ -79,6 +79,12 @@ def test_a_call_under_way_is_waited_for_and_no_other_begins(node, functions):
         nvml.release("maintenance")
     with pytest.raises(NodeError, match="NVML is released: maintenance"):
         nvml.system()
+    for ask in (nvml.dynamic_states, nvml.static_infos, nvml.links):
+        assert [str(answer).split(": ")[1:] for answer in ask([0, 1]).values()] == [
+            ["NVML is released", "maintenance"]
+        ] * 2
+    with pytest.raises(NodeError, match="NVML is released: maintenance"):
+        nvml.on_gpu(gpu, "asking", lambda functions, handle: None)
 
     may_end.set()
     changes.join(5)
