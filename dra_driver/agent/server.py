@@ -164,15 +164,16 @@ class ManagedServer:
             raise
 
     def let_go(self) -> None:
-        """If its GPUs are released, end its daemon, unless it has clients. ``maintain`` starts it
-        again, with all that it served, when they are not any more."""
+        """If its GPUs are released, end its daemon, unless it has clients; one that failed, as
+        always. ``maintain`` starts it again, with all that it served, when they are not any
+        more."""
         if not self._is_released or not self.state.served:
             return
         if not self.state.restart_reason:
             self.check(0)
-            if self._health.clients or self._health.problem:
+            if not self._health.failed and (self._health.clients or self._health.problem):
                 return
-            self._require_restart(_RELEASED)
+            self._require_restart(self._health.problem or _RELEASED)
         if self._daemons.is_running(self.daemon):
             self._daemons.kill(self.daemon)
 

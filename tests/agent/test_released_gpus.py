@@ -61,6 +61,21 @@ def test_a_server_with_clients_ends_after_them(host, agent, until):
     assert running(host) == []
 
 
+def test_a_server_that_hangs_is_ended_as_it_would_be_otherwise(host, agent, until):
+    agent.serve(namespace())
+    host.connect(agent, 77, "c_1")
+    host.daemons.of(OVER_ONE).unanswering = True
+    agent.let_go([ONE], until)
+    assert running(host) == [(ONE,)]  # maybe it is only slow
+
+    for _ in range(5):
+        host.pass_time(agent, 10)
+    assert running(host) == []
+    agent.let_go([], 0.0)
+    host.pass_time(agent, 1)
+    assert the_server(agent).ready
+
+
 @pytest.mark.parametrize("gpus", [(ONE,), (TWO, ONE)])
 def test_no_server_is_started_over_a_released_gpu(host, agent, until, gpus):
     agent.let_go([ONE], until)
