@@ -80,8 +80,10 @@ class GpuNode:
         hangs (see ``GpuDiscovery.scan``). While NVML is released: the last one, all of it stale."""
         with self._scan_lock:
             if self.nvml.released and (last := self._inventory) is not None:
-                self._inventory = replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
-                return self._inventory
+                stale = frozenset(gpu.uuid for gpu in last.gpus)
+                if stale != last.stale:
+                    last = self._inventory = replace(last, stale=stale)
+                return last
             inventory = without_unrestored_time_slices(self.gpus.scan(), self._read_unrestored())
             lost = dict(inventory.lost)
             self.events.watch(gpu.uuid for gpu in inventory.gpus if gpu.uuid not in lost)

@@ -121,6 +121,7 @@ def test_while_released_the_node_is_what_it_was_and_nothing_asks_nvml(seen):
 
     assert during.gpus == before.gpus
     assert during.stale == frozenset(seen.gpus)
+    assert seen.node.refresh() is during  # so that what is offered is not built again
     for gpu, error in seen.node.health_readings().items():
         assert f"GPU {gpu}, reading its health: NVML is released: until noon" in str(error)
     with pytest.raises(NodeError, match="NVML is released: until noon"):
