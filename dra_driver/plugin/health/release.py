@@ -107,10 +107,12 @@ class GpuRelease:
         waits = self._close(release)
         if is_newest:
             waits = waits or self._ask_agent(gpus, release)
-            if unknown:
-                self._log(f"annotation {RELEASE_ANNOTATION}: no such GPU: {', '.join(unknown)}")
-            self._answer(f"{release} {waits}".strip())
         seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
+        if is_newest:
+            if unknown:  # who asks must not go on as if they were let go of
+                waits = f"no such GPU: {', '.join(unknown)}"
+                self._log(f"annotation {RELEASE_ANNOTATION}: {waits}")
+            self._answer(f"{release} {waits}".strip())
         return min(seconds, max(release.ends - self._doors.epoch(), 0.1))
 
     def _close(self, release: Release) -> str:
@@ -172,16 +174,19 @@ class GpuRelease:
         """Have MPS servers over *gpus* end. What that waits for; empty: nothing."""
         over = frozenset(gpus) | _instances(self._doors.node.inventory(), gpus)
         until = min(release.ends, self._doors.epoch() + _AGENT_SECONDS)
-        if why := self._try_agent(over, until):
-            return why
+        why = self._try_agent(over, until)
         if self._doors.node.mps is None:
             return ""
         try:
             servers = self._doors.node.mps.status().servers
         except NodeError as e:
-            return str(e)
-        clients = sum(len(each.clients) for each in servers if not over.isdisjoint(each.gpus))
-        return f"{clients} clients of MPS servers have to end" if clients else ""
+            return why or str(e)
+        concerned = [each for each in servers if not over.isdisjoint(each.gpus)]
+        if why and concerned:
+            return why
+        if clients := sum(len(each.clients) for each in concerned):
+            return f"{clients} clients of MPS servers have to end"
+        return "MPS servers have to end" if any(each.ready for each in concerned) else ""
 
     def _try_agent(self, gpus: Collection[GpuUuid], until: float) -> str:
         """Why the agent does not do it; empty: it does, or there is none."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.names import PAUSE_LABELS, RELEASE_ANNOTATION, RELEASED_ANNOTATION
-from dra_driver.base.errors import ApiServerError, MpsAgentUnreachable, TimedOut
+from dra_driver.base.errors import ApiServerError, MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.model.health import Problem
 from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsStatus
@@ -31,6 +31,8 @@ class Agent:
         self.gpus = sorted(gpus)
 
     def status(self):
+        if isinstance(self.error, MpsAgentUnreachable):
+            raise self.error
         return MpsStatus(self.servers)
 
 
@@ -148,6 +150,14 @@ def test_named_gpus_are_released_until_the_time_is_over(scene):
     assert scene.annotations() == {"kept": "x"}
 
 
+def test_a_gpu_that_is_not_there_is_not_answered_as_if_it_were_let_go_of(scene):
+    scene.ask(f"gpu-0,gpu-33 {at(60)}")
+
+    assert scene.step() == 10
+    assert scene.released() == [0]
+    assert scene.answer == f"gpu-0,gpu-33 {at(60)} no such GPU: gpu-33"
+
+
 def test_it_ends_when_the_annotation_is_removed(scene):
     scene.ask("all")
     scene.step()
@@ -216,6 +226,29 @@ def test_without_the_agent_it_lets_go_all_the_same_and_says_why_it_is_not_done(s
 
     assert (scene.gpus.closed, scene.released()) == (True, [0])
     assert scene.answer == f"gpu-0 {at(600)} nobody answers"
+
+
+def test_an_older_agent_is_in_the_way_only_where_it_has_servers(scene):
+    scene.gpus.mps.error = NodeError("no such request")
+    scene.gpus.mps.servers = (MpsServer(MpsServerName("t"), (gpu_uuid(1),), 3, True),)
+    scene.ask(f"gpu-0 {at(60)}")
+    scene.step()
+    assert scene.answer == f"gpu-0 {at(60)}"
+
+    scene.ask(f"gpu-1 {at(60)}")
+    scene.step()
+    assert scene.answer == f"gpu-1 {at(60)} no such request"
+
+
+def test_a_server_that_has_not_ended_yet_is_waited_for(scene):
+    scene.gpus.mps.servers = (MpsServer(MpsServerName("s"), (gpu_uuid(0),), 3, True),)
+    scene.ask(f"gpu-0 {at(60)}")
+    assert scene.step() == 1
+    assert scene.answer == f"gpu-0 {at(60)} MPS servers have to end"
+
+    scene.gpus.mps.servers = (MpsServer(MpsServerName("s"), (gpu_uuid(0),), 3, False),)
+    scene.step(after=1)
+    assert scene.answer == f"gpu-0 {at(60)}"
 
 
 def test_after_a_restart_nvml_is_not_opened_and_the_time_goes_on(scene):
