@@ -340,6 +340,8 @@ def _release(arguments: argparse.Namespace) -> int:
 
     settings = HealthSettings.read(arguments)
     node, gpus, seconds = settings.node, arguments.gpus, arguments.duration
+    if arguments.end and (gpus or arguments.program):
+        raise SettingsError("--end ends the release of the node, and takes no GPU and no program")
     with _health(settings) as health:
         if arguments.end:
             print(health.end(node))

@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from dra_driver.base.errors import Unreachable
 from dra_driver.cli.health import run
+from dra_driver.cli.health.program import run_while_released
 from tests.fakes.api_server import ApiServer
 
 DRIVER = "gpu.nvidia.com"
@@ -188,6 +190,21 @@ def test_a_program_that_cannot_be_started_leaves_nothing_released(server, ask, p
     assert annotations(server) == {}
 
 
+def test_a_program_is_not_left_alone_while_its_release_cannot_be_prolonged(caplog):
+    tries = []
+
+    def go_on():
+        tries.append(1)
+        if len(tries) < 3:
+            raise Unreachable("the API server is away")
+
+    program = [sys.executable, "-c", "import sys, time; time.sleep(1); sys.exit(3)"]
+
+    assert run_while_released(program, go_on, 0.1) == 3
+    assert len(tries) > 3
+    assert caplog.text.count("not prolonged yet: the API server is away") == 2
+
+
 @pytest.mark.parametrize("gpus", [[], ["gpu-0"], ["GPU-0"]])
 def test_gpus_that_claims_hold_are_not_released(server, ask, plugin, gpus):
     put_claim(server)
@@ -243,6 +260,12 @@ def client_of(tmp_path):
         (["release", "--for", "10", "--node", "a"], "'10': write 90s, 10m or 2h"),
         (["release", "--for", "800h", "--node", "a"], "'800h': write 90s, 10m or 2h"),
         (["clear", "all", "--", "ls"], "nothing can be run here: ls"),
+        (["clear", "", "--node", "node-a"], "'' names no GPU: write gpu-0, a UUID or all"),
+        (["release", "", "--node", "node-a"], "'' names no GPU: write gpu-0, a UUID or all"),
+        (["release", "gpu-0,", "--node", "node-a"], "'' names no GPU"),
+        (["release", "--end", "gpu-0", "--node", "node-a"], "--end ends the release of the node"),
+        (["release", "--end", "--node", "node-a", "--", "ls"], "takes no GPU and no program"),
+        (["list", "--node", "node-z"], "node-z publishes no devices of gpu.nvidia.com"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(server, ask, words, problem):
@@ -252,3 +275,4 @@ def test_what_cannot_be_meant_is_refused(server, ask, words, problem):
 
     assert answer.code in (1, 2)
     assert problem in answer.err
+    assert annotations(server) == {}

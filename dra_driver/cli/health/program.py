@@ -1,13 +1,20 @@
 """Runs a program while a node has let go of GPUs."""
 
+import logging
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from dra_driver.base.errors import SettingsError
+from dra_driver.base.errors import DriverError, SettingsError
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS: Final = 5.0  # until a release that could not be prolonged is tried again
 
 
 def run_while_released(program: Sequence[str], go_on: Callable[[], None], seconds: float) -> int:
-    """Its exit code. However long it takes: *go_on* is called every so many *seconds*.
+    """Its exit code. However long it takes: *go_on* is called every so many *seconds*, and sooner
+    after it failed; the program is not left alone for that.
 
     SettingsError: it cannot be started.
     """
@@ -15,8 +22,15 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
         process = subprocess.Popen(program)
     except OSError as e:
         raise SettingsError(f"{program[0]} cannot be started: {e.strerror}") from e
+    wait_seconds = seconds
     while True:
         try:
-            return process.wait(seconds)
+            return process.wait(wait_seconds)
         except subprocess.TimeoutExpired:
+            pass
+        try:
             go_on()
+            wait_seconds = seconds
+        except DriverError as e:
+            log.warning("the release is not prolonged yet: %s", e)
+            wait_seconds = min(seconds, _AGAIN_SECONDS)

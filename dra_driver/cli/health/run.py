@@ -58,9 +58,12 @@ class HealthCommand:
 
     def sick_gpus(self, node: str, output: str) -> str:
         """The GPUs with a taint for their health, on *node*; empty: on every node. *output*:
-        ``table`` or ``json``."""
+        ``table`` or ``json``. HealthError: *node* publishes nothing."""
+        slices = self._slices(node)
+        if node and not slices:
+            raise HealthError(f"{node} publishes no devices of {self._driver}")
         devices_of: dict[SickGpu, list[str]] = defaultdict(list)
-        for spec in self._slices(node):
+        for spec in slices:
             for device in spec.get("devices") or ():
                 for sick in _health_taints(str(spec.get("nodeName")), device):
                     devices_of[sick].append(device["name"])
@@ -211,8 +214,8 @@ class HealthCommand:
 
 
 def _listed(gpus: Collection[str]) -> str:
-    """As the annotation has them. HealthError: one of them is no name."""
-    words = [word for text in gpus for word in text.split(",") if word]
+    """As the annotation has them; empty: none is named. HealthError: one of them is no name."""
+    words = [word for text in gpus for word in text.split(",")]
     for word in words:
         if not word.replace("-", "").isalnum():
             raise HealthError(f"{word!r} names no GPU: write gpu-0, a UUID or all")
