@@ -36,13 +36,10 @@ claims under MPS.
 *Partition.* ``plugin.mig`` applies layouts, switches MIG modes and reports lost instances; what has
 to change is decided in ``plan.mig``.
 
-*Health.* ``plugin.health`` is told of NVML's events (``node.nvml.events``), looks at the GPUs
-(``node.nvml.health``) and lost GPUs. ``plan.health`` decides what is wrong and which taints the
-devices get; ``plan.offer`` puts them there. The kubelet (``plugin.device_health``), claims
+*Health.* ``plugin.health`` is told of NVML's events (``node.nvml.events``) and of lost GPUs, and
+looks at the others (``node.nvml.health``). ``plan.health`` decides what is wrong and which taints
+the devices get; ``plan.offer`` puts them there. The kubelet (``plugin.device_health``), claims
 (``plugin.claims.device_status``), events and metrics tell of it.
-
-*Watch health.* ``plan.health`` decides from NVML's events and from looks at the GPUs what is wrong
-with them, and which taints keep pods away. ``plugin.health`` keeps it, and tells of it.
 
 *Other drivers.* ``plugin.other_drivers`` tells of another driver of this name on the node.
 
