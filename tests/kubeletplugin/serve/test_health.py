@@ -65,11 +65,17 @@ class Watcher:
             for each in next(self.stream).devices
         ]
 
-    def code(self) -> grpc.StatusCode:
-        """How it ended, after all lists that came."""
+    def rest(self) -> int:
+        """How many lists came until it ended."""
+        lists = 0
         with contextlib.suppress(grpc.RpcError):
             for _ in self.stream:
-                pass
+                lists += 1
+        return lists
+
+    def code(self) -> grpc.StatusCode:
+        """How it ended, after all lists that came."""
+        self.rest()
         code: grpc.StatusCode = self.stream.code()
         return code
 
@@ -229,10 +235,11 @@ def test_nothing_is_told_until_something_is_known(
 def test_what_is_not_known_any_more_is_not_told_again(short: Path) -> None:
     """So that the kubelet takes it for unknown."""
     devices = Devices(WELL)
-    health = HealthService(devices, repeat_seconds=0.05)
+    health = HealthService(devices, repeat_seconds=0.01)
     with serving(short, health) as run, Watcher(run, timeout=1.0) as watcher:
         watcher.next()
         devices.error = NodeError("gone")
+        assert watcher.rest() < 30  # those under way
         assert watcher.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 

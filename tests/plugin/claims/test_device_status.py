@@ -120,6 +120,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 PREPARED = ("True", "Prepared", "")
+LONG_AGO = "2020-01-02T03:04:05Z"
 
 
 # What is said
@@ -184,7 +185,7 @@ def test_admin_access_says_so(world: World) -> None:
     assert world.devices()[0]["data"] == {"uuid": gpu_uuid(), "adminAccess": True}
 
 
-def test_health_is_said_when_it_changes_and_since_when(world: World) -> None:
+def test_health_is_said_when_it_changes(world: World) -> None:
     world.prepare("gpu-0", "gpu-1")
     world.go_on()
     world.sick["gpu-1"] = (HealthStatus.UNHEALTHY, "Xid 79: it fell off the bus")
@@ -201,6 +202,26 @@ def test_health_is_said_when_it_changes_and_since_when(world: World) -> None:
     world.writer.health_changed()
     world.go_on()
     assert world.ready() == [PREPARED, PREPARED]
+
+
+def test_since_when_a_device_is_not_ready_stays_when_only_the_reason_changes(world: World) -> None:
+    world.sick["gpu-0"] = (HealthStatus.UNHEALTHY, "Xid 79")
+    world.prepare("gpu-0")
+    world.go_on()
+    (document,) = world.server.objects("resourceclaims")
+    document["status"]["devices"][0]["conditions"][0]["lastTransitionTime"] = LONG_AGO
+    world.server.put(document)
+    world.writer = world.begin()
+
+    world.sick["gpu-0"] = (HealthStatus.UNKNOWN, "released")
+    world.go_on()
+    assert world.ready() == [("False", "Released", "released")]
+    assert world.devices()[0]["conditions"][0]["lastTransitionTime"] == LONG_AGO
+
+    world.sick.clear()
+    world.writer.health_changed()
+    world.go_on()
+    assert world.devices()[0]["conditions"][0]["lastTransitionTime"] > LONG_AGO
 
 
 def test_a_failed_mps_server_is_said_of_what_is_under_mps(world: World) -> None:
