@@ -30,7 +30,7 @@ HEALTH_STATES: Final = Codec[HealthOfBoot](HealthOfBoot)
 
 
 class HealthFile:
-    """Kept in *path*. One process at a time may write it, the newest."""
+    """Kept in *path*. One process at a time may write it: the newest, once it looks at GPUs."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path

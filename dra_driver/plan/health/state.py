@@ -166,6 +166,16 @@ def cleared(
     return _state(state, faults, state.looks)
 
 
+def with_events_of(state: HealthState, other: HealthState) -> HealthState:
+    """*state*, before its first look, with what *other*, which was the same, has been told since by
+    events."""
+    faults = _by_key(state)
+    for fault in other.faults:
+        if PROBLEMS[fault.problem].lasts:
+            faults.setdefault(_key(fault), fault)
+    return _state(state, faults, other.looks)
+
+
 def label_value(text: str) -> str:
     """*text* as the value of a taint: at most 63 characters of those that it can have.
 

@@ -28,6 +28,7 @@ from dra_driver.plan.health.state import (
     after_scan,
     next_settlement,
     settled,
+    with_events_of,
 )
 from dra_driver.plan.profiles.rules import rules_by_gpu
 
@@ -112,7 +113,8 @@ class HealthMonitor:
         self._kept_at = float("-inf")
         self._is_kept = False
         self._write_trouble = ""
-        self._follows = False  # a newer process writes the file
+        # Whether a newer process writes the file, and whether none that is older does any more.
+        self._follows = self._took_over = False
         self._was_newest = True
         self._look_at = float("-inf")
         self._looked_at = float("-inf")
@@ -182,6 +184,8 @@ class HealthMonitor:
         now, scanned = self._inputs.clock(), self._scanned
         if scanned is None:  # it is woken after the first scan
             return None
+        if not self._took_over:
+            self._take_over()
         if self._pending and now < self._events_at + _FLOOD_SECONDS:
             return self._events_at + _FLOOD_SECONDS - now
         events = self._take_events(now)
@@ -270,10 +274,30 @@ class HealthMonitor:
             log.debug("whether this process is the newest: %s", error)
         return self._was_newest
 
-    def _follow(self) -> None:
-        """Know what the newer process keeps, which sees the same events."""
-        self._follows = True
+    def _take_over(self) -> None:
+        """Know what an older process kept since this one began, and have it see a write."""
+        self._took_over = True
         kept = self._read()
+        with self._lock:
+            self._state = with_events_of(self._state, kept)
+        self._is_kept, self._kept_at = False, float("-inf")
+
+    def _follow(self) -> None:
+        """Know what the newer process keeps, which sees the same events. Until it begins to, keep
+        them for it."""
+        before, kept = self._kept, self._read()
+        scanned = self._scanned
+        if kept == before and not self._follows and scanned is not None:
+            now = self._inputs.clock()
+            events, rules = self._take_events(now), self._known_rules(scanned.gpus)
+            with self._lock:
+                epoch = self._inputs.epoch()
+                self._state = after_events(self._state, events, scanned.gpus, rules, epoch)
+                state = self._state
+            if events:
+                self._keep(state, now)
+            return
+        self._follows = True
         with self._lock:
             self._pending.clear()
             if kept.faults != self._state.faults:

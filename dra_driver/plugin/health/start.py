@@ -20,7 +20,7 @@ _LOOKS: Final = 3  # one look at the health of GPUs for so many reads of the GPU
 
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
-    """The GPUs are watched once they were read and published."""
+    """Events are waited for from the first scan on, and taken up once the GPUs were published."""
     settings, labels, node = parts.settings, parts.labels, parts.node
     reporter = HealthReporter(
         parts.events,
@@ -48,6 +48,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         loop.soon()
 
     labels.start(node_changed, 0.0)
-    parts.after_publishing += [loop.start, partial(node.events.start, monitor.saw)]
+    parts.before_publishing.append(partial(node.events.start, monitor.saw))
+    parts.after_publishing.append(loop.start)
     stack.callback(loop.stop)
     stack.callback(node.events.stop)

@@ -122,6 +122,10 @@ def test_a_reset_before_the_fault_does_not_end_it():
 
     assert not is_over(known)
     assert is_over(after(looked(energy_mj=0), known=known, now=130))
+    answers_again = (scanned(0, lost=(0,)), scanned(0))
+    assert not is_over(
+        after(looked(energy_mj=9), *answers_again, saw(xid(79)), looked(energy_mj=7))
+    )
 
 
 @pytest.mark.parametrize("silent", [scanned(0, lost=(0,)), released(0)])
@@ -262,6 +266,16 @@ def test_exactly_those_that_are_named_are_and_at_once(those, problem):
         Fault(gpu_uuid(2), problem, since=110),
     )
     assert after(those(), known=known, now=120).faults == ()
+
+
+def test_what_another_process_was_told_by_events_alone_is_added():
+    mine = after(saw(xid(79)), looked(thermal_slowdown=True))
+    other = after(saw(xid(79)), looked(power_brake=True), saw(xid(95, 1)))
+
+    joined = state.with_events_of(mine, other)
+
+    assert problems(joined) == [(Problem.THERMAL, ""), (Problem.XID, "79"), (Problem.XID, "95")]
+    assert joined.looks == other.looks
 
 
 def test_an_administrator_ends_what_no_look_would():

@@ -251,8 +251,9 @@ def test_an_older_process_tells_and_keeps_nothing_and_knows_what_the_newer_one_d
 ):
     newer = World(tmp_path)
     world.step()
-    newer.step()
+    newer.step(after=1)
     world.newest = False
+    world.step(after=1)
     writes = world.writes
 
     for each in (world, newer):
@@ -266,6 +267,25 @@ def test_an_older_process_tells_and_keeps_nothing_and_knows_what_the_newer_one_d
     world.step(after=1)
 
     assert world.published() == []
+
+
+def test_what_happens_while_a_newer_process_starts_is_kept_for_it(world, tmp_path):
+    world.step()
+    newer = World(tmp_path)
+    world.newest = False  # long before the newer one hears of events
+
+    world.step(xid(79), after=1)
+    world.step(after=1)
+    assert world.events == []
+    newer.step(after=5)
+    assert newer.published() == [SICK]
+    assert newer.told() == [("node-1", "GPUUnhealthy")]
+
+    newer.requests.edit = cleared
+    newer.step(after=1)
+    world.step(xid(95), after=5)  # the newer one heard of it, too, if it happened
+    assert world.published() == newer.published() == []
+    assert world.start().faults == ()
 
 
 def test_before_the_first_scan_nothing_is_forgotten(world):
