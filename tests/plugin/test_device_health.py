@@ -12,6 +12,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.health.problems import taint_key
 from dra_driver.plugin.device_health import NodeDevices
 from tests.builders import POOL, gpu, gpu_uuid, holding, record
+from tests.fakes.mig import ONE, TWO, partition
 
 WELL = DeviceHealth(POOL, "gpu-0")
 
@@ -80,6 +81,18 @@ def test_a_held_device_that_is_withdrawn_for_its_health_is_unhealthy() -> None:
 
     node.faults = (Fault(gpu_uuid(1), Problem.THERMAL), Fault(gpu_uuid(0), Problem.XID, "79"))
     assert node.second == (HealthStatus.HEALTHY, "")
+
+
+def test_a_fault_of_a_partition_is_none_of_a_held_one_beside_it() -> None:
+    node = Node()
+    held = holding("a", "gpu-1", partition=partition(ONE, 0).key)
+    node.records = (record("a", held),)
+    node.offer = Offer(node.offer.devices[:1])
+    node.faults = (Fault(gpu_uuid(1), Problem.XID, "95", partition(TWO, 2).key),)
+    assert node.second == (HealthStatus.HEALTHY, "")
+
+    node.faults = (Fault(gpu_uuid(1), Problem.XID, "95", partition(ONE, 0).key),)
+    assert node.second[0] is HealthStatus.UNHEALTHY
 
 
 @pytest.mark.parametrize("what", ["gpu-1", f"GPU 0000:02:00.0 ({gpu_uuid(1)})"])

@@ -22,13 +22,14 @@ class Agent:
 
     def __init__(self):
         self.gpus = []
+        self.until = 0.0
         self.error = None
         self.servers = ()
 
     def let_go(self, gpus, until):
         if self.error:
             raise self.error
-        self.gpus = sorted(gpus)
+        self.gpus, self.until = sorted(gpus), until
 
     def status(self):
         if isinstance(self.error, MpsAgentUnreachable):
@@ -192,6 +193,26 @@ def test_the_taint_stays_until_the_gpus_answer(scene):
     scene.gpus.answers = True
     scene.step()
     assert scene.released() == []
+
+
+def test_a_gpu_that_is_lost_is_not_waited_for(scene):
+    scene.ask("gpu-0,gpu-1")
+    scene.step()
+    scene.gpus.answers = False
+    scene.world.inventory = replace(scene.world.inventory, lost=((gpu_uuid(0), "it is lost"),))
+    scene.metadata()
+
+    scene.step()
+
+    assert scene.released() == [1]
+
+
+def test_the_agent_goes_on_by_itself_a_minute_after_the_plugin_asked_it_last(scene):
+    scene.ask(f"gpu-0 {at(600)}")
+    scene.step()
+    assert scene.gpus.mps.until == 1060
+    scene.step(after=570)
+    assert scene.gpus.mps.until == 1600
 
 
 def test_while_a_call_of_nvml_is_under_way_it_says_so_and_tries_again(scene):
