@@ -162,6 +162,9 @@ def test_gpus_are_cleared_by_the_plugin_of_their_node(ask, plugin):
 
     assert (answer.code, plugin) == (0, ["gpu-0,gpu-3"])
     assert "node-a: gpu-0,gpu-3: cleared" in answer.out
+    assert answer.out.endswith("; node-a publishes no gpu-3\n")
+    assert "publishes no" not in ask("clear", "gpu-0", "GPU-1", "--node", "node-a").out
+    assert "publishes no" not in ask("clear", "all", "--node", "node-a").out
 
 
 def test_a_node_lets_go_of_gpus_until_it_is_told_otherwise(server, ask, plugin):

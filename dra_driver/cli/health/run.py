@@ -84,7 +84,11 @@ class HealthCommand:
             lambda: CLEAR_FAULTS_ANNOTATION not in self._annotations(node),
             lambda: f"the plugin of {node} has not taken note yet: is it running?",
         )
-        return f"{node}: {request}: cleared; what is still wrong stays (dra-driver health list)"
+        done = f"{node}: {request}: cleared; what is still wrong stays (dra-driver health list)"
+        uuids = self._uuids(node)
+        published = {ALL, *uuids, *uuids.values()}
+        unknown = [word for word in request.split(",") if word not in published]
+        return f"{done}; {node} publishes no {', '.join(unknown)}" if unknown else done
 
     def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:
         """Have *node* let go of *gpus* (none: all) for so long, and wait until it did. *force*:
@@ -174,14 +178,17 @@ class HealthCommand:
     def _is_among(self, node: str, asked: str) -> Callable[[str], bool]:
         """Whether a device of *node* is of a GPU that is *asked* for by name or UUID."""
         words = set(asked.split(","))
-        of_uuid = {
-            gpu_name_of(device["name"])
+        of_uuid = {name for uuid, name in self._uuids(node).items() if uuid in words}
+        return lambda device: asked == ALL or gpu_name_of(device) in words | of_uuid
+
+    def _uuids(self, node: str) -> Mapping[object, str]:
+        """The GPUs that *node* publishes: the name by the UUID of the GPU, and of a partition."""
+        return {
+            _attribute(device, name): gpu_name_of(device["name"])
             for spec in self._slices(node)
             for device in spec.get("devices") or ()
             for name in (names.UUID, names.PARENT_UUID)
-            if _attribute(device, name) in words
         }
-        return lambda device: asked == ALL or gpu_name_of(device) in words | of_uuid
 
     def _slices(self, node: str) -> list[Document]:
         """The specs of our slices on *node*; empty: on every node."""
