@@ -32,7 +32,7 @@ def action(problem: Problem, value: str = "") -> str:
 
 def describe_problem(fault: Fault) -> str:
     """What is wrong, where and since when."""
-    where = f" in the partition of {fault.partition}" if fault.partition else ""
+    where = f", in the partition of {fault.partition}" if fault.partition else ""
     what = meaning(fault.problem, fault.value)
     return f"{what}{where}, since {timestamp(fault.since)}{_times(fault.count)}"
 

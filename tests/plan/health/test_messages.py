@@ -29,7 +29,7 @@ def test_a_fault_is_one_sentence():
 def test_a_fault_of_a_partition_says_which():
     of = fault(Problem.UNCORRECTABLE_ECC, partition=PartitionKey(19, 2, 1, 1))
 
-    assert "in the partition of profile 19 at 2, since" in messages.describe_fault(of)
+    assert ", in the partition of profile 19 at 2, since" in messages.describe_fault(of)
 
 
 def test_a_recovery_action_says_what_the_driver_asks_for():
