@@ -7,7 +7,7 @@ as it is where the driver is away.
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +20,7 @@ from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid, Inventory
 from dra_driver.model.health import Problem
+from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.health.release import Release, wanted_release
 from dra_driver.plan.health.state import after_release
@@ -38,7 +39,13 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     """A node whose GPUs are released already does not open NVML at all."""
     release = GpuRelease(
         ReleaseDoors(
-            parts.api, parts.labels, parts.node, parts.health, parts.is_newest, parts.scan_soon
+            parts.api,
+            parts.labels,
+            parts.node,
+            parts.health,
+            parts.is_newest,
+            parts.scan_soon,
+            parts.ledger.records,
         )
     )
     release.begin()
@@ -58,6 +65,7 @@ class ReleaseDoors:
     monitor: HealthMonitor
     is_newest: Callable[[], bool]
     scan_soon: Callable[[], None]
+    records: Callable[[], Iterable[ClaimRecord]]
     epoch: Callable[[], float] = time.time
 
 
@@ -179,14 +187,22 @@ class GpuRelease:
             return ""
         try:
             servers = self._doors.node.mps.status().servers
-        except NodeError as e:
-            return why or str(e)
+        except NodeError as e:  # an agent that never served anything is in nobody's way
+            return (why or str(e)) if self._is_served(over) else ""
         concerned = [each for each in servers if not over.isdisjoint(each.gpus)]
         if why and concerned:
             return why
         if clients := sum(len(each.clients) for each in concerned):
             return f"{clients} clients of MPS servers have to end"
         return "MPS servers have to end" if any(each.ready for each in concerned) else ""
+
+    def _is_served(self, gpus: Collection[GpuUuid]) -> bool:
+        """Whether a claim is under MPS on any of *gpus*."""
+        return any(
+            not set(namespace.gpus).isdisjoint(gpus)
+            for record in self._doors.records()
+            for namespace in record.namespaces
+        )
 
     def _try_agent(self, gpus: Collection[GpuUuid], until: float) -> str:
         """Why the agent does not do it; empty: it does, or there is none."""

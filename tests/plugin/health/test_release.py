@@ -8,11 +8,20 @@ import pytest
 from api.names import PAUSE_LABELS, RELEASE_ANNOTATION, RELEASED_ANNOTATION
 from dra_driver.base.errors import ApiServerError, MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.health import Problem
-from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsStatus
+from dra_driver.model.mps import (
+    MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsServer,
+    MpsServerName,
+    MpsStatus,
+)
+from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.health.messages import timestamp
 from dra_driver.plugin.health.release import GpuRelease, ReleaseDoors
-from tests.builders import POOL, gpu_uuid
+from tests.builders import POOL, gpu_uuid, record
 
 EVERY = list(range(8))
 
@@ -73,6 +82,7 @@ class Scene:
         self.node = POOL
         self.known = True
         self.newest = True
+        self.records = ()
         self.gpus = Node(world)
         self.metadata(annotations={"kept": "x"})
         world.step()
@@ -89,6 +99,7 @@ class Scene:
                 self.world.monitor,
                 lambda: self.newest,
                 lambda: None,
+                lambda: self.records,
                 lambda: self.world.now,
             )
         )
@@ -239,14 +250,20 @@ def test_clients_of_mps_servers_are_waited_for(scene):
     assert scene.answer == f"gpu-0 {at(600)} 2 clients of MPS servers have to end"
 
 
-def test_without_the_agent_it_lets_go_all_the_same_and_says_why_it_is_not_done(scene):
+def test_without_the_agent_claims_under_mps_are_in_the_way_and_nothing_else_is(scene):
     scene.gpus.mps.error = MpsAgentUnreachable("nobody answers")
-    scene.ask("gpu-0")
+    namespace = MpsNamespace(MpsNamespaceName("c_0"), ClaimUid("uid"), (gpu_uuid(0),))
+    scene.records = (record("served", steps=(ServeMpsNamespace(namespace),)),)
+    scene.ask(f"gpu-0 {at(600)}")
 
     scene.step()
 
     assert (scene.gpus.closed, scene.released()) == (True, [0])
     assert scene.answer == f"gpu-0 {at(600)} nobody answers"
+
+    scene.ask(f"gpu-1 {at(600)}")
+    scene.step()
+    assert scene.answer == f"gpu-1 {at(600)}"
 
 
 def test_an_older_agent_is_in_the_way_only_where_it_has_servers(scene):
