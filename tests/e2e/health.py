@@ -15,6 +15,7 @@ from tests.e2e.partitions import DEVICE
 Document = dict[str, Any]
 
 CLEAR, RELEASE = "gpu.nvidia.com/clear-faults", "gpu.nvidia.com/release"
+PAUSE = "nvidia.com/gpu.deploy.dra-driver"  # the label by which the GPU operator pauses us
 _PROFILE_NAME = "health"
 
 
@@ -28,6 +29,7 @@ def following(driver: Driver, profile: str, devices: str) -> Iterator[None]:
     driver.flags["profile"] = _PROFILE_NAME
     for annotation in (CLEAR, RELEASE):  # a session that was killed had it
         annotate(driver, annotation, None)
+    kube.label_node(driver.cluster.node_name, **{PAUSE: None})
     driver.stop()
     driver.start()
     wait(devices, lambda: any(name.startswith(devices) for name in kube.published()))
@@ -64,10 +66,15 @@ class SimulatedGpus:
         node["gpus"][gpu] = {name: each for name, each in changed.items() if each is not None}
         self._driver.change(node)
 
+    def set_driver(self, **fields: str) -> None:
+        """Set *fields* of NVIDIA's driver and its programs."""
+        self._driver.change(self._read() | fields)
+
     def heal(self) -> None:
         """Everything is as it was before the test, and an administrator says so."""
         driver, kube = self._driver, self._driver.kube
         annotate(driver, RELEASE, None)
+        kube.label_node(driver.cluster.node_name, **{PAUSE: None})
         driver.change(yaml.safe_load(self._well))
         clear(driver, "all")
         wait(f"taints to go: {tainted_devices(kube)}", lambda: not tainted_devices(kube), 30)
@@ -148,8 +155,14 @@ def wait_health(kube: Kube, pod: str, health: str, why: str = "", seconds: float
         wait(f"{pod} to be {health}", told, seconds, 0.5)
     except AssertionError as e:
         raise AssertionError(f"{e}: {pod_health(kube, pod)}") from e
-    expected = {"Healthy": ("True", "Prepared"), "Unhealthy": ("False", "Unhealthy")}[health]
-    wait(f"the claim of {pod} to say so", lambda: expected in ready(kube, pod), seconds)
+    wait_ready(kube, pod, {"Healthy": "Prepared", "Unhealthy": "Unhealthy"}[health], seconds)
+
+
+def wait_ready(kube: Kube, pod: str, reason: str, seconds: float = 40) -> None:
+    """Until the claims of a pod say *reason* of each device, and only "Prepared" is ready."""
+    expected = {(str(reason == "Prepared"), reason)}
+    said = lambda: ready(kube, pod) == expected  # noqa: E731
+    wait(f"the claims of {pod} to say {reason}", said, seconds)
 
 
 def ready(kube: Kube, pod: str) -> set[tuple[str, str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.health import (
+    PAUSE,
     SimulatedGpus,
     clear,
     following,
@@ -23,13 +24,24 @@ from tests.e2e.health import (
     tainted_devices,
     taints,
     wait_health,
+    wait_ready,
     wait_tainted,
     wait_untainted,
 )
 from tests.e2e.kube import wait
-from tests.e2e.manifests import CLASS, container, fraction, on, pod, pod_of, request, template
+from tests.e2e.manifests import (
+    CLASS,
+    SLEEP,
+    container,
+    fraction,
+    on,
+    pod,
+    pod_of,
+    request,
+    template,
+)
 from tests.e2e.mig import boards
-from tests.e2e.partitions import SHOW, partition, refused
+from tests.e2e.partitions import SHOW, partition, printed, refused
 from tests.e2e.processes import main_process
 
 # Of GPU 7 partitions are created for claims; pods leave GPU 5 when it has a fatal Xid.
@@ -52,30 +64,71 @@ XID_TAINT = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 @pytest.fixture(scope="module", autouse=True)
 def short_recovery(session_driver):
     """A GPU that is well for a second is well, for all tests here."""
-    if session_driver.cluster.mode != "full":
-        pytest.skip(f"needs the kubelet itself: {session_driver.cluster.why}")
-    if not session_driver.usual["gpu-0"].get("allowMultipleAllocations"):
-        pytest.skip("this API server keeps neither consumable capacity nor taints by default")
-    with following(session_driver, PROFILE, "gpu-7-mig"):
+    with following(session_driver, PROFILE, "gpu-7-mig" if keeps_taints(session_driver) else "gpu"):
         yield
 
 
+def keeps_taints(driver):
+    """Whether the API server does: those of 1.34 and 1.35 have neither them nor parts of GPUs by
+    default."""
+    return "allowMultipleAllocations" in driver.usual["gpu-0"]
+
+
 @pytest.fixture
-def gpus(driver):
+def well_again(driver):
     """The GPUs of the node, all well again after the test."""
     simulated = SimulatedGpus(driver)
     yield simulated
     simulated.heal()
 
 
-def starts(kube, name, gpu, command=SHOW, amount="10Gi", **fields):
+@pytest.fixture
+def taints_kept(session_driver):
+    """For a test that looks at taints, and at pods that the kubelet runs: else it skips."""
+    if session_driver.cluster.mode != "full":
+        pytest.skip(f"needs the kubelet itself: {session_driver.cluster.why}")
+    if not keeps_taints(session_driver):
+        pytest.skip("this API server keeps neither consumable capacity nor taints by default")
+
+
+@pytest.fixture
+def gpus(taints_kept, well_again):
+    return well_again
+
+
+def starts(kube, name, gpu, **fields):
     """A pod with a part of that GPU; running, and healthy."""
-    part = fraction(amount, cel=on(kube.uuid(gpu)))
-    part["exactly"]["capacity"]["requests"] |= fields
-    kube.apply(template(name, part))
-    kube.apply(pod(name, command, template=name))
+    kube.apply(template(name, fraction("10Gi", cel=on(kube.uuid(gpu)), **fields)))
+    kube.apply(pod(name, SHOW, template=name))
     kube.wait_pod(name, "Running")
     wait_health(kube, name, "Healthy")
+
+
+MPS_PODS = ("mps-a", "mps-b", "mps-c")
+
+
+def starts_under_mps(kube):
+    """Three pods that share GPU 2 under MPS; running, and healthy."""
+    part = fraction("8Gi", cel=on(kube.uuid("gpu-2")))
+    part["exactly"]["capacity"]["requests"]["cores"] = "20"
+    kube.apply(template("mps", part))
+    for name in MPS_PODS:
+        kube.apply(pod(name, SHOW, template="mps"))
+    for name in MPS_PODS:
+        kube.wait_pod(name, "Running")
+        wait_health(kube, name, "Healthy")
+
+
+def starts_on_partitions(kube):
+    """The pods "sick" and "well" on partitions of GPU 7, healthy, and which partition each has."""
+    kube.apply(template("smallest", partition("1g.10gb", parent=kube.uuid("gpu-7"))))
+    devices = {}
+    for name in ("sick", "well"):
+        kube.apply(pod(name, template="smallest"))
+        kube.wait_pod(name, "Running")
+        wait_health(kube, name, "Healthy")
+        devices[name] = device_of(kube, name)
+    return devices
 
 
 def told(kube, name, reason, gpu, text=""):
@@ -143,6 +196,61 @@ def everybody_told(kube, driver, name):
     assert re.search(r"GPU health: gpu-0: Xid 79: .*\n +-> reboot", doctor.stdout), doctor
 
 
+@pytest.mark.core
+@pytest.mark.point(77)
+def test_where_taints_are_not_kept_a_sick_gpu_is_withdrawn_and_a_waiting_pod_gets_another(
+    kube, driver, well_again
+):
+    if keeps_taints(driver):
+        pytest.skip("this API server keeps taints")
+    either = f"{on(kube.uuid('gpu-0'))} || {on(kube.uuid('gpu-1'))}"
+    for name, cel in (("first", on(kube.uuid("gpu-0"))), ("either", either)):
+        kube.apply(template(name, request(cel=cel)))
+    kube.apply(pod("works", template="first"))
+    kube.wait_pod("works", "Running")
+    wait_ready(kube, "works", "Prepared")
+
+    with others_unchanged(kube, "gpu-0"):
+        well_again.report(0, FELL_OFF)
+        wait("gpu-0 to be withdrawn", lambda: "gpu-0" not in kube.published(), 20)
+        told(kube, "works", "GPUUnhealthy", "gpu-0", "Xid 79")
+        wait_ready(kube, "works", "Unhealthy")
+        assert kube.phase("works") == "Running"
+        kube.delete("Pod", "works")
+        kube.wait_gone("Pod", "works")
+        for name in ("first", "either"):
+            kube.apply(pod(f"late-{name}", template=name))
+        kube.wait_pod("late-either", "Running")
+        refused(kube, "late-first")
+        assert device_of(kube, "late-either") == "gpu-1"
+
+        restarted(driver)
+        assert "gpu-0" not in kube.published()
+        clear(driver, "gpu-0")
+        kube.wait_pod("late-first", "Running")
+        assert device_of(kube, "late-first") == "gpu-0"
+
+
+def test_where_taints_are_not_kept_a_gpu_is_reset_and_published_again(kube, driver, well_again):
+    if keeps_taints(driver):
+        pytest.skip("this API server keeps taints")
+    reset = str(driver.host / "usr/bin/nvidia-smi"), "--gpu-reset", "-i", "4"
+
+    with others_unchanged(kube, "gpu-4"):
+        well_again.set(4, remap="failed")
+        wait("gpu-4 to be withdrawn", lambda: "gpu-4" not in kube.published(), 20)
+        done = health(driver, "release", "gpu-4", "--", *reset)
+        assert done.returncode == 0, done
+        wait("gpu-4 to be back", lambda: "gpu-4" in kube.published(), 20)
+
+
+def device_of(kube, pod):
+    """What the only claim of a pod was given."""
+    (status,) = kube.get("Pod", pod)["status"]["resourceClaimStatuses"]
+    claim = kube.get("ResourceClaim", status["resourceClaimName"])
+    return claim["status"]["allocation"]["devices"]["results"][0]["device"]
+
+
 def test_an_xid_of_a_program_is_told_to_its_pod_alone_and_changes_nothing(kube, driver, gpus):
     starts(kube, "guilty", "gpu-1")
     starts(kube, "innocent", "gpu-1")
@@ -158,15 +266,7 @@ def test_an_xid_of_a_program_is_told_to_its_pod_alone_and_changes_nothing(kube, 
 
 
 def test_a_problem_of_a_mig_instance_is_one_of_its_partition_alone(kube, driver, gpus):
-    kube.apply(template("smallest", partition("1g.10gb", parent=kube.uuid("gpu-7"))))
-    devices = {}
-    for name in ("sick", "well"):
-        kube.apply(pod(name, template="smallest"))
-        kube.wait_pod(name, "Running")
-        wait_health(kube, name, "Healthy")
-        (status,) = kube.get("Pod", name)["status"]["resourceClaimStatuses"]
-        claim = kube.get("ResourceClaim", status["resourceClaimName"])
-        devices[name] = claim["status"]["allocation"]["devices"]["results"][0]["device"]
+    devices = starts_on_partitions(kube)
 
     with others_unchanged(kube, "gpu-7"):
         gi = instance_of(driver, boards(driver), devices["sick"])
@@ -194,23 +294,21 @@ def smallest_partitions(kube, but):
 
 
 def test_three_claims_under_mps_are_told_each_and_go_on(kube, driver, gpus):
-    names = ("a", "b", "c")
-    for name in names:
-        starts(kube, f"mps-{name}", "gpu-2", amount="8Gi", cores="20")
+    starts_under_mps(kube)
     server = driver.agent.server(kube.uuid("gpu-2"))
 
     with others_unchanged(kube, "gpu-2"):
         gpus.report(2, FELL_OFF)
         wait_tainted(kube, "gpu-2", "xid")
-        for name in names:
-            wait_health(kube, f"mps-{name}", "Unhealthy", "Xid 79")
-            told(kube, f"mps-{name}", "GPUUnhealthy", "gpu-2")
-        assert {kube.phase(f"mps-{name}") for name in names} == {"Running"}
+        for name in MPS_PODS:
+            wait_health(kube, name, "Unhealthy", "Xid 79")
+            told(kube, name, "GPUUnhealthy", "gpu-2")
+        assert {kube.phase(name) for name in MPS_PODS} == {"Running"}
         assert driver.agent.server(kube.uuid("gpu-2")) == server
 
         clear(driver, "gpu-2")
-        for name in names:
-            wait_health(kube, f"mps-{name}", "Healthy")
+        for name in MPS_PODS:
+            wait_health(kube, name, "Healthy")
 
 
 def test_a_lost_gpu_stays_published_with_a_taint_its_pods_can_end_and_it_comes_back(
@@ -254,13 +352,16 @@ def test_a_gpu_is_reset_when_the_driver_let_go_of_it_and_is_well_then(kube, driv
     assert {each for each, _ in pod_health(kube, "elsewhere")} == {"Healthy"}
 
 
-def test_while_gpus_are_released_pods_end_and_others_start_also_after_a_restart(kube, driver, gpus):
+def test_while_gpus_are_released_pods_end_and_others_start_also_after_restarts(
+    cluster, kube, driver, gpus
+):
     starts(kube, "ends", "gpu-6")
     begun = health(driver, "release", "gpu-4")
     assert begun.returncode == 0, begun
     taint = wait_tainted(kube, "gpu-4", "released")
     assert tainted_devices(kube) == {"gpu-4": {"released:NoSchedule"}}
 
+    cluster.restart("kubelet")
     restarted(driver)
     assert wait_tainted(kube, "gpu-4", "released") == taint
     kube.delete("Pod", "ends")
@@ -273,6 +374,51 @@ def test_while_gpus_are_released_pods_end_and_others_start_also_after_a_restart(
     ended = health(driver, "release", "--end")
     assert ended.returncode == 0, ended
     wait_untainted(kube, "gpu-4")
+
+
+VERSIONS = {"595.58.03": "595.58.3", "580.95.05": "580.95.5"}  # and as devices have them
+
+
+@pytest.mark.usefixtures("containers")
+def test_the_gpu_operator_replaces_nvidias_driver_while_it_has_paused_ours(
+    kube, driver, well_again
+):
+    node = driver.cluster.node_name
+    kube.apply(template("waits", request(cel=on(kube.uuid("gpu-6")))))
+
+    for version, published in VERSIONS.items():
+        kube.label_node(node, **{PAUSE: "paused-for-driver-upgrade"})
+        wait("all GPUs to be released", lambda: not offered(kube), 20)
+        wait("NVML to be closed", lambda: released(kube, node) == f"all {PAUSE}", 20)
+        kube.apply(pod("waits", f"grep libcuda /proc/self/mountinfo; {SLEEP}", template="waits"))
+        refused(kube, "waits")
+
+        well_again.set_driver(driver_version=version)
+        kube.label_node(node, **{PAUSE: "true"})
+
+        wait("all GPUs to be back", lambda: offered(kube) >= ALL, 20)
+        devices = kube.published().values()
+        versions = {device["attributes"]["driverVersion"]["version"] for device in devices}
+        assert versions == {published}
+        kube.wait_pod("waits", "Running")
+        wait_ready(kube, "waits", "Prepared")
+        printed(kube, "waits", f"libcuda.so.{version} ")
+        wait("the answer to go", lambda: released(kube, node) is None, 20)
+        kube.delete("Pod", "waits")
+        kube.wait_gone("Pod", "waits")
+
+
+ALL = {f"gpu-{n}" for n in range(8)}
+
+
+def offered(kube):
+    """The devices that a claim can be given."""
+    return set(kube.devices()) - tainted_devices(kube).keys()
+
+
+def released(kube, node):
+    """What the plugin answers on the Node: what it let go of, and what it waits for."""
+    return kube.get("Node", node)["metadata"]["annotations"].get("gpu.nvidia.com/released")
 
 
 def health(driver, action, *words):
@@ -401,29 +547,64 @@ def uid_of(kube, name):
 def test_what_is_wrong_outlives_plugin_kubelet_and_slices_since_the_same_moment(
     cluster, kube, driver, gpus
 ):
-    starts(kube, "stays", "gpu-0")
-    gpus.report(0, FELL_OFF)
-    gpus.set(3, fails="GPU_IS_LOST")
-    gpus.set(4, recovery_action="GPU_RESET")
-    gpus.set(6, clocks=["thermal"])
-    sick = {"gpu-0": "xid", "gpu-3": "gpu-lost", "gpu-4": "recovery-action"}
-    for device, problem in sick.items():
-        wait_tainted(kube, device, problem)
-    wait("heat to be told", lambda: len(metric(driver, "dra_driver_gpu_fault")) == 4, 20)
-    before = since(kube, *sick, "gpu-6")
-    assert set(before) == set(sick.items()), "heat is no taint"
+    partitions = starts_on_many_gpus(kube)
+    server = driver.agent.server(kube.uuid("gpu-2"))
+    every = [*(f"gpu-{n}" for n in range(8)), *partitions.values()]
+    sick = everything_happens(kube, driver, gpus, partitions["sick"])
+    before, effects = since(kube, *every), tainted_devices(kube)
+    assert set(before) == set(sick.items()), "heat is no taint, and a partition is not another"
+    assert effects["gpu-5"] == {"xid:NoExecute"}
+
+    def unchanged():
+        wait("slices", lambda: "gpu-7" in kube.published(), 20)
+        assert since(kube, *every) == before
+        assert tainted_devices(kube) == effects
 
     with others_unchanged(kube, *sick):
         restarted(driver)
-        assert since(kube, *sick, "gpu-6") == before
+        unchanged()
+        cluster.restart("kubelet")
         for each in kube.slices():
             kube.delete("ResourceSlice", each["metadata"]["name"])
-        wait("slices", lambda: "gpu-7" in kube.published(), 20)
-        assert since(kube, *sick, "gpu-6") == before
+        unchanged()
         driver.kill()
         cluster.restart("kubelet")
         wait("the kubelet to wipe the slices", lambda: not kube.slices(), 60, 0.5)
         driver.start()
-        wait("slices", lambda: "gpu-7" in kube.published(), 20)
-        assert since(kube, *sick, "gpu-6") == before
-    wait_health(kube, "stays", "Unhealthy", "Xid 79")
+        unchanged()
+    all_are_told_again(kube)
+    assert driver.agent.server(kube.uuid("gpu-2")) == server
+
+
+def starts_on_many_gpus(kube):
+    """Pods of all kinds, and which partition "sick" and "well" have."""
+    starts_under_mps(kube)
+    starts(kube, "stays", "gpu-0")
+    starts(kube, "endures", "gpu-5", tolerations=[{"operator": "Exists", "effect": "NoExecute"}])
+    return starts_on_partitions(kube)
+
+
+def all_are_told_again(kube):
+    for name in ("stays", "endures", *MPS_PODS):
+        wait_health(kube, name, "Unhealthy", "Xid 79")
+    wait_health(kube, "sick", "Unhealthy", "Xid 48")
+    wait_health(kube, "well", "Healthy")
+
+
+def everything_happens(kube, driver, gpus, partition):
+    """Every GPU has a problem, GPU 7 one of that partition; until they are told. The devices with
+    a taint, and why."""
+    for gpu in (0, 2, 5):
+        gpus.report(gpu, FELL_OFF)
+    gi = instance_of(driver, boards(driver), partition)
+    gpus.report(7, {**FAULTY_MEMORY, "gi": gi, "ci": 0})
+    gpus.set(1, clocks=["thermal"])
+    gpus.set(3, fails="GPU_IS_LOST")
+    gpus.set(4, recovery_action="GPU_RESET")
+    gpus.set(6, remap="failed")
+    sick = dict.fromkeys(("gpu-0", "gpu-2", "gpu-5", "gpu-7", partition), "xid")
+    sick |= {"gpu-3": "gpu-lost", "gpu-4": "recovery-action", "gpu-6": "row-remap-failed"}
+    for device, problem in sick.items():
+        wait_tainted(kube, device, problem)
+    wait("heat to be told", lambda: len(metric(driver, "dra_driver_gpu_fault")) == 8, 20)
+    return sick
