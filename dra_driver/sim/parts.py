@@ -7,10 +7,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
+from dra_driver.node.driver.commands import Command
 from dra_driver.node.driver.config import DriverPrograms, NodeConfig
 from dra_driver.node.driver.device_nodes import device_number
 from dra_driver.node.driver.root import DriverRoot
@@ -82,7 +82,12 @@ def _driver_on(live: LiveNode, config: NodeConfig, host: Path) -> DriverPrograms
     SimulatedHost(live, host)
     path = str(host.absolute())
     root = DriverRoot(config.driver_root or path, Path("/"), proc=f"{path}/proc")
-    placed = partial(program_path, host_root=config.host_root)
+
+    def placed(command: Command) -> Command:
+        """Where it is, on a host that is first made what the node file says now."""
+        live.current()
+        return program_path(command, config.host_root)
+
     return DriverPrograms(root, run_on_live_node(live, config.host_root), placed)
 
 

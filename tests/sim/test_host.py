@@ -12,10 +12,13 @@ import pytest
 
 from dra_driver.base.errors import SettingsError
 from dra_driver.node.driver.commands import Command, run_command
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.sim.host.directory import SimulatedHost, program_path
 from dra_driver.sim.host.libraries import library_directory, shared_object
 from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.node_spec import node_file
+from dra_driver.sim.parts import simulated_driver
 from tests.fakes.shells import SHELLS
 from tests.fakes.simulated import Node, h100, two_gpus
 
@@ -51,6 +54,20 @@ def run(root: Path, tool: str, *arguments: str, shell: tuple[str, ...] | list[st
         env=environment,
         timeout=30,
     )
+
+
+def test_a_daemon_that_is_started_is_the_one_that_the_node_file_says_now(tmp_path):
+    file = tmp_path / "node.yaml"
+    text = node_file("h100x8").read_text()
+    file.write_text(text)
+    driver = simulated_driver(str(file), NodeConfig(), tmp_path / "host")
+    file.write_text(f"{text}\nmps: dies\n")
+
+    command = driver.placed(
+        Command("/usr/bin/nvidia-cuda-mps-control", ("-d",), root=str(tmp_path / "host"))
+    )
+
+    assert "behaviour='dies'" in Path(command.program).read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may chroot")
