@@ -171,7 +171,11 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
         metavar="TIME",
         help="for how long, as 90s, 10m or 2h (default 10m); a program may take longer",
     )
-    release.add_argument("--force", action="store_true", help="also if claims hold the GPUs")
+    release.add_argument(
+        "--force",
+        action="store_true",
+        help="also if claims hold the GPUs, or somebody else had some released",
+    )
     release.add_argument("--end", action="store_true", help="end it")
     for parser in (listing, clear, release):
         HealthSettings.add_flags(parser)

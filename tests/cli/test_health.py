@@ -186,6 +186,35 @@ def test_a_program_runs_while_the_gpus_are_released(server, ask, plugin):
     assert annotations(server) == {}
 
 
+def test_a_release_is_not_taken_from_who_has_it(server, ask, plugin):
+    theirs = "gpu-1 2126-01-01T00:00:00Z"
+    put_node(server, **{RELEASE_ANNOTATION: theirs, RELEASED_ANNOTATION: theirs})
+
+    answer = ask("release", "gpu-0", "--node", "node-a", "--", sys.executable, "-c", "")
+
+    assert f"has let go of GPUs already ({theirs})" in answer.err
+    assert annotations(server)[RELEASE_ANNOTATION] == theirs
+    assert ask("release", "gpu-0", "--node", "node-a", "--force").code == 0
+    assert annotations(server)[RELEASE_ANNOTATION].startswith("gpu-0 ")
+
+
+def test_a_release_that_is_over_is_nobodys(server, ask, plugin):
+    put_node(server, **{RELEASE_ANNOTATION: "gpu-1 2026-01-01T00:00:00Z"})
+
+    assert "has let go of gpu-0" in ask("release", "gpu-0", "--node", "node-a").out
+
+
+def test_who_ends_leaves_a_release_that_took_the_place_of_his(server, ask, plugin):
+    other = "gpu-1 2126-01-01T00:00:00Z"
+    swap = threading.Timer(1.0, lambda: put_node(server, **{RELEASE_ANNOTATION: other}))
+    swap.start()
+    program = [sys.executable, "-c", "import time; time.sleep(2)"]
+
+    ask("release", "gpu-0", "--node", "node-a", "--", *program)
+
+    assert annotations(server)[RELEASE_ANNOTATION] == other
+
+
 def test_a_program_that_cannot_be_started_leaves_nothing_released(server, ask, plugin):
     answer = ask("release", "gpu-0", "--node", "node-a", "--", "/no/such/program")
 
@@ -222,6 +251,7 @@ def test_gpus_that_claims_hold_are_not_released(server, ask, plugin, gpus):
 def test_claims_on_other_gpus_and_nodes_do_not_matter(server, ask, plugin):
     put_claim(server, "gpu-1")
     assert ask("release", "gpu-0", "--node", "node-a").code == 0
+    assert ask("release", "--end", "--node", "node-a").code == 0
     put_claim(server, "gpu-0", "node-b")
     assert ask("release", "gpu-0", "--node", "node-a").code == 0
 

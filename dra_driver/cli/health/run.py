@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from api import names
 from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
-from dra_driver.base.errors import DriverError, NotFound
+from api.strict import ConfigError
+from dra_driver.base.errors import Conflict, DriverError, NotFound
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
 from dra_driver.k8s.api import Document, KubernetesApi
@@ -23,10 +24,11 @@ from dra_driver.model.health import Problem
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.plan.health.messages import action, meaning
 from dra_driver.plan.health.problems import problem_of, taint_key
-from dra_driver.plan.health.release import ALL, new_release
+from dra_driver.plan.health.release import ALL, Release, new_release, parse_release
 
 _POLL_SECONDS: Final = 0.5
 _MAX_SHOWN: Final = 20  # claims
+_TRIES: Final = 5  # others write the Node, too
 
 
 class HealthError(DriverError):
@@ -92,21 +94,11 @@ class HealthCommand:
 
     def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:
         """Have *node* let go of *gpus* (none: all) for so long, and wait until it did. *force*:
-        even if claims hold them."""
-        asked = _listed(gpus) or ALL
-        if not force:
-            self._refuse_held(node, asked)
-        release = new_release(asked, self._now() + seconds)
-        self._annotate(node, {RELEASE_ANNOTATION: str(release)})
-        self._wait(
-            lambda: (
-                self._annotations(node).get(RELEASED_ANNOTATION) == str(release)
-                and self._is_tainted(node, asked)
-            ),
-            lambda: f"{node} has not let go yet{self._what_it_waits_for(node)}; it goes on trying",
-        )
+        even if claims hold them, and in the place of another release."""
+        release = self._request(node, gpus, seconds, force)
+        self._wait_until_released(node, release)
         return (
-            f"{node} has let go of {asked} until {release.until}: end it earlier with "
+            f"{node} has let go of {release.gpus} until {release.until}: end it earlier with "
             f"dra-driver health release --end --node-name {node}"
         )
 
@@ -116,18 +108,67 @@ class HealthCommand:
     ) -> Iterator[Callable[[], None]]:
         """*node* has let go of *gpus*, up to the end of this context. What it yields is called
         every half of *seconds*: it goes on for so long from then."""
-        asked = _listed(gpus) or ALL
+        release = self._request(node, gpus, seconds, force)
 
         def go_on() -> None:
-            release = new_release(asked, self._now() + seconds)
-            self._annotate(node, {RELEASE_ANNOTATION: str(release)})
+            nonlocal release
+            before, release = release, new_release(release.gpus, self._now() + seconds)
+            self._ask(node, release, before)
 
-        if not force:
-            self._refuse_held(node, asked)
         try:
-            self.release(node, gpus, seconds, force=True)
+            self._wait_until_released(node, release)
             yield go_on
         finally:
+            self._end(node, release)
+
+    def _request(self, node: str, gpus: Sequence[str], seconds: float, force: bool) -> Release:
+        asked = _listed(gpus) or ALL
+        if not force:
+            self._refuse_held(node, asked)
+        release = new_release(asked, self._now() + seconds)
+        self._ask(node, release, force=force)
+        return release
+
+    def _wait_until_released(self, node: str, release: Release) -> None:
+        self._wait(
+            lambda: (
+                self._annotations(node).get(RELEASED_ANNOTATION) == str(release)
+                and self._is_tainted(node, release.gpus)
+            ),
+            lambda: f"{node} has not let go yet{self._what_it_waits_for(node)}; it goes on trying",
+        )
+
+    def _ask(
+        self, node: str, release: Release, before: Release | None = None, force: bool = False
+    ) -> None:
+        """Have *node* do it, instead of what it did *before*. HealthError, unless *force* is set:
+        it does it for somebody else, who would find his GPUs taken back."""
+        for tries_left in reversed(range(_TRIES)):
+            metadata = self._node(node)["metadata"]
+            there = (metadata.get("annotations") or {}).get(RELEASE_ANNOTATION, "")
+            if not force and there not in ("", str(before)) and self._lasts(there):
+                raise HealthError(
+                    f"{node} has let go of GPUs already ({there}): wait until that is over, end it "
+                    f"with dra-driver health release --end --node-name {node}, or use --force"
+                )
+            try:
+                wanted = {RELEASE_ANNOTATION: str(release)}
+                return self._annotate(node, wanted, metadata["resourceVersion"])
+            except Conflict:
+                if not tries_left:
+                    raise
+
+    def _lasts(self, request: str) -> bool:
+        """Whether the plugin acts on *request* now."""
+        now = self._now()
+        try:
+            return parse_release(request, [], now).ends > now
+        except ConfigError:
+            return False
+
+    def _end(self, node: str, release: Release) -> None:
+        """Unless another release has taken its place."""
+        if self._annotations(node).get(RELEASE_ANNOTATION) in (None, str(release)):
             self.end(node)
 
     def end(self, node: str) -> str:
@@ -199,12 +240,23 @@ class HealthCommand:
         return f" ({words[2]})" if len(words) > 2 else ": is its plugin running?"
 
     def _annotations(self, node: str) -> Mapping[str, str]:
-        return self._api.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations") or {}
+        return self._node(node)["metadata"].get("annotations") or {}
 
-    def _annotate(self, node: str, annotations: Mapping[str, str | None]) -> None:
+    def _node(self, node: str) -> Document:
         try:
-            patch = {"metadata": {"annotations": dict(annotations)}}
-            self._api.patch(f"/api/v1/nodes/{node}", patch)
+            return self._api.get(f"/api/v1/nodes/{node}")
+        except NotFound as e:
+            raise HealthError(f"there is no node {node}: name one with --node-name") from e
+
+    def _annotate(
+        self, node: str, annotations: Mapping[str, str | None], version: str = ""
+    ) -> None:
+        """*version*: of the Node that was read; Conflict: it is another one by now."""
+        metadata: dict[str, object] = {"annotations": dict(annotations)}
+        if version:
+            metadata["resourceVersion"] = version
+        try:
+            self._api.patch(f"/api/v1/nodes/{node}", {"metadata": metadata})
         except NotFound as e:
             raise HealthError(f"there is no node {node}: name one with --node-name") from e
 
