@@ -36,6 +36,7 @@ _IDLE_POLL_SECONDS: Final = 0.02
 # long, as its end closes NVML, too.
 _LEAVE_SECONDS: Final = 3.0
 _LEAVE_AT_STOP_SECONDS: Final = 0.2
+_LEAVE_AGAIN_SECONDS: Final = 30.0  # everybody waits meanwhile
 _READING_STATE: Final = "reading its state"
 
 
@@ -59,6 +60,7 @@ class Nvml:
         self._initialised: NvmlFunctions | None = None  # belongs to the system's thread
         self._session_number = 0
         self._stale = False
+        self._leave_again_at = 0.0
         self._released = ""  # why; empty: it is not
         self._deadline_seconds = deadline_seconds
         self._threads = NvmlThreads(deadline_seconds)
@@ -71,7 +73,10 @@ class Nvml:
         with self._gate:
             if self._released:
                 raise NodeError(self._not_running("reading the driver"))
-            if self._functions is None or (self._stale and self._threads.idle):
+            if self._functions is None:
+                self._close()
+                self._start()
+            elif self._stale and self._threads.idle and self._is_left():
                 self._start()
             known_system = self._session.system
             pending = self._threads.read_system("reading the driver", self._read_system)
@@ -331,7 +336,8 @@ class Nvml:
         return None if self._released else self._functions
 
     def _start(self) -> None:
-        """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
+        """(Re)start NVML, which nobody waits in; the gate is held, so this is as long as one
+        deadline at most."""
 
         def call() -> NvmlFunctions:
             self._shut_down()
@@ -341,7 +347,6 @@ class Nvml:
             self._initialised = functions
             return functions
 
-        self._close()
         self._functions = None
         self._functions = self._threads.run_system("starting NVML", call)
         self._session_number += 1
@@ -354,6 +359,19 @@ class Nvml:
         """Before NVML is shut down, nobody may wait in it any more."""
         if not self.open.close(_LEAVE_SECONDS):
             raise TimedOut("closing NVML: a wait for events has not returned")
+
+    def _is_left(self) -> bool:
+        """Whether NVML can be started again: nobody waits in it. A registration for events that
+        hangs is no reason to use none of the GPUs: what was started is used on, and it is tried
+        again later."""
+        if self._functions is None or time.monotonic() < self._leave_again_at:
+            return False
+        if self.open.close(_LEAVE_SECONDS):
+            return True
+        self.open.open(self._functions)
+        self._leave_again_at = time.monotonic() + _LEAVE_AGAIN_SECONDS
+        log.warning("NVML is not started again yet: a registration for events has not returned")
+        return False
 
     def _not_running(self, action: str) -> str:
         why = f"is released: {self._released}" if self._released else "is not running"
