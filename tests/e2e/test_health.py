@@ -311,6 +311,16 @@ def test_three_claims_under_mps_are_told_each_and_go_on(kube, driver, gpus):
             wait_health(kube, name, "Healthy")
 
 
+@pytest.mark.point(77)
+def test_a_gpu_that_hangs_is_lost_and_the_others_are_served(kube, driver, gpus):
+    with others_unchanged(kube, "gpu-0"):
+        gpus.set(0, hangs=True)
+        wait_tainted(kube, "gpu-0", "gpu-lost", 30)
+        starts(kube, "healthy", "gpu-1")
+        late, gone = "no answer within 5 s", ": it may hang; look for Xid"
+        assert driver.log.index(late) < driver.log.index(gone), "once may be chance"
+
+
 def test_a_lost_gpu_stays_published_with_a_taint_its_pods_can_end_and_it_comes_back(
     kube, driver, gpus
 ):
