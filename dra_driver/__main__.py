@@ -160,6 +160,7 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
     release = actions.add_parser(
         "release",
         help="have a node let go of GPUs for a while, and run the program that is given behind --",
+        usage="%(prog)s [options] [GPU ...] [-- PROGRAM ...]",
     )
     release.set_defaults(command=_release)
     release.add_argument("gpus", nargs="*", metavar="[GPU…]", help="gpu-0, or a UUID; default: all")

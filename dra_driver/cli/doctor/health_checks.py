@@ -64,7 +64,8 @@ def check_gpu_health(
     inventory = read_inventory()
     gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
     rules = read_rules(inventory)
-    for fault in state.faults:
+    places = {gpu.uuid: place for place, gpu in enumerate(inventory.gpus)}
+    for fault in sorted(state.faults, key=lambda fault: places.get(fault.gpu, len(places))):
         gpu_rules = rules.get(fault.gpu, DEFAULT_HEALTH_RULES)
         effect = effect_of(fault.problem, fault.value, gpu_rules)
         yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), effect)

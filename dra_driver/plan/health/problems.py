@@ -28,7 +28,7 @@ RECOVERY_ACTIONS: Mapping[str, str] = {
     "what else it needs",
     "DRAIN_AND_RESET": "end the programs on GPUs that are connected with this one, and reset the "
     "GPU (dra-driver health release)",
-    "RECOVER_IMEX_DOMAIN": "nothing on this node: another node of the IMEX domain is in trouble",
+    "RECOVER_IMEX_DOMAIN": "ignore it on this node: another node of the IMEX domain is in trouble",
     "BUS_RESET": "reset the PCIe bus of the GPU, or reboot the node",
     "SYSTEM_REBOOT": "reboot the node",
 }
@@ -77,7 +77,7 @@ PROBLEMS: Mapping[Problem, ProblemEntry] = {
         Effect.NONE,
         False,
         "ECC corrects errors of the GPU's memory",
-        "nothing, as long as they are few",
+        "ignore it, as long as they are few",
         "NVML: nvmlEventTypeSingleBitEccError, NVML_FI_DEV_ECC_SBE_VOL_TOTAL",
     ),
     Problem.REMAP_FAILED: ProblemEntry(
@@ -140,7 +140,7 @@ PROBLEMS: Mapping[Problem, ProblemEntry] = {
         Effect.NONE,
         False,
         "NVML reports no events of the GPU",
-        "nothing, where the GPU is too old for it; the log of the plugin says more",
+        "ignore it, where the GPU is too old for events; the log of the plugin says more",
         "NVML: nvmlDeviceGetSupportedEventTypes, nvmlDeviceRegisterEvents",
     ),
     Problem.RELEASED: ProblemEntry(
@@ -239,7 +239,7 @@ XIDS: Mapping[int, XidEntry] = {
         for number in numbers
     },
     **{
-        number: XidEntry(Effect.NONE, meaning, "nothing, unless it happens often")
+        number: XidEntry(Effect.NONE, meaning, "ignore it, unless it happens often")
         for numbers, meaning in _INFORMATIONAL.items()
         for number in numbers
     },

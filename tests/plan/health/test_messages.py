@@ -69,7 +69,7 @@ def test_an_event_of_a_whole_gpu_is_as_short():
     event = GpuEvent(gpu_uuid(), Problem.CORRECTABLE_ECC)
 
     assert messages.describe_event(event) == (
-        "ECC corrects errors of the GPU's memory; nothing, as long as they are few"
+        "ECC corrects errors of the GPU's memory; ignore it, as long as they are few"
     )
 
 
