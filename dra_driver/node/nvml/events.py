@@ -48,6 +48,7 @@ class GpuEvents:
         self._registrar = Registrar()
         self._lock = threading.Lock()  # of _watched and _registered
         self._stopping = threading.Event()
+        self._came = threading.Event()  # a GPU that is not registered is watched
         self._thread: threading.Thread | None = None
         self._trouble = ""
         self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS)
@@ -69,6 +70,8 @@ class GpuEvents:
         with self._lock:
             self._watched = frozenset(gpus)
             self._registered &= self._watched
+            if self._watched - self._registered:
+                self._came.set()
 
     def stop(self) -> None:
         """Deliver nothing more. The thread ends within two seconds; it is not waited for."""
@@ -114,6 +117,7 @@ class GpuEvents:
 
         Events between are not lost; one may be seen twice.
         """
+        self._came.clear()
         with self._lock:
             watched = self._watched
             is_complete = watched <= self._registered and time.monotonic() < self._again_at
@@ -139,8 +143,8 @@ class GpuEvents:
         self._again_at = time.monotonic() + again
 
     def _wait(self, gpus: RegisteredGpus) -> None:
-        if gpus.is_empty:
-            self._pause(WAIT_SECONDS)
+        if gpus.is_empty:  # until the GPUs were read for the first time, or none can be registered
+            self._came.wait(WAIT_SECONDS)
             return
         events = gpus.events(WAIT_SECONDS)
         self._kernel_log.read()

@@ -222,6 +222,18 @@ def test_stopping_ends_the_thread_within_its_wait(watched):
     assert watched.events.join(3)
 
 
+def test_gpus_that_are_watched_after_the_start_are_registered_at_once(watched):
+    watched.nvml.system()
+    watched.events.start(watched.batches.append)
+    eventually(lambda: watched.functions.live_sets)
+    begun = time.monotonic()
+
+    watched.events.watch([watched.first, watched.second])
+    eventually(lambda: watched.functions.waiting)
+
+    assert time.monotonic() - begun < 1.0
+
+
 def test_one_that_hangs_at_registration_keeps_no_other_from_being_told(watched):
     watched.functions.hanging[watched.first] = threading.Event()
     watched.nvml.system()
