@@ -84,6 +84,8 @@ def chart(cluster, kube):
         release.upgrade()
         yield release
         release.uninstall("--no-hooks")
+        # What helm keeps: a release of the next session's tests would leave it to this one.
+        kube.delete("CustomResourceDefinition", "nodeprofiles.resource.nvidia.com")
 
 
 @pytest.fixture(scope="session")
