@@ -33,12 +33,20 @@ def test_a_file_that_cannot_be_understood_is_as_good_as_none(path):
     assert KnownGpusFile(path, "boot").read() == ()
 
 
-def test_nothing_is_written_while_they_are_the_same(path):
-    file = KnownGpusFile(path, "boot")
+def test_nothing_is_written_while_they_are_the_same_nor_soon_after(path):
+    now = [0.0]
+    file = KnownGpusFile(path, "boot", lambda: now[0])
     file.keep(GPUS)
     before = path.stat().st_ino
 
+    now[0] = 20.0
     file.keep(tuple(GPUS))
     assert path.stat().st_ino == before
     file.keep(GPUS[:1])
     assert path.stat().st_ino != before
+    now[0] = 29.0
+    file.keep(GPUS)
+    assert file.read() == GPUS[:1]
+    now[0] = 30.0
+    file.keep(GPUS)
+    assert file.read() == GPUS
