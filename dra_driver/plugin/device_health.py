@@ -16,6 +16,7 @@ from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.health.messages import describe_faults
 from dra_driver.plan.health.problems import effect_of, problem_of
+from dra_driver.plan.health.taints import share_memory
 
 
 class NodeDevices:
@@ -96,7 +97,6 @@ def _takes_away(fault: Fault, holding: Holding) -> bool:
     """Whether the device of *holding* is withdrawn for *fault*, by the rules of most profiles."""
     if fault.gpu != holding.gpu or isinstance(holding.shape, AdminAccess):
         return False
-    sick, own = fault.partition, holding.partition
-    if sick is not None and own is not None and not sick.placement.overlaps(own.placement):
+    if not share_memory(fault.partition, holding.partition):
         return False
     return effect_of(fault.problem, fault.value, DEFAULT_HEALTH_RULES) is not Effect.NONE

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from dra_driver.base.errors import DeviceUnhealthy, join_problems
 from dra_driver.k8s.claims import AllocationResult, Claim
+from dra_driver.model.gpus import PartitionKey
 from dra_driver.model.health import DeviceTaint, Effect, Fault, Faults, Problem
 from dra_driver.model.offer import AdminAccess, Device
 from dra_driver.plan.health.messages import describe_faults
@@ -39,11 +40,14 @@ def device_taints(device: Device, faults: Faults) -> tuple[DeviceTaint, ...]:
 
 def concerns(fault: Fault, device: Device) -> bool:
     """Whether *device* is part of what *fault* is about, or has part of it."""
-    if fault.gpu != device.gpu.uuid:
-        return False
-    if fault.partition is None or device.partition is None:
+    return fault.gpu == device.gpu.uuid and share_memory(fault.partition, device.key)
+
+
+def share_memory(partition: PartitionKey | None, other: PartitionKey | None) -> bool:
+    """Whether two parts of a GPU have memory in common; None: the GPU as a whole."""
+    if partition is None or other is None:
         return True
-    return fault.partition.placement.overlaps(device.partition.placement)
+    return partition.placement.overlaps(other.placement)
 
 
 def refuse_unhealthy(claim: Claim, devices: Mapping[AllocationResult, Device]) -> None:

@@ -23,6 +23,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.health.messages import describe_event, describe_fault, meaning
 from dra_driver.plan.health.problems import effect_of
 from dra_driver.plan.health.state import RulesByGpu
+from dra_driver.plan.health.taints import share_memory
 from dra_driver.plugin.metrics import HealthMetrics
 
 log = logging.getLogger(__name__)
@@ -150,11 +151,8 @@ def _holders(
 
 
 def _is_concerned(holding: Holding, gpu: GpuUuid, partition: PartitionKey | None) -> bool:
-    if holding.gpu != gpu or holding.admin:
-        return False
-    if partition is None or holding.partition is None:
-        return True
-    return partition.placement.overlaps(holding.partition.placement)
+    is_of_gpu = holding.gpu == gpu and not holding.admin
+    return is_of_gpu and share_memory(partition, holding.partition)
 
 
 def _partition(gpu: Gpu | None, gi: int | None) -> PartitionKey | None:
