@@ -1,6 +1,7 @@
 """The chart's files as data, and the real helm."""
 
 import json
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from api.names import CONFIG_GROUP
 from hack.testbed.assets import DEFAULT_VERSION, find_program
 from hack.testbed.cache import silent
 
@@ -17,6 +19,7 @@ GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
 MPS_AGENT = "mps-agent"  # the component
 CONTROLLER = "controller"  # likewise
 UNINSTALL = "uninstall"  # what `helm uninstall` runs first
+CRD_TEMPLATE = "nodeprofiles-customresourcedefinition.yaml"
 NODE_POLICY = "node ValidatingAdmissionPolicy"
 STATUS_POLICY = "node-status ValidatingAdmissionPolicy"
 EVENTS_POLICY = "events ValidatingAdmissionPolicy"
@@ -60,6 +63,22 @@ def _key(document: dict[str, Any]) -> str:
     )
     part = next((part for part in parts if name.endswith(f"-{part}")), "")
     return f"{part} {kind}".lstrip()
+
+
+def chart_in_group(group: str, directory: Path) -> Path:
+    """A copy of the chart whose CRD is in another API group: of those on a cluster, one release
+    has each CRD, and another that installs it has fewer rights."""
+    copy = Path(shutil.copytree(CHART, directory / "chart"))
+    for name in (CRD_TEMPLATE, "_names.tpl"):
+        change(copy / "templates" / name, CONFIG_GROUP, group)
+    return copy
+
+
+def change(path: Path, old: str, new: str) -> None:
+    """Replace a text in a file, which has it."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def pod_spec(rendered: dict[str, Any], component: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
 from hack.testbed.cluster import Cluster
 from hack.testbed.waits import wait_for
-from tests.deploy.chart import CHART
+from tests.deploy.chart import CHART, chart_in_group
 from tests.deploy.installed import (
     ACCOUNT,
     AGENT,
@@ -59,7 +59,8 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "mps.dir": str(MPS_DIR),
     }
     pairs = ",".join(f"{name}={value}" for name, value in options.items())
-    install = [helm, "install", RELEASE, str(CHART), "--namespace", SPACE]
+    chart = chart_in_group("chart.test", directory)
+    install = [helm, "install", RELEASE, str(chart), "--namespace", SPACE]
     try:
         succeed([*install, "--create-namespace", "--set", pairs], cluster.kubeconfig)
         workload = [kubectl, "--namespace", SPACE]

@@ -1,6 +1,5 @@
 """What becomes of the CRD of NodeProfiles when releases of the chart come and go."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.names import CONFIG_GROUP
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
 from hack.testbed.cluster import Cluster
-from tests.deploy.chart import CHART, helm
+from tests.deploy.chart import CRD_TEMPLATE, change, chart_in_group, helm
 from tests.deploy.policies import is_there, remove
 from tests.waiting import eventually
 
@@ -24,7 +22,6 @@ SPACE = "crd-releases"
 FIRST, SECOND = "first", "second"
 DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/nodeprofiles.{GROUP}"
 PROFILES = f"/apis/{GROUP}/v1beta1/nodeprofiles"
-TEMPLATE = "nodeprofiles-customresourcedefinition.yaml"
 OPTIONS = (
     *("--set", "nodeSelector.none=here,image.pullPolicy=Never"),
     *("--set", "mps.enabled=false,extendedResourceName=,sharedExtendedResourceName="),
@@ -34,11 +31,7 @@ OPTIONS = (
 
 @pytest.fixture
 def chart(tmp_path: Path) -> Path:
-    """The chart, with a CRD in another group."""
-    copy = Path(shutil.copytree(CHART, tmp_path / "chart"))
-    for name in (TEMPLATE, "_names.tpl"):
-        change(copy / "templates" / name, CONFIG_GROUP, GROUP)
-    return copy
+    return chart_in_group(GROUP, tmp_path)
 
 
 @pytest.fixture
@@ -56,12 +49,6 @@ def api(cluster: Cluster) -> Iterator[ApiClient]:
         remove(client, DEFINITION)
         client.delete(f"/api/v1/namespaces/{SPACE}")
         client.close()
-
-
-def change(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +69,7 @@ class Releases:
         return self.helm(verb, release, str(self.chart), *OPTIONS, *driver, *options)
 
     def renders_crd(self, release: str) -> bool:
-        return TEMPLATE in self.helm("get", "manifest", release)
+        return CRD_TEMPLATE in self.helm("get", "manifest", release)
 
 
 def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
@@ -99,7 +86,7 @@ def test_a_crd_belongs_to_one_release_follows_its_upgrades_and_outlives_it(
     assert not releases.renders_crd(SECOND)
     assert releases.renders_crd(FIRST)
 
-    change(chart / "templates" / TEMPLATE, "How the GPUs of some nodes", "Whether the GPUs")
+    change(chart / "templates" / CRD_TEMPLATE, "How the GPUs of some nodes", "Whether the GPUs")
     releases.deploy(FIRST, "upgrade")
     assert description(api) == "Whether the GPUs are offered. docs/profiles.md explains it."
 
