@@ -151,6 +151,10 @@ class ApiFeatures:
     counters: bool = True  # devices that take of counters in another slice (KEP-4815, since 1.35)
 
 
+DEVICE_PLUGIN_FEATURES = ApiFeatures(capacity=False, device_taints=True, counters=False)
+"""What the device-plugin API can say of devices: that they are unhealthy, and nothing more."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingChange:
     """A device that is not offered as its profile says.

@@ -40,6 +40,23 @@ class MpsServerScope(StrEnum):
     SHARED = "Shared"  # everybody, of any namespace
 
 
+class AllocationApi(StrEnum):
+    """By which API of Kubernetes a node gives its GPUs out: by one at any moment."""
+
+    AUTO = "Auto"  # only in profiles: what the cluster and the kubelet can do decides
+    DRA = "DRA"
+    DEVICE_PLUGIN = "DevicePlugin"
+
+
+class AllocationPolicy(StrEnum):
+    """Which replicas a container gets by the device-plugin API. Several are of different GPUs where
+    possible, unless they are to be packed."""
+
+    AUTO = "Auto"  # of the GPUs of which most is given out already
+    PACKED = "Packed"  # as many as possible of one GPU
+    DISTRIBUTED = "Distributed"  # of the GPUs of which least is given out
+
+
 @dataclass(frozen=True, slots=True)
 class MigRules:
     """What becomes of a GPU that can have partitions. Those that exist are always offered.
@@ -72,6 +89,7 @@ class Rules:
     replicas: int = 1  # above 1: a claim that names nothing gets one N-th
     rename: bool = False  # the type is "gpu-shared" where there are replicas
     one_share: bool = False  # failRequestsGreaterThanOne: nobody gets more than one share
+    allocation_policy: AllocationPolicy = AllocationPolicy.AUTO
     strategies: tuple[SharingStrategy, ...] = (SharingStrategy.TIME_SLICING, SharingStrategy.MPS)
     default_strategy: SharingStrategy = SharingStrategy.TIME_SLICING
     shares: int | None = None  # the most claims at once; None: what MPS takes on such a board
@@ -128,6 +146,7 @@ class Profile:
     entries: tuple[ProfileEntry, ...] = ()
     warnings: tuple[str, ...] = ()
     revision: str = ""
+    api: AllocationApi = AllocationApi.AUTO
 
 
 DEFAULT_PROFILE = Profile("default")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dra_driver.k8s.claims import ClaimRef, Pod, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
 from dra_driver.model.mps import MpsNamespace
 from dra_driver.model.offer import EXCLUSIVE, Device, Replica, Shape, gpu_name_of
@@ -82,8 +83,23 @@ HoldingsByGpu = Mapping[GpuUuid, Sequence[Holding]]
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceAllocation:
+    """Which devices of a resource the kubelet gave to a container, by the device-plugin API.
+
+    Nobody says when they are given back: they are held until the container's pod has ended.
+    """
+
+    resource: ResourceName
+    ids: tuple[DeviceId, ...]  # sorted
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimRecord:
     """What the ledger knows of a claim.
+
+    *allocation*: it is no claim of the API server, but what a container has by the device-plugin
+    API. Its UID follows from the devices. Its pod, with whose namespace the steps come, is known
+    once the container is about to start.
 
     *prepared*, *spec* (the text of its CDI file) and *documents* (its device metadata) are there
     once the claim is completed; a record without them is of a claim whose preparation began and may
@@ -98,6 +114,7 @@ class ClaimRecord:
     documents: tuple[MetadataDocument, ...] = ()
     pods: tuple[Pod, ...] = ()  # that use it, as far as is known
     pod_claim_name: str = ""  # empty: it is not from a template, and pods are meant to join
+    allocation: DeviceAllocation | None = None  # None: a claim
 
     @property
     def completed(self) -> bool:
