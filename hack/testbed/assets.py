@@ -15,7 +15,7 @@ from hack.testbed.errors import ClusterError
 from hack.testbed.toolchain import find_go
 from hack.testbed.waits import tail
 
-VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
+VERSIONS = ("1.36.3", "1.35.4", "1.34.4", "1.30.14", "1.28.15", "1.26.13")
 DEFAULT_VERSION = VERSIONS[0]
 BUILD_SECONDS = 3600
 PROGRESS_SECONDS = 10
@@ -57,6 +57,15 @@ class Recipe:
         shutil.copytree(self.sources, directory) if self.sources else directory.mkdir()
         for name in ("go.mod", "go.sum"):
             shutil.copy(self.module / name, directory)
+
+
+def minor(version: str) -> int:
+    """Of Kubernetes 1.x.
+
+    >>> minor("1.28.15")
+    28
+    """
+    return int(version.split(".")[1])
 
 
 def kubernetes(version: str) -> Recipe:

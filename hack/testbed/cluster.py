@@ -95,6 +95,16 @@ class Cluster:
         return self.layout.kubelet
 
     @property
+    def device_plugins_dir(self) -> Path:
+        """Where the kubelet listens for device plugins, and connects to their sockets."""
+        return machine.DEVICE_PLUGINS
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Where the kubelet says which devices its pods have."""
+        return self.layout.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
     def cdi_dir(self) -> Path:
         """The only directory where this cluster's containerd looks for CDI specs."""
         return self.layout.cdi
@@ -151,7 +161,8 @@ class Cluster:
 
     def start(self, name: str, *more: str) -> None:
         """Start one component and wait until it is well; running already is success, unless it is
-        to get *more*: arguments besides its usual ones, until it is started again."""
+        to get *more*: arguments besides its usual ones, until it is started again (feature gates
+        of the kubelet alone, say: ``"--feature-gates=DevicePluginCDIDevices=true"``)."""
         with self.layout.locked():
             if more and process_of(self.layout, name).pid():
                 raise ClusterError(f"{name} runs already: stop it before it gets {' '.join(more)}")
@@ -288,6 +299,7 @@ class Cluster:
             leftovers.remove_cgroups()
             host.forget_node()
         if state and state.node:
+            host.unmount_places(self.layout, state.version)
             host.restore_sysctls(state.sysctls)
             if state.shares_root:
                 host.set_root_shared(False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from hack.testbed import audit
 from hack.testbed.api import ApiServer, answers
+from hack.testbed.assets import minor
+from hack.testbed.configs import FIRST_WITH_FIELD
 from hack.testbed.layout import Layout
 from hack.testbed.network import SERVICE_CIDR
 from hack.testbed.packages import SYSTEM_PATH
@@ -16,10 +18,10 @@ NODE_NAME = "dra-testbed"
 CONTROL_PLANE = ("etcd", "apiserver", "controller-manager", "scheduler")
 NODE = ("containerd", "kubelet")
 
-# Only those that may be off are named: v1 is on by default in every version here.
-_RUNTIME_CONFIG = ",".join(
-    f"resource.k8s.io/{version}=true" for version in ("v1beta1", "v1beta2", "v1alpha3")
-)
+# Only those that may be off are named: v1 is on by default from Kubernetes 1.34 on. Before, the
+# versions here have no DRA that anybody uses.
+_RESOURCE_VERSIONS = ("v1beta1", "v1beta2", "v1alpha3")
+_FIRST_WITH_DRA = 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ Flags = Mapping[str, tuple[str, ...]]
 class Site:
     """What the command lines depend on."""
 
+    version: str
     layout: Layout
     ports: Mapping[str, int]
     feature_gates: Mapping[str, bool]
@@ -52,6 +55,12 @@ class Site:
     def gates(self) -> tuple[str, ...]:
         pairs = [f"{name}={str(on).lower()}" for name, on in sorted(self.feature_gates.items())]
         return (f"--feature-gates={','.join(pairs)}",) if pairs else ()
+
+    def runtime_config(self) -> tuple[str, ...]:
+        if minor(self.version) < _FIRST_WITH_DRA:
+            return ()
+        settings = ",".join(f"resource.k8s.io/{version}=true" for version in _RESOURCE_VERSIONS)
+        return (f"--runtime-config={settings}",)
 
 
 def components(site: Site, *, node: bool) -> list[Component]:
@@ -118,7 +127,7 @@ def _apiserver(site: Site) -> Component:
             f"--audit-log-path={site.layout.audit_log}",
             f"--audit-log-maxsize={audit.LOG_MEGABYTES}",
             "--audit-log-maxbackup=1",
-            f"--runtime-config={_RUNTIME_CONFIG}",
+            *site.runtime_config(),
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki / 'service-accounts.pub'}",
             f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
@@ -194,6 +203,8 @@ def _containerd(site: Site) -> Component:
 
 def _kubelet(site: Site) -> Component:
     layout = site.layout
+    in_config = minor(site.version) >= FIRST_WITH_FIELD["containerRuntimeEndpoint"]
+    endpoint = () if in_config else (f"--container-runtime-endpoint={layout.container_runtime}",)
     return Component(
         "kubelet",
         "kubelet",
@@ -203,6 +214,7 @@ def _kubelet(site: Site) -> Component:
             f"--hostname-override={NODE_NAME}",
             f"--root-dir={layout.kubelet}",
             f"--cert-dir={layout.kubelet / 'pki'}",
+            *endpoint,
             "--v=2",
         ),
         lambda: answers(f"http://127.0.0.1:{site.ports['kubelet-health']}/healthz"),

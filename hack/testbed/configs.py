@@ -8,12 +8,14 @@ from pathlib import Path
 
 import yaml
 
+from hack.testbed.assets import minor
 from hack.testbed.images import PAUSE
 from hack.testbed.layout import Layout
 from hack.testbed.machine import CGROUP, cgroup_v1
 from hack.testbed.network import BRIDGE, DNS_ADDRESS, POD_CIDR
 
 MAX_PODS = 250
+FIRST_WITH_FIELD = {"containerRuntimeEndpoint": 27, "podLogsDir": 30, "failCgroupV1": 31}
 NETWORK = "dra-testbed"  # also how the runtime names its records of pods on this network
 
 
@@ -60,9 +62,10 @@ def kubeconfig(pki: Path, user: str, port: int) -> str:
 
 
 def kubelet_config(
-    layout: Layout, ports: Mapping[str, int], feature_gates: Mapping[str, bool]
+    version: str, layout: Layout, ports: Mapping[str, int], feature_gates: Mapping[str, bool]
 ) -> str:
-    """KubeletConfiguration: on loopback, on its own directories, never short of disk."""
+    """KubeletConfiguration: on loopback, on its own directories, never short of disk. A field that
+    this version of Kubernetes does not know is left out: it would be an error."""
     config: dict[str, object] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -79,12 +82,12 @@ def kubelet_config(
             "x509": {"clientCAFile": str(layout.pki / "ca.crt")},
         },
         "authorization": {"mode": "Webhook"},
-        "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
+        "containerRuntimeEndpoint": layout.container_runtime,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{CGROUP}",
         "clusterDNS": [DNS_ADDRESS],  # nobody answers there; without one each pod gets a warning
         "clusterDomain": "cluster.local",
-        "podLogsDir": str(layout.logs / "pods"),
+        "podLogsDir": str(layout.pod_logs),
         "volumePluginDir": str(layout.kubelet / "volume-plugins"),
         "makeIPTablesUtilChains": False,  # leaves the machine's iptables alone
         "maxPods": MAX_PODS,
@@ -104,7 +107,12 @@ def kubelet_config(
     }
     if cgroup_v1():
         config["failCgroupV1"] = False
-    return yaml.safe_dump(config)
+    known = {
+        name: value
+        for name, value in config.items()
+        if minor(version) >= FIRST_WITH_FIELD.get(name, 0)
+    }
+    return yaml.safe_dump(known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,13 @@
 import subprocess
 from pathlib import Path
 
+from hack.testbed.assets import minor
 from hack.testbed.components import NODE_NAME
-from hack.testbed.configs import NETWORK
+from hack.testbed.configs import FIRST_WITH_FIELD, NETWORK
 from hack.testbed.errors import ClusterError
+from hack.testbed.layout import Layout
+from hack.testbed.leftovers import mounts_below
+from hack.testbed.machine import DEVICE_PLUGINS, POD_LOGS
 
 MOUNT_SECONDS = 30
 _HOSTS = Path("/etc/hosts")
@@ -13,8 +17,9 @@ _HOSTS_LINE = f"127.0.0.1 {NODE_NAME} # by hack/cluster, while it is up\n"
 
 # Built into the kubelet and the runtime; we can only tidy up there.
 _SHARED_DIRECTORIES = (
-    "/var/lib/kubelet/device-plugins",
+    str(DEVICE_PLUGINS),
     "/var/lib/kubelet",
+    str(POD_LOGS),
     "/var/log/containers",
     "/var/lib/cni/results",
     "/var/lib/cni",
@@ -40,15 +45,13 @@ def shared_directories_to_make() -> list[str]:
 def remove_shared_directories(made: list[str], root: Path) -> None:
     """Empty ones that were not there before, and in the others what is ours."""
     for link in Path("/var/log/containers").glob("*.log"):
-        if link.is_symlink() and link.readlink().is_relative_to(root):
+        # Those by way of POD_LOGS lead nowhere, as that is not mounted any more.
+        if link.is_symlink() and (link.readlink().is_relative_to(root) or not link.exists()):
             link.unlink()
     for record in Path("/var/lib/cni/results").glob(f"{NETWORK}-*"):
         record.unlink()
     for name in made:
         directory = Path(name)
-        if name.endswith("/device-plugins") and directory.is_dir():
-            for file in directory.iterdir():
-                file.unlink()
         if directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()
 
@@ -78,7 +81,39 @@ def root_is_shared() -> bool:
 
 def set_root_shared(shared: bool) -> None:
     """Volumes that propagate mounts (Bidirectional, HostToContainer) need a shared one."""
-    command = ["mount", "--make-shared" if shared else "--make-private", "/"]
+    _run("mount", "--make-shared" if shared else "--make-private", "/")
+
+
+def places(layout: Layout, version: str) -> dict[Path, Path]:
+    """Paths that are built into this kubelet, with the directories of ours to be mounted there."""
+    logs_have_a_setting = minor(version) >= FIRST_WITH_FIELD["podLogsDir"]
+    logs = {} if logs_have_a_setting else {POD_LOGS: layout.pod_logs}
+    return {DEVICE_PLUGINS: layout.device_plugins} | logs
+
+
+def mount_shared(directory: Path, path: Path) -> None:
+    """Make a directory of ours a mount that propagates, so that a driver's pod can mount for
+    others; at its own path, or over another one, whose contents are back after `unmount_places`.
+    """
+    for each in (directory, path):
+        each.mkdir(parents=True, exist_ok=True)
+    if not _is_mounted(directory, path):
+        _run("mount", "--bind", str(directory), str(path))
+    _run("mount", "--make-rshared", str(path))
+
+
+def unmount_places(layout: Layout, version: str) -> None:
+    for path, directory in places(layout, version).items():
+        while _is_mounted(directory, path):
+            _run("umount", "--lazy", str(path))
+
+
+def _is_mounted(directory: Path, path: Path) -> bool:
+    there = directory.exists() and path.exists() and path.samefile(directory)
+    return there and str(path) in mounts_below(path.parent)
+
+
+def _run(*command: str) -> None:
     answer = subprocess.run(
         command, capture_output=True, text=True, timeout=MOUNT_SECONDS, check=False
     )

@@ -51,6 +51,10 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def pod_logs(self) -> Path:
+        return self.logs / "pods"
+
+    @property
     def audit_log(self) -> Path:
         """What service accounts asked of the API server, as JSON lines."""
         return self.logs / "audit.log"
@@ -68,6 +72,11 @@ class Layout:
         return self.root / "kubelet"
 
     @property
+    def device_plugins(self) -> Path:
+        """Mounted where the kubelet has it: nothing of an earlier one is there, or stays."""
+        return self.root / "device-plugins"
+
+    @property
     def cdi(self) -> Path:
         """The only directory in which this containerd looks for CDI specs."""
         return self.root / "cdi"
@@ -83,6 +92,11 @@ class Layout:
     @property
     def containerd_socket(self) -> Path:
         return self.containerd_state / "containerd.sock"
+
+    @property
+    def container_runtime(self) -> str:
+        """Where the kubelet finds containerd."""
+        return f"unix://{self.containerd_socket}"
 
     @property
     def shim_sockets(self) -> Path:

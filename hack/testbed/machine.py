@@ -16,8 +16,9 @@ _CAP_NET_ADMIN = 12
 _CAP_SYS_ADMIN = 21
 _CAP_SYS_RESOURCE = 24
 
-# The kubelet has this path built in; a second kubelet would take the first one's socket away.
-_DEVICE_PLUGIN_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
+# The kubelet has these paths built in (that of the logs before 1.30), whatever its --root-dir is.
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+POD_LOGS = Path("/var/log/pods")
 
 
 def why_no_node() -> str | None:
@@ -112,7 +113,7 @@ def _missing_controllers() -> list[str]:
 def _why_no_second_kubelet() -> str | None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(_DEVICE_PLUGIN_SOCKET)
+            probe.connect(str(DEVICE_PLUGINS / "kubelet.sock"))
         except OSError:
             return None
     return "a kubelet runs on this machine already, and two would share /var/lib/kubelet"

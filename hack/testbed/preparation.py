@@ -1,11 +1,10 @@
 """Everything the components read, written before they start."""
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hack.testbed import audit, configs, host, leftovers, machine, packages
+from hack.testbed import audit, configs, host, machine, packages
 from hack.testbed.components import NODE_NAME
 from hack.testbed.errors import ClusterError
 from hack.testbed.layout import Layout
@@ -13,7 +12,6 @@ from hack.testbed.network import SERVICE_ADDRESS
 from hack.testbed.pki import write_pki
 from hack.testbed.state import State
 
-MOUNT_SECONDS = 30
 _USERS = ("admin", "controller-manager", "scheduler", "kubelet")
 
 
@@ -43,11 +41,13 @@ def _prepare_node(layout: Layout, state: State) -> None:
     )
     _write(layout.configs / "containerd.toml", configs.containerd_config(layout, runtime))
     _write(layout.cni_config / "10-testbed.conflist", configs.cni_config(layout))
-    kubelet = configs.kubelet_config(layout, state.ports, state.feature_gates)
+    kubelet = configs.kubelet_config(state.version, layout, state.ports, state.feature_gates)
     _write(layout.configs / "kubelet.yaml", kubelet)
     host.name_node()
     machine.make_cgroups()
-    _share(layout.kubelet)
+    host.mount_shared(layout.kubelet, layout.kubelet)
+    for path, directory in host.places(layout, state.version).items():
+        host.mount_shared(directory, path)
     if state.shares_root:
         host.set_root_shared(True)
 
@@ -70,16 +70,3 @@ def _link(link: Path, program: Path) -> None:
     partial.unlink(missing_ok=True)
     partial.symlink_to(program)
     os.replace(partial, link)
-
-
-def _share(directory: Path) -> None:
-    """A mount of its own that propagates, so that a driver's pod can mount for others."""
-    path = str(directory)
-    mounted = path in leftovers.mounts_below(directory.parent)
-    for arguments in ([] if mounted else [["--bind", path, path]]) + [["--make-rshared", path]]:
-        command = ["mount", *arguments]
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=MOUNT_SECONDS, check=False
-        )
-        if answer.returncode != 0:
-            raise ClusterError(f"{' '.join(command)}: {answer.stderr.strip()}")

@@ -19,7 +19,7 @@ class Running:
     def __init__(self, layout: Layout, state: State, flags: Flags | None = None) -> None:
         self._layout = layout
         self._node = state.node
-        self._site = Site(layout, state.ports, state.feature_gates, flags or {})
+        self._site = Site(state.version, layout, state.ports, state.feature_gates, flags or {})
         self._api = self._site.api()
         self._kubelet = ApiServer(layout.pki, state.ports["kubelet"])
         self.parts: Mapping[str, Component] = {

@@ -117,7 +117,11 @@ class Kube:
             return None
 
     def all(self, kind: str, namespace: str = "default", **query: str) -> list[Document]:
-        return self.api.list(self.path(kind, namespace), query)["items"]
+        """Of a kind that this API server does not serve (claims, before 1.34) there are none."""
+        try:
+            return self.api.list(self.path(kind, namespace), query)["items"]
+        except NotFound:
+            return []
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> None:
         with contextlib.suppress(NotFound):

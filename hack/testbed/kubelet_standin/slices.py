@@ -39,10 +39,14 @@ class SliceWiper:
                 del self._gone_since[driver]
 
     def _published(self) -> dict[str, list[str]]:
-        """Names of this node's slices by driver."""
+        """Names of this node's slices by driver; none where the API server serves no slices."""
         names: dict[str, list[str]] = {}
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
-        for item in self._api.list(_PATH, selector)["items"]:
+        try:
+            items = self._api.list(_PATH, selector)["items"]
+        except NotFound:
+            return names
+        for item in items:
             names.setdefault(item["spec"]["driver"], []).append(item["metadata"]["name"])
         return names
 

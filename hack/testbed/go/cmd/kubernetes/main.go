@@ -25,7 +25,15 @@ var programs = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kubelet":                 func() *cobra.Command { return kubeletCommand(kubelet.NewKubeletCommand) },
+}
+
+// The kubelet's constructor takes no context in the older versions.
+func kubeletCommand(constructor any) *cobra.Command {
+	if withContext, ok := constructor.(func(context.Context) *cobra.Command); ok {
+		return withContext(context.Background())
+	}
+	return constructor.(func() *cobra.Command)()
 }
 
 func main() {
