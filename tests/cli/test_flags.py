@@ -3,6 +3,7 @@
 import argparse
 import ast
 import inspect
+import re
 from functools import cache
 from pathlib import Path
 
@@ -30,13 +31,20 @@ COMMANDS: dict[str, type[HostSettings | ControllerSettings]] = {
     "devices": DevicesSettings,
     "doctor": DoctorSettings,
 }
+OF_THE_DEVICE_PLUGIN_API = {  # read by what serves it
+    "device_plugin_dir",
+    "kubelet_cdi",
+    "extended_resource_name",
+    "shared_extended_resource_name",
+    "mig_extended_resource_prefix",
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_that_a_command_takes_is_read_by_it(command):
     settings = COMMANDS[command]
 
-    assert settings.model_fields.keys() - fields_read(command) == set()
+    assert settings.model_fields.keys() - fields_read(command) - OF_THE_DEVICE_PLUGIN_API == set()
 
 
 @pytest.mark.parametrize(
@@ -178,3 +186,33 @@ def test_the_size_of_shared_memory_is_a_quantity():
             SettingsError, match=r"--mps-shared-memory .* at least 1Mi, such as 4Gi"
         ):
             read(wrong)
+
+
+@pytest.mark.parametrize(
+    ("variable", "wrong", "what_to_write"),
+    [
+        ("EXTENDED_RESOURCE_NAME", "gpu", "write a domain, a slash and a name"),
+        ("EXTENDED_RESOURCE_NAME", "NVIDIA.com/gpu", "write a domain, a slash and a name"),
+        ("EXTENDED_RESOURCE_NAME", "nvidia.com/", "write at most 63 letters, digits"),
+        ("EXTENDED_RESOURCE_NAME", "nvidia.com/gpu-", "write at most 63 letters, digits"),
+        ("EXTENDED_RESOURCE_NAME", f"nvidia.com/{64 * 'g'}", "write at most 63 letters"),
+        ("EXTENDED_RESOURCE_NAME", "requests.nvidia.com/gpu", "Kubernetes keeps the domain"),
+        ("SHARED_EXTENDED_RESOURCE_NAME", "gpus.kubernetes.io/gpu", "Kubernetes keeps the domain"),
+        ("SHARED_EXTENDED_RESOURCE_NAME", "nvidia.com/gpu", "--extended-resource-name is the same"),
+        ("MIG_EXTENDED_RESOURCE_PREFIX", "nvidia.com/-", "write at most 40 letters"),
+        ("MIG_EXTENDED_RESOURCE_PREFIX", f"nvidia.com/{41 * 'm'}", "write at most 40 letters"),
+    ],
+)
+def test_a_resource_name_that_kubernetes_would_refuse_is_refused(variable, wrong, what_to_write):
+    with pytest.raises(SettingsError, match=re.escape(what_to_write)) as refused:
+        DevicesSettings.read(argparse.Namespace(), {variable: wrong})
+
+    assert f"--{variable.lower().replace('_', '-')} (${variable})" in str(refused.value)
+
+
+def test_an_empty_resource_name_is_no_name_whatever_the_default():
+    variables = ("EXTENDED_RESOURCE_NAME", "SHARED_EXTENDED_RESOURCE_NAME")
+    settings = DevicesSettings.read(argparse.Namespace(), dict.fromkeys(variables, ""))
+
+    assert settings.extended_resource_name == settings.shared_extended_resource_name == ""
+    assert settings.mig_extended_resource_prefix == "nvidia.com/mig-"

@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -23,80 +23,35 @@ from api.names import DRIVER
 from dra_driver.base.errors import SettingsError
 from dra_driver.k8s.quantity import rounded_up
 from dra_driver.node.driver.config import NodeConfig
+from dra_driver.settings.fields import (
+    DNS_SUBDOMAIN,
+    FORMS,
+    AbsolutePath,
+    DriverName,
+    HttpAddress,
+    Kubeconfig,
+    KubeletDirectory,
+    LogFormat,
+    LogLevel,
+    NamespaceName,
+    NodeName,
+    ObjectName,
+    OptionalPath,
+    OptionalResourceName,
+    OptionalResourcePrefix,
+    PodUidFlag,
+    ProfileName,
+    Quantity,
+    RevisionNamespace,
+)
 
-_DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-_DNS_LABEL_OR_NONE = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
-_DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _MPS_DIR = "/run/dra-driver-gpu/mps"
-_LEAST_SHARED_MEMORY = 1 << 20
-_EMPTY_MEANS_NONE = ("mps_socket",)  # an empty variable counts, although the default is not empty
-_FORMS = {
-    "pod_uid": "write letters, digits and dashes",
-    "revision_namespace": "write lower-case letters, digits and dashes",
-    "profile": "write letters, digits, dashes, dots and underscores, as in a label's value",
-}
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("give an absolute path: the kubelet and the container runtime use it too")
-    return path
-
-
-def _absolute_or_none(path: str) -> str:
-    return str(_absolute(Path(path))) if path else path
-
-
-def _memory(quantity: str) -> str:
-    try:
-        size = rounded_up(quantity)
-    except ValueError:
-        size = 0
-    if size < _LEAST_SHARED_MEMORY:
-        raise ValueError("write a size of at least 1Mi, such as 4Gi")
-    return quantity
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
-NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
-PodUidFlag = Annotated[
-    str,
-    StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$"),
-    Field(
-        description="the UID of this pod; with it, two plugins can serve at once during an update"
-    ),
-]
-ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
-RevisionNamespace = Annotated[
-    str,
-    StringConstraints(max_length=63, pattern=_DNS_LABEL_OR_NONE),
-    Field(
-        description="the namespace in which the controller keeps the revisions of NodeProfile "
-        "objects; empty: those objects are not looked at"
-    ),
-]
-DriverName = Annotated[
-    str,
-    StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN),
-    Field(description="the name of the driver"),
-]
-KubeletDirectory = Annotated[AbsolutePath, Field(description="the kubelet's root directory")]
-Kubeconfig = Annotated[
-    Path | None,
-    Field(description="how to reach the API server; default: the pod's service account"),
-]
-Quantity = Annotated[str, AfterValidator(_memory)]
-HttpAddress = Annotated[
-    str, Field(description="the address of /metrics, /livez and /readyz; empty: none")
-]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], Field(description="how much to log")
-]
-LogFormat = Annotated[Literal["text", "json"], Field(description="the format of the log")]
-NamespaceName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_LABEL)]
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
+_EMPTY_MEANS_NONE = (  # an empty variable counts, although the default is not empty
+    "mps_socket",
+    "extended_resource_name",
+    "shared_extended_resource_name",
+    "mig_extended_resource_prefix",
+)
 
 
 class _Settings(BaseModel):
@@ -210,7 +165,7 @@ class HealthSettings(_Settings):
     node_name: str = Field(
         "",
         max_length=253,
-        pattern=rf"^$|{_DNS_SUBDOMAIN}",
+        pattern=rf"^$|{DNS_SUBDOMAIN}",
         description="the node; default: every node for `health list`, else the name of this "
         "machine",
     )
@@ -341,6 +296,28 @@ class DevicesSettings(ClaimsSettings):
         description="the profile of a node for which neither a label nor a NodeProfile object "
         "chooses one (`devices` looks at neither); empty: the one called default",
     )
+    extended_resource_name: OptionalResourceName = Field(
+        "nvidia.com/gpu",
+        description="what pods ask for by the device-plugin API to get a GPU; empty: no GPU is "
+        "offered by name",
+    )
+    shared_extended_resource_name: OptionalResourceName = Field(
+        "nvidia.com/gpu.shared",
+        description="the same for replicas that the profile renames; empty: none of them is "
+        "offered by name",
+    )
+    mig_extended_resource_prefix: OptionalResourcePrefix = Field(
+        "nvidia.com/mig-",
+        description="the same for MIG instances: what stands before the name of their profile; "
+        "empty: no instance is offered by name",
+    )
+
+    @field_validator("shared_extended_resource_name")
+    @classmethod
+    def _tells_replicas_from_gpus(cls, name: str, others: ValidationInfo) -> str:
+        if name and name == others.data.get("extended_resource_name"):
+            raise ValueError("--extended-resource-name is the same; give it another name")
+        return name
 
 
 class DoctorSettings(DevicesSettings):
@@ -364,6 +341,11 @@ class DoctorSettings(DevicesSettings):
         "",
         description="the state directory of containerd on the host; empty: the usual places "
         "(/run/containerd, and those of k3s, RKE2, k0s and MicroK8s)",
+    )
+    device_plugin_dir: AbsolutePath = Field(
+        Path("/var/lib/kubelet/device-plugins"),
+        description="where the kubelet has the sockets of device plugins; it is there whatever "
+        "the kubelet's root directory is",
     )
 
 
@@ -391,6 +373,11 @@ class PluginSettings(DoctorSettings):
         description="whether the status of prepared claims says what they were given and whether "
         "it is healthy (`status.devices`)",
     )
+    kubelet_cdi: Literal["auto", "true", "false"] = Field(
+        "auto",
+        description="whether the kubelet hands the CDI names that device plugins give it on to "
+        "the container runtime; auto: from Kubernetes 1.29 on",
+    )
     log_level: LogLevel = "info"
 
     @property
@@ -407,7 +394,8 @@ class PluginSettings(DoctorSettings):
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """What we share with the kubelet and container runtimes, and where our own state is."""
+        """What we share with the kubelet and container runtimes, and where our own state is. That
+        of device plugins is one of them only while the node is served by their API."""
         return (self.cdi_dir, self.plugin_dir, self.registry, self.state)
 
 
@@ -421,6 +409,10 @@ def _metavar(name: str, field: FieldInfo) -> str:
         "http_address": "HOST:PORT",
         "metrics_claim_names": "true|false",
         "device_status": "true|false",
+        "kubelet_cdi": "auto|true|false",
+        "extended_resource_name": "DOMAIN/NAME",
+        "shared_extended_resource_name": "DOMAIN/NAME",
+        "mig_extended_resource_prefix": "DOMAIN/PREFIX",
         "log_level": "LEVEL",
         "mps_shared_memory": "SIZE",
         "profile": "NAME",
@@ -446,5 +438,5 @@ def _problem(error: Any) -> str:
     message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
         dns = "write lower-case letters, digits, dashes and dots, as in a DNS name"
-        message = _FORMS.get(name, dns)
+        message = FORMS.get(name, dns)
     return f"{flag}: {error['input']!r}: {message}"
