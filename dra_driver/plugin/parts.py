@@ -28,6 +28,7 @@ from dra_driver.plugin.claims.prepared_claims import PreparedClaims
 from dra_driver.plugin.device_health import NodeDevices
 from dra_driver.plugin.health.monitor import HealthMonitor
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
 from dra_driver.settings import PluginSettings
@@ -47,6 +48,7 @@ class PluginParts:
     metrics: Metrics
     events: EventRecorder
     in_use: InUseCheck
+    node_api: NodeApi = field(default_factory=NodeApi)  # by which API GPUs are given out
     resources: ResourceApi = field(init=False)
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)

@@ -1,0 +1,139 @@
+"""By which API of Kubernetes a node gives its GPUs out: by one at any moment.
+
+=========================================  ==============  ========================================
+the profile says                           it is           because
+=========================================  ==============  ========================================
+``api: DevicePlugin``                      DevicePlugin    every kubelet has that API
+``api: DRA``                               DRA             it is asked for
+the same, no resource.k8s.io               DevicePlugin    DRA cannot be served; a problem says so
+the same, kubelet older than 1.32          DevicePlugin    as above
+``api: Auto``, no resource.k8s.io          DevicePlugin
+``api: Auto``, kubelet older than 1.34     DevicePlugin    it knows no extended resources by DRA
+``api: Auto``, a DeviceClass with ours     DRA             pods with ``nvidia.com/gpu`` get claims
+``api: Auto``, no such DeviceClass         DevicePlugin    these pods would find nothing
+``api: Auto``, no extended resources       DRA             no pod asks for them (kubelet 1.32)
+what that depends on is not known          as it was       an outage changes nothing
+=========================================  ==============  ========================================
+
+A node goes to another API in two steps, once no pod holds a GPU by the one that it has: first
+nothing more is given out by that one; if still nothing is held then, the other one is served. What
+is held meanwhile takes the node back.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dra_driver.model.profiles import AllocationApi
+
+KubeletVersion = tuple[int, int]  # 1.28
+
+_DRA_KUBELET: KubeletVersion = (1, 32)  # the first that speaks a version of DRA that we do
+_EXTENDED_RESOURCE_KUBELET: KubeletVersion = (1, 34)
+
+_MEND = "set spec.api of the profile to Auto or DevicePlugin, or {needed}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeApiFacts:
+    """What the choice depends on. None: it is not known."""
+
+    asked: AllocationApi | None  # by the profile in force
+    dra_served: bool | None  # whether the API server serves resource.k8s.io
+    kubelet: KubeletVersion | None
+    resource: str  # our extended resource; empty: none is configured
+    device_class: str | None  # which carries that resource's name; empty: none does
+    serving: AllocationApi | None = None  # now; None: nothing was chosen yet
+    draining: bool = False  # nothing more was given out by it while *holders* was found
+    holders: tuple[str, ...] | None = ()  # pods and claims with GPUs by *serving*
+    other_plugin: str = ""  # which else serves our resources here
+
+
+@dataclass(frozen=True, slots=True)
+class ApiChoice:
+    """What a node serves from now on."""
+
+    serving: AllocationApi | None = None  # None: not known yet
+    offering: bool = False  # whether more is given out by it
+    wanted: AllocationApi | None = None  # another one than *serving*: it waits
+    why: str = ""  # it is wanted
+    waits_for: tuple[str, ...] = ()  # who holds a GPU by *serving*
+    problem: str = ""  # what is asked for and cannot be, and what to do
+    other_plugin: str = ""  # which else serves our resources, so that nothing is offered
+
+
+class ApiState(StrEnum):
+    """What becomes of one API."""
+
+    OFF = "Off"
+    DRAINING = "Draining"  # who has something goes on; nothing more is given out
+    ON = "On"
+
+
+def api_state(choice: ApiChoice, api: AllocationApi) -> ApiState:
+    """What becomes of *api*, which is no ``AUTO``."""
+    if choice.serving is not api:
+        return ApiState.OFF
+    return ApiState.ON if choice.offering else ApiState.DRAINING
+
+
+def choose_api(facts: NodeApiFacts) -> ApiChoice:
+    """What the node serves now."""
+    choice = _choose(facts)
+    if facts.other_plugin:
+        return replace(choice, offering=False, other_plugin=facts.other_plugin)
+    return choice
+
+
+def _choose(facts: NodeApiFacts) -> ApiChoice:
+    wanted, why, problem = _wanted(facts)
+    serving, holders = facts.serving, facts.holders
+    if wanted is None:  # an outage changes nothing
+        return ApiChoice(serving, serving is not None, serving, why)
+    if serving in (None, wanted) or (holders == () and facts.draining):
+        return ApiChoice(wanted, True, wanted, why, problem=problem)
+    waits_for = ("an answer to who holds GPUs",) if holders is None else holders
+    offering = holders != () and not (serving is AllocationApi.DRA and facts.dra_served is False)
+    return ApiChoice(serving, offering, wanted, why, waits_for, problem)
+
+
+def _wanted(facts: NodeApiFacts) -> tuple[AllocationApi | None, str, str]:
+    """The API, why it is that one, and what cannot be followed. None: that is not known."""
+    if facts.asked is None:
+        return None, "the profile is not known", ""
+    if facts.asked is AllocationApi.DEVICE_PLUGIN:
+        return AllocationApi.DEVICE_PLUGIN, "the profile says api: DevicePlugin", ""
+    if facts.dra_served is None or (facts.dra_served and facts.kubelet is None):
+        return None, "the API server does not say what it serves", ""
+    if facts.asked is AllocationApi.DRA:
+        if obstacle := _obstacle(facts, _DRA_KUBELET):
+            problem = f"the profile says api: DRA, but {obstacle[0]}: "
+            problem += _MEND.format(needed=obstacle[1])
+            return AllocationApi.DEVICE_PLUGIN, obstacle[0], problem
+        return AllocationApi.DRA, "the profile says api: DRA", ""
+    return *_automatic(facts), ""
+
+
+def _automatic(facts: NodeApiFacts) -> tuple[AllocationApi | None, str]:
+    needed = _EXTENDED_RESOURCE_KUBELET if facts.resource else _DRA_KUBELET
+    if obstacle := _obstacle(facts, needed):
+        return AllocationApi.DEVICE_PLUGIN, obstacle[0]
+    if not facts.resource:
+        return AllocationApi.DRA, "no extended resource is configured"
+    if facts.device_class is None:
+        return None, "the DeviceClasses cannot be read"
+    if facts.device_class:
+        return AllocationApi.DRA, f"DeviceClass {facts.device_class} maps {facts.resource}"
+    return AllocationApi.DEVICE_PLUGIN, f"no DeviceClass maps {facts.resource}"
+
+
+def _obstacle(facts: NodeApiFacts, needed: KubeletVersion) -> tuple[str, str] | None:
+    """Why DRA cannot be served, and what would have to be done."""
+    if not facts.dra_served:
+        return (
+            "the API server does not serve resource.k8s.io",
+            "turn it on (Kubernetes 1.34 and newer serve it)",
+        )
+    if facts.kubelet is not None and facts.kubelet < needed:
+        version, least = (".".join(map(str, each)) for each in (facts.kubelet, needed))
+        return f"the kubelet is of {version}", f"update the kubelet to {least} or newer"
+    return None

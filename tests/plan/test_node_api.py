@@ -1,0 +1,173 @@
+"""By which API a node gives its GPUs out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.plan.node_api import (
+    ApiChoice,
+    ApiState,
+    NodeApiFacts,
+    api_state,
+    choose_api,
+)
+
+AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
+
+NEW = NodeApiFacts(
+    asked=AUTO,
+    dra_served=True,
+    kubelet=(1, 36),
+    resource="nvidia.com/gpu",
+    device_class="gpu.nvidia.com",
+)
+
+facts_of_any_node = st.builds(
+    NodeApiFacts,
+    asked=st.sampled_from([None, AUTO, DRA, DEVICE_PLUGIN]),
+    dra_served=st.sampled_from([None, False, True]),
+    kubelet=st.one_of(st.none(), st.tuples(st.just(1), st.integers(26, 37))),
+    resource=st.sampled_from(["", "nvidia.com/gpu"]),
+    device_class=st.sampled_from([None, "", "gpu.nvidia.com"]),
+    serving=st.sampled_from([None, DRA, DEVICE_PLUGIN]),
+    draining=st.booleans(),
+    holders=st.sampled_from([None, (), ("default/train",)]),
+    other_plugin=st.sampled_from(["", "another device plugin serves nvidia.com/gpu here"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "api"),
+    [
+        (NEW, DRA),
+        (replace(NEW, device_class=""), DEVICE_PLUGIN),
+        (replace(NEW, kubelet=(1, 33)), DEVICE_PLUGIN),
+        (replace(NEW, dra_served=False, kubelet=(1, 26)), DEVICE_PLUGIN),
+        (replace(NEW, dra_served=False, kubelet=None, device_class=None), DEVICE_PLUGIN),
+        (replace(NEW, resource="", device_class="", kubelet=(1, 32)), DRA),
+        (replace(NEW, resource="", kubelet=(1, 31)), DEVICE_PLUGIN),
+        (replace(NEW, asked=DEVICE_PLUGIN), DEVICE_PLUGIN),
+        (replace(NEW, asked=DEVICE_PLUGIN, dra_served=None, kubelet=None), DEVICE_PLUGIN),
+        (replace(NEW, asked=DRA, device_class="", kubelet=(1, 32)), DRA),
+        (replace(NEW, asked=DRA, kubelet=(1, 28)), DEVICE_PLUGIN),
+        (replace(NEW, asked=DRA, dra_served=False), DEVICE_PLUGIN),
+    ],
+)
+def test_a_node_that_serves_nothing_yet_begins_with_what_is_wanted(
+    node: NodeApiFacts, api: AllocationApi
+) -> None:
+    choice = choose_api(node)
+    assert (choice.serving, choice.wanted, choice.offering) == (api, api, True)
+    assert choice.why
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        replace(NEW, asked=None),
+        replace(NEW, dra_served=None),
+        replace(NEW, kubelet=None),
+        replace(NEW, device_class=None),
+        replace(NEW, asked=DRA, dra_served=None),
+    ],
+)
+@pytest.mark.parametrize("serving", [None, DRA, DEVICE_PLUGIN])
+def test_what_is_not_known_changes_nothing(
+    unknown: NodeApiFacts, serving: AllocationApi | None
+) -> None:
+    choice = choose_api(replace(unknown, serving=serving, draining=True))
+    assert choice.serving is serving
+    assert choice.offering is (serving is not None)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (replace(NEW, asked=DRA, dra_served=False), ("resource.k8s.io", "turn it on")),
+        (replace(NEW, asked=DRA, kubelet=(1, 28)), ("kubelet is of 1.28", "1.32 or newer")),
+    ],
+)
+def test_a_wish_that_cannot_be_followed_is_told_with_the_mend(
+    node: NodeApiFacts, words: tuple[str, ...]
+) -> None:
+    problem = choose_api(node).problem
+    assert all(word in problem for word in ("api: DRA", "spec.api", *words))
+
+
+def test_a_node_changes_in_two_steps_once_no_pod_holds_a_gpu() -> None:
+    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("default/train",))
+    waiting = choose_api(node)
+    assert (waiting.serving, waiting.offering) == (DEVICE_PLUGIN, True)
+    assert (waiting.wanted, waiting.waits_for) == (DRA, ("default/train",))
+
+    draining = choose_api(replace(node, holders=()))
+    assert (draining.serving, draining.offering) == (DEVICE_PLUGIN, False)
+    assert api_state(draining, DEVICE_PLUGIN) is ApiState.DRAINING
+    assert api_state(draining, DRA) is ApiState.OFF
+
+    changed = choose_api(replace(node, holders=(), draining=True))
+    assert (changed.serving, changed.offering, changed.waits_for) == (DRA, True, ())
+    assert api_state(changed, DRA) is ApiState.ON
+    assert api_state(changed, DEVICE_PLUGIN) is ApiState.OFF
+
+
+def test_a_pod_that_came_while_the_node_was_about_to_change_takes_it_back() -> None:
+    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("default/late",), draining=True)
+    choice = choose_api(node)
+    assert (choice.serving, choice.offering) == (DEVICE_PLUGIN, True)
+    assert choice.waits_for == ("default/late",)
+
+
+def test_nothing_is_given_out_by_dra_where_it_went_while_pods_still_have_gpus() -> None:
+    node = replace(NEW, dra_served=False, serving=DRA, holders=("default/train",))
+    choice = choose_api(node)
+    assert (choice.serving, choice.offering) == (DRA, False)
+    assert (choice.wanted, choice.waits_for) == (DEVICE_PLUGIN, ("default/train",))
+
+
+@given(facts_of_any_node)
+def test_a_node_never_changes_while_something_is_held(facts: NodeApiFacts) -> None:
+    choice = choose_api(replace(facts, holders=facts.holders or ("default/train",)))
+    if facts.serving is not None:
+        assert choice.serving is facts.serving
+
+
+@given(facts_of_any_node)
+def test_no_node_goes_to_dra_that_cannot_serve_it(facts: NodeApiFacts) -> None:
+    choice = choose_api(facts)
+    if choice.serving is DRA and facts.serving is not DRA:
+        assert facts.dra_served
+        assert facts.kubelet is not None and facts.kubelet >= (1, 32)
+
+
+@given(facts_of_any_node)
+def test_what_the_profile_says_is_wanted_or_told_to_be_impossible(facts: NodeApiFacts) -> None:
+    choice = choose_api(facts)
+    if facts.asked in (DRA, DEVICE_PLUGIN) and facts.dra_served is not None and facts.kubelet:
+        assert choice.wanted is facts.asked or "spec.api" in choice.problem
+
+
+@given(facts_of_any_node)
+def test_nothing_is_offered_beside_another_device_plugin(facts: NodeApiFacts) -> None:
+    choice = choose_api(facts)
+    if facts.other_plugin:
+        assert not choice.offering
+        assert choice.other_plugin == facts.other_plugin
+
+
+@given(facts_of_any_node)
+def test_a_choice_is_the_same_again_once_it_was_made(facts: NodeApiFacts) -> None:
+    choice = choose_api(facts)
+    if choice.serving is choice.wanted:
+        again = choose_api(replace(facts, serving=choice.serving, draining=False))
+        assert (again.serving, again.offering) == (choice.serving, choice.offering)
+
+
+@given(facts_of_any_node)
+def test_one_api_at_most_is_on(facts: NodeApiFacts) -> None:
+    choice: ApiChoice = choose_api(facts)
+    states = [api_state(choice, api) for api in (DRA, DEVICE_PLUGIN)]
+    assert len([state for state in states if state is not ApiState.OFF]) <= 1
