@@ -23,9 +23,9 @@ TABLE = TESTS / "conformance/README.md"
 HEAD = """\
 # Conformance
 
-What a DRA driver owes Kubernetes, point by point, and the tests that show it. Written by
-`hack/update-conformance` from `points.yaml` and the tests' marks (`@pytest.mark.point(22, 23)`);
-edit those, not this file.
+What a DRA driver and a device plugin owe Kubernetes, point by point, and the tests that show it.
+Written by `hack/update-conformance` from `points.yaml` and the tests' marks
+(`@pytest.mark.point(22, 23)`); edit those, not this file.
 
 Level: F is tested with a fake kubelet, A with a real API server, K with a real kubelet. Tests in
 `e2e` run on a real Kubernetes (`hack/test`).
