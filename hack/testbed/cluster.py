@@ -105,6 +105,11 @@ class Cluster:
         return self.layout.kubelet / "pod-resources" / "kubelet.sock"
 
     @property
+    def static_pods_dir(self) -> Path:
+        """Where the kubelet finds the manifests of static pods."""
+        return self.layout.static_pods
+
+    @property
     def cdi_dir(self) -> Path:
         """The only directory where this cluster's containerd looks for CDI specs."""
         return self.layout.cdi

@@ -88,6 +88,7 @@ def kubelet_config(
         "clusterDNS": [DNS_ADDRESS],  # nobody answers there; without one each pod gets a warning
         "clusterDomain": "cluster.local",
         "podLogsDir": str(layout.pod_logs),
+        "staticPodPath": str(layout.static_pods),
         "volumePluginDir": str(layout.kubelet / "volume-plugins"),
         "makeIPTablesUtilChains": False,  # leaves the machine's iptables alone
         "maxPods": MAX_PODS,

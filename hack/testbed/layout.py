@@ -77,6 +77,11 @@ class Layout:
         return self.root / "device-plugins"
 
     @property
+    def static_pods(self) -> Path:
+        """Where the kubelet finds the manifests of static pods."""
+        return self.root / "static-pods"
+
+    @property
     def cdi(self) -> Path:
         """The only directory in which this containerd looks for CDI specs."""
         return self.root / "cdi"

@@ -31,7 +31,8 @@ def prepare(layout: Layout, state: State, programs: Mapping[str, Path]) -> None:
 
 
 def _prepare_node(layout: Layout, state: State) -> None:
-    for directory in (layout.images, layout.kubelet, layout.cdi, layout.cni_config):
+    ours = (layout.images, layout.kubelet, layout.static_pods, layout.cdi, layout.cni_config)
+    for directory in ours:
         directory.mkdir(parents=True, exist_ok=True)
     runtime = configs.Runtime(
         runc=_found(packages.system_program("runc"), "runc"),

@@ -11,6 +11,7 @@ from hack.testbed.state import State
 from hack.testbed.waits import wait_for
 
 HEALTHY_SECONDS = 120
+_STATIC_POD_UID = "kubernetes.io/config.hash"  # this annotation of a mirror pod, too
 
 
 class Running:
@@ -102,4 +103,9 @@ def process_of(layout: Layout, name: str) -> Process:
 
 
 def _uids(pods: Document) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in pods.get("items") or []}
+    """As the kubelet counts: a static pod and its mirror at the API server are one pod."""
+    return {_uid(pod["metadata"]) for pod in pods.get("items") or []}
+
+
+def _uid(metadata: Document) -> str:
+    return str((metadata.get("annotations") or {}).get(_STATIC_POD_UID, metadata["uid"]))

@@ -15,6 +15,7 @@ from dra_driver.sim.node_spec import node_file as described
 from hack.container_image.build import build
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
+from tests.e2e.device_plugin import has_dra, wait_allocatable
 from tests.e2e.driver import LIMITING, NAMESPACE, Driver
 from tests.e2e.kube import NAMESPACES, Kube, wait
 from tests.e2e.release import IMAGE, RUNS, Release
@@ -34,6 +35,8 @@ restarts_api_server = pytest.mark.refused(
     "resourceslices.resource.k8s.io",
     "selfsubjectaccessreviews.authorization.k8s.io",
 )
+
+DRA_SOCKETS = ["plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"]
 
 # The UIDs of the plugin's pods in a rolling update.
 OLD = "00000000-0000-4000-8000-00000000000a"
@@ -158,7 +161,10 @@ def session_driver(cluster, kube, chart, namespaces):
         try:
             driver.agent.start()
             driver.start()
-            driver.usual = wait("its slices", kube.published)
+            if has_dra(cluster):
+                driver.usual = wait("its slices", kube.published)
+            else:
+                driver.usual_allocatable = wait("its GPUs", driver.allocatable)
             yield driver
         finally:
             driver.stop_all()
@@ -263,13 +269,14 @@ def profile(driver, kube):
 
 def assert_nothing_left(driver):
     """No file of a claim, no ledger record, no interval, no memory limit, no MPS server, no socket
-    but the two of the running plugin."""
+    but those of the running plugin."""
     wait(f"CDI files to go: {driver.specs()}", lambda: not driver.specs(), 70)
     wait(f"ledger records to go: {driver.claims()}", lambda: not driver.claims(), 70)
     kube = driver.kube
     with contextlib.suppress(AssertionError):
         wait("devices to be as usual", lambda: kube.published() == driver.usual, 20)
     assert kube.published() == driver.usual
+    wait_allocatable(driver, driver.usual_allocatable)
     assert not driver.metadata()
     wait(f"memory limits to go: {driver.limits()}", lambda: not driver.limits(), 30)
     assert not driver.instances()
@@ -277,7 +284,5 @@ def assert_nothing_left(driver):
     assert set(driver.intervals()) <= {"Default"}
     files = list((driver.plugin_dir / "instances").glob("[0-9]*"))
     assert len(files) == 1, f"files of dead processes: {files}"
-    assert driver.sockets() == [
-        "plugins/gpu.nvidia.com/dra.sock",
-        "plugins_registry/gpu.nvidia.com-reg.sock",
-    ]
+    serves_dra = not driver.usual_allocatable
+    assert driver.sockets() == (DRA_SOCKETS if serves_dra else [])

@@ -45,6 +45,8 @@ class Driver:
         self.inside: tuple[str, ...] = ()  # a command in which plugins are started, such as unshare
         self.agent = Agent(self.node_file, directory / "agent.log")
         self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
+        # What pods can have of an idle node that gives GPUs out by the device-plugin API; else {}.
+        self.usual_allocatable: dict[str, int] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
 
@@ -273,6 +275,15 @@ class Driver:
         """What the node's label says of the MIG layout."""
         node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
         return str(node["metadata"]["labels"].get("nvidia.com/mig.config.state", ""))
+
+    def allocatable(self) -> dict[str, int]:
+        """What the Node says that pods can have of ours, less what it has none of."""
+        node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
+        return {
+            name: int(count)
+            for name, count in node["status"]["allocatable"].items()
+            if name.startswith("nvidia.com/") and count != "0"
+        }
 
     def sockets(self) -> list[str]:
         """Those that the kubelet sees: it looks at no hidden name, which a socket has while it is

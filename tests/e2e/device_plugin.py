@@ -1,0 +1,122 @@
+"""A node that gives its GPUs out by the device-plugin API, and what its pods have of it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+import yaml
+
+from api.kubelet import pod_resources_v1_pb2
+from hack.testbed.assets import minor
+from hack.testbed.cluster import Cluster
+from tests.deploy.examples import uuids
+from tests.e2e.driver import Driver
+from tests.e2e.kube import Kube, wait
+from tests.e2e.manifests import container, pod_of
+
+Document = dict[str, Any]
+
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+SHOW = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1 & wait; done"
+PROFILE = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {api: DevicePlugin}
+"""
+ALLOCATABLE_SECONDS = 15.0  # within which the Node has to say what became of its devices
+_PROFILE_NAME = "by-device-plugin"
+_FIRST_WITH_DRA = 34
+_LIST = "/v1.PodResourcesLister/List"
+
+
+def has_dra(cluster: Cluster) -> bool:
+    """Whether the API server serves ``resource.k8s.io``."""
+    return minor(cluster.version) >= _FIRST_WITH_DRA
+
+
+def asking(limits: Mapping[str, int], command: str = SHOW, name: str = "main") -> Document:
+    """A container that asks for devices: ``asking({GPU: 2})``."""
+    resources = {"limits": {resource: str(count) for resource, count in limits.items()}}
+    return container(command, name) | {"resources": resources}
+
+
+def pod(
+    name: str, count: int = 1, resource: str = GPU, command: str = SHOW, **spec: Any
+) -> Document:
+    """A pod of one container that shows its GPUs and stays."""
+    return pod_of(name, [asking({resource: count}, command)], [], **spec)
+
+
+def running(kube: Kube, *names: str, seconds: float = 60) -> None:
+    for name in names:
+        kube.wait_pod(name, "Running", seconds=seconds)
+
+
+def shown(kube: Kube, pod: str, container: str | None = None, kind: str = "GPU") -> frozenset[str]:
+    """The UUIDs of the GPUs that a container saw, or of its partitions (*kind* "MIG")."""
+    return wait(f"GPUs in the log of {pod}", lambda: uuids(kube.logs(pod, container), kind), 15)
+
+
+def wait_allocatable(
+    driver: Driver, expected: dict[str, int], seconds: float = ALLOCATABLE_SECONDS
+) -> None:
+    try:
+        wait(f"allocatable {expected}", lambda: driver.allocatable() == expected, seconds)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: it is {driver.allocatable()}\n{driver.log[-3000:]}") from e
+
+
+def devices(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
+    """By pod and container, the sorted ids of the devices that the kubelet gave them."""
+    with grpc.insecure_channel(f"unix:{cluster.pod_resources_socket}") as channel:
+        ask = channel.unary_unary(
+            _LIST,
+            request_serializer=pod_resources_v1_pb2.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=pod_resources_v1_pb2.ListPodResourcesResponse.FromString,
+        )
+        answer = ask(pod_resources_v1_pb2.ListPodResourcesRequest(), timeout=5)
+    return {
+        pod.name: {
+            container.name: tuple(sorted(i for d in container.devices for i in d.device_ids))
+            for container in pod.containers
+            if container.devices
+        }
+        for pod in answer.pod_resources
+        if any(container.devices for container in pod.containers)
+    }
+
+
+@contextlib.contextmanager
+def by_device_plugin(driver: Driver, profile: str = PROFILE) -> Iterator[None]:
+    """The node gives its GPUs out by the device-plugin API: where there is DRA, because *profile*
+    says so."""
+    if not has_dra(driver.cluster):
+        yield
+        return
+    usual, kube = driver.usual, driver.kube
+    file = driver.profiles / f"{_PROFILE_NAME}.yaml"
+    file.write_text(profile)
+    driver.flags["profile"] = _PROFILE_NAME
+    driver.stop()
+    driver.start()
+    wait("slices to go", lambda: not kube.published(), 20)
+    driver.usual, driver.usual_allocatable = {}, wait("its GPUs", driver.allocatable)
+    try:
+        yield
+    finally:
+        del driver.flags["profile"]
+        driver.usual, driver.usual_allocatable = usual, {}
+        kube.clean_up()
+        wait("ledger records to go", lambda: not driver.claims(), 70)
+        driver.stop()
+        file.unlink()
+        driver.start()
+        wait("slices", lambda: kube.published() == usual, 20)
+
+
+def described(gpus: list[Document], **fields: Any) -> str:
+    """The text of a NodeProfile."""
+    spec = {"gpus": gpus, **fields}
+    kind = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
+    return yaml.safe_dump({**kind, "spec": spec})
