@@ -18,7 +18,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,13 +72,13 @@ def socket_paths(
     """
     if pod_uid is None:
         return SocketPaths(
-            driver, _fitting(data, "dra.sock"), _fitting(registry, f"{driver}-reg.sock")
+            driver, fitting(data, "dra.sock"), fitting(registry, f"{driver}-reg.sock")
         )
-    short, shortest = _digest(pod_uid, 8), _digest(f"{driver}\0{pod_uid}", 16)
+    short, shortest = digest(pod_uid, 8), digest(f"{driver}\0{pod_uid}", 16)
     return SocketPaths(
         driver,
-        service=_fitting(data, f"dra-{pod_uid}.sock", f"dra-{short}.sock"),
-        registration=_fitting(
+        service=fitting(data, f"dra-{pod_uid}.sock", f"dra-{short}.sock"),
+        registration=fitting(
             registry,
             f"{driver}-{pod_uid}-reg.sock",
             f"{driver}-{short}-reg.sock",
@@ -87,7 +87,7 @@ def socket_paths(
     )
 
 
-def _fitting(directory: Path, *names: str) -> Path:
+def fitting(directory: Path, *names: str) -> Path:
     """The first of *names* that makes a path short enough in *directory*."""
     if not directory.is_absolute():
         raise SettingsError(f"{directory} is relative: give the absolute path the kubelet knows")
@@ -101,7 +101,7 @@ def _fitting(directory: Path, *names: str) -> Path:
     )
 
 
-def _digest(text: str, length: int) -> str:
+def digest(text: str, length: int) -> str:
     """*length* bytes of SHA-256 in base64 for file names, unpadded (as in the Go helper)."""
     return (
         base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:length])
@@ -159,15 +159,20 @@ def remove_dead_sockets(paths: SocketPaths) -> bool:
     others = {*data.glob("dra*.sock"), *registry.glob(f"{names}-*reg.sock")}
     others -= {paths.service, paths.registration}
     hidden = tuple(_hidden(paths))
-    for path in sorted(others):
+    remove_if_dead(others, hidden)
+    return bool(others or hidden)
+
+
+def remove_if_dead(shown: Iterable[Path], hidden: Iterable[Path]) -> None:
+    """Remove those of these sockets behind which nobody answers; *hidden* ones may just begin."""
+    for path in sorted(shown):
         identity = _identity(path)
-        if identity and not _answers(path) and _identity(path) == identity:
+        if identity and not answers(path) and _identity(path) == identity:
             _remove_dead(path)
     for path in sorted(hidden):
         is_old_socket = _identity(path) and _age_seconds(path) > _APPEARS_SECONDS
         if is_old_socket and isinstance(_failure(path), ConnectionRefusedError):
             _remove_dead(path)
-    return bool(others or hidden)
 
 
 def _hidden(paths: SocketPaths) -> Iterator[Path]:
@@ -192,7 +197,7 @@ def _clear(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
         raise SettingsError(f"{path} is a directory, but a socket has to be there: remove it")
     identity = _identity(path)
-    if _answers(path):
+    if answers(path):
         return False
     if _identity(path) == identity:  # not yet replaced by somebody who just started
         log.warning("removed what another process left", extra={"path": str(path)})
@@ -200,7 +205,7 @@ def _clear(path: Path) -> bool:
     return True
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
     """Whether a live process listens on the socket *path*."""
     return _failure(path) is None
 

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import StandingThreads
-from dra_driver.kubeletplugin.serve.plugin import PluginServer
+from dra_driver.kubeletplugin.serve.plugin_server import PluginServer
 
 PATIENCE_SECONDS = 1.0
 

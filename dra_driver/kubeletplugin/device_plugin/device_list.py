@@ -1,0 +1,116 @@
+"""What the kubelet is told of one resource: what is offered, and what it may be giving out."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from api.kubelet import device_plugin_v1beta1_pb2 as messages
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    DeviceId,
+    ListedDevice,
+    ResourceName,
+)
+
+MAX_LIST_BYTES: Final = 4 * 1024 * 1024 - 1  # gRPC's limit in Go, which the kubelet does not raise
+# The kubelet may have chosen a device before it read that we do not offer it any longer, and keeps
+# it in its books after the answer. From 1.34 on it crashes if the device is not in the list then.
+LEAVING_SECONDS: Final = 10.0
+
+
+class DeviceList:
+    """The devices of one resource, as the kubelet shall know them. For all threads.
+
+    A device that is not offered any longer is unhealthy for a while before it leaves the list, and
+    as long as an Allocate of it runs. Of a list that would be too large for the kubelet only the
+    devices that were listed before are listed.
+    """
+
+    def __init__(self, resource: ResourceName, clock: Callable[[], float] = time.monotonic) -> None:
+        self._resource = resource
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._offered: dict[DeviceId, ListedDevice] = {}
+        self._allocating: Counter[DeviceId] = Counter()
+        self._leaving: dict[DeviceId, float] = {}  # until when they stay
+        self._listed: dict[DeviceId, ListedDevice] = {}
+        self._encoded = b""
+        self._problem = ""
+
+    def offer(self, devices: Iterable[ListedDevice]) -> None:
+        """From now on these, and no others."""
+        with self._lock:
+            self._offered = {device.id: device for device in devices}
+            self._update()
+
+    @contextmanager
+    def allocating(self, ids: Sequence[DeviceId]) -> Iterator[None]:
+        """An Allocate of these devices runs meanwhile."""
+        with self._lock:
+            self._allocating.update(ids)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._allocating.subtract(ids)
+                self._allocating = +self._allocating
+                stays_until = self._clock() + LEAVING_SECONDS
+                self._leaving.update(dict.fromkeys(self._leaving.keys() & set(ids), stays_until))
+
+    def encoded(self) -> bytes:
+        """The list as the kubelet reads it. Empty: no devices."""
+        with self._lock:
+            if self._leaving:
+                self._update()
+            return self._encoded
+
+    def seconds_to_change(self) -> float | None:
+        """When the next device leaves the list, if no offer comes before; None: never."""
+        with self._lock:
+            if not self._leaving:
+                return None
+            return max(0.1, min(self._leaving.values()) - self._clock())
+
+    @property
+    def problem(self) -> str:
+        """What is not listed, and why; empty: everything is."""
+        return self._problem
+
+    def _update(self) -> None:
+        now = self._clock()
+        self._leaving = {
+            id: self._leaving.get(id, now + LEAVING_SECONDS)
+            for id in self._listed.keys() - self._offered.keys()
+            if id in self._allocating or self._leaving.get(id, now + LEAVING_SECONDS) > now
+        }
+        leaving = {id: replace(self._listed[id], healthy=False) for id in self._leaving}
+        devices = self._offered | leaving
+        message = encode(devices)
+        largest = message.ByteSize() + 2 * len(devices)  # "Unhealthy" is longer than "Healthy"
+        self._problem = ""
+        if largest > MAX_LIST_BYTES:
+            self._problem = _too_large(self._resource, len(devices), largest)
+            devices = {id: device for id, device in devices.items() if id in self._listed}
+            message = encode(devices)
+        self._listed, self._encoded = devices, message.SerializeToString()
+
+
+def encode(devices: Mapping[DeviceId, ListedDevice]) -> messages.ListAndWatchResponse:
+    """The kubelet's message with *devices*, by ID."""
+    response = messages.ListAndWatchResponse()
+    for id in sorted(devices):
+        device = devices[id]
+        entry = response.devices.add(ID=id, health="Healthy" if device.healthy else "Unhealthy")
+        if device.numa_node is not None:  # an empty topology would hide the device
+            entry.topology.nodes.add(ID=device.numa_node)
+    return response
+
+
+def _too_large(resource: ResourceName, count: int, size: int) -> str:
+    return (
+        f"{resource} has {count} devices, whose list takes up to {size / 1024 / 1024:.1f} MiB, and "
+        "the kubelet takes none of 4 MiB or more: offer fewer replicas of each GPU"
+    )
