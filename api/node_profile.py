@@ -24,24 +24,20 @@ which nodes it holds for, too (``NodeProfileObjectSpec``).
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_core import CoreSchema, core_schema
 
 from api.claim_configs import QUANTITY_PATTERN
-from api.strict import StrictModel
+from api.strict import StrictModel, Text
 
 DURATION_PATTERN = r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+"
 _LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -52,33 +48,6 @@ MAX_REPLICAS = 1000
 """Of one GPU. Each is a device of its own where the API server keeps no consumable capacity."""
 MOST_NODES = 100_000
 """That a number of nodes can say. More than Kubernetes has in a cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """In an annotation: the text matches all of *pattern*. *otherwise* is said of one that does
-    not, and *called* is what the reference pages call it."""
-
-    pattern: str
-    otherwise: str
-    called: str = "text"
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        # No word of JSON schema: pydantic would take it for the pattern of a mapping's keys.
-        words = {"matches": self.pattern, "otherwise": self.otherwise, "format": self.called}
-        return handler(schema) | words
-
-    def _checked(self, text: str) -> str:
-        if not re.fullmatch(self.pattern, text):
-            raise ValueError(self.otherwise)
-        return text
 
 
 def _words(annotation: Any) -> Iterator[str]:
@@ -284,6 +253,12 @@ class GpuRules(_Section):
     fail_requests_greater_than_one: bool | None = _optional(
         "With `true`, a request for more than one replica is refused. Default: `false`."
     )
+    allocation_policy: Literal["Auto", "Packed", "Distributed"] | None = _optional(
+        "Which replicas or partitions a container gets by the device-plugin API: of the GPU of "
+        "which most is given out, several of different GPUs; as many as possible of one GPU; of "
+        "the GPUs of which least is given out. Of several values on one node, that of the GPU with "
+        "the lowest number counts. Default: `Auto`."
+    )
     strategies: Annotated[list[Strategy], _SomeOf] | None = _optional(
         "The strategies that a claim can choose. Default: `[TimeSlicing, MPS]`."
     )
@@ -323,9 +298,14 @@ def _not_in_a_file(value: Any) -> Any:
 _ObjectOnly = Annotated[SkipJsonSchema[Any], AfterValidator(_not_in_a_file)]
 
 
-class NodeProfileSpec(StrictModel):
-    """The rules, first match first. The other fields are those of objects, refused in a file."""
+class NodeProfileSpec(_Section):
+    """The rules, first match first. The last fields are those of objects, refused in a file."""
 
+    api: Literal["Auto", "DRA", "DevicePlugin"] | None = _optional(
+        "By which API of Kubernetes a node gives its GPUs out: by claims, or by the device-plugin "
+        "API. With `Auto`, by claims where Kubernetes makes them for pods that ask for "
+        "`nvidia.com/gpu`. Default: `Auto`."
+    )
     gpus: Annotated[list[GpuRules], _SomeOf] = Field(
         description="What holds for which GPUs: for each GPU the first entry that selects it."
     )

@@ -1,13 +1,16 @@
 """Documents that people write: read strictly, every problem told with its field path."""
 
 import difflib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 64  # of a field that is looked for among those that there are
@@ -27,6 +30,33 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """In an annotation: the text matches all of *pattern*. *otherwise* is said of one that does
+    not, and *called* is what the reference pages call it."""
+
+    pattern: str
+    otherwise: str
+    called: str = "text"
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # No word of JSON schema: pydantic would take it for the pattern of a mapping's keys.
+        words = {"matches": self.pattern, "otherwise": self.otherwise, "format": self.called}
+        return handler(schema) | words
+
+    def _checked(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(self.otherwise)
+        return text
 
 
 class ConfigError(ValueError):

@@ -54,6 +54,8 @@ def pages() -> Mapping[str, str]:
             "`mig: Dynamic` for `mig: {mode: Dynamic}`. In a manifest for kubectl, write `Off` in "
             'quotes: `"Off"`.',
             _table(("field", "value", "default", "meaning"), profile_rows()),
+            "The fields below `spec` that a file has, too:",
+            _table(("field", "value", "default", "meaning"), spec_rows()),
             "The fields below `spec` that only an object has:",
             _table(("field", "value", "default", "meaning"), object_rows()),
         ),
@@ -109,10 +111,19 @@ def profile_rows() -> list[Row]:
     return list(_field_rows(schema["$defs"]["GpuRules"], schema["$defs"], ""))
 
 
+def spec_rows() -> list[Row]:
+    """A row for each field beside ``spec.gpus`` that files and objects have."""
+    models = NodeProfile.model_json_schema()["$defs"]
+    fields = dict(models["NodeProfileSpec"]["properties"])
+    del fields["gpus"]
+    return list(_field_rows({"properties": fields}, models, ""))
+
+
 def object_rows() -> list[Row]:
     """A row for each field below ``spec`` that a file has not."""
     schema = NodeProfileObjectSpec.model_json_schema()
-    del schema["properties"]["gpus"]
+    for field in NodeProfile.model_json_schema()["$defs"]["NodeProfileSpec"]["properties"]:
+        del schema["properties"][field]
     return list(_field_rows(schema, schema["$defs"], ""))
 
 

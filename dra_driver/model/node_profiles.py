@@ -1,8 +1,9 @@
 """NodeProfiles as objects of the API server, and the nodes that they are rolled out to, as values.
 
-What a profile says about GPUs is in ``model.profiles``. Here it is text that nobody looks into: the
-canonical JSON of ``spec.gpus``. Times that are counted are seconds of a monotonic clock; times that
-are written are RFC 3339 (``2026-01-31T12:00:00Z``), as the API server writes them.
+What a profile says about GPUs is in ``model.profiles``. Here its *rules* are text that nobody
+looks into: the canonical JSON of what nodes are given of ``spec``. Times that are counted are
+seconds of a monotonic clock; times that are written are RFC 3339 (``2026-01-31T12:00:00Z``), as the
+API server writes them.
 """
 
 from collections.abc import Mapping
@@ -132,8 +133,8 @@ class NodeProfileObject:
     generation: int = 0
     created: str = ""  # RFC 3339
     deleting: bool = False
-    gpus: str = "[]"  # canonical JSON of spec.gpus
-    revision: str = ""  # the name of the revision that spec.gpus amounts to
+    rules: str = '{"gpus":[]}'  # canonical JSON
+    revision: str = ""  # the name of the revision that *rules* amount to
     node_selector: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
     rollout: RolloutRules = RolloutRules()
@@ -144,12 +145,12 @@ class NodeProfileObject:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A ControllerRevision that keeps the ``spec.gpus`` of a NodeProfile."""
+    """A ControllerRevision that keeps what nodes are given of the spec of a NodeProfile."""
 
     name: str
     profile: str
     number: int  # the highest of a profile is that of its spec
-    gpus: str  # canonical JSON
+    rules: str  # canonical JSON
     owner_uid: str  # of the NodeProfile
     resource_version: str = ""
     created: str = ""  # RFC 3339

@@ -39,6 +39,7 @@ FULL = {
     "replicas": 4,
     "rename": True,
     "failRequestsGreaterThanOne": True,
+    "allocationPolicy": "Distributed",
     "strategies": ["TimeSlicing", "MPS"],
     "defaultStrategy": "MPS",
     "mpsTenants": "NonRoot",
@@ -105,6 +106,7 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"fractions": "never"}, "fractions", "Never"),
         ({"fractions": "CAPACITY"}, "fractions", "Capacity"),
         ({"defaultStrategy": "timeSlicing"}, "default_strategy", "TimeSlicing"),
+        ({"allocationPolicy": "packed"}, "allocation_policy", "Packed"),
         ({"mpsTenants": "any"}, "mps_tenants", "Any"),
         ({"mpsServer": "perNamespace"}, "mps_server", "PerNamespace"),
         ({"mpsTenants": "userNamespaces"}, "mps_tenants", "UserNamespaces"),
@@ -304,6 +306,7 @@ def object_spec(**fields):
 
 def test_every_field_of_an_object_is_read():
     spec = object_spec(
+        api="DevicePlugin",
         nodeSelector={"cloud.example.com/pool": "gpu", "empty": ""},
         priority=-5,
         rollout={
@@ -316,6 +319,7 @@ def test_every_field_of_an_object_is_read():
     )
 
     assert spec.model_dump() == {
+        "api": "DevicePlugin",
         "gpus": [{"replicas": 2}],
         "node_selector": {"cloud.example.com/pool": "gpu", "empty": ""},
         "priority": -5,
@@ -331,6 +335,7 @@ def test_every_field_of_an_object_is_read():
 
 def test_an_object_that_says_nothing_of_nodes_holds_for_all_and_changes_a_tenth_at_a_time():
     assert object_spec().model_dump() == {
+        "api": None,
         "gpus": [{"replicas": 2}],
         "node_selector": {},
         "priority": 0,

@@ -32,7 +32,7 @@ from dra_driver.model.mps import MpsStatus
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.mig_state import MigStateFile
-from dra_driver.plan.profiles.revisions import canonical_json, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_name
 from dra_driver.settings import DoctorSettings
 from dra_driver.sim.node_spec import read_node
 from tests.cli.findings import levels
@@ -664,7 +664,7 @@ def test_the_revision_in_force_is_named_with_who_chose_it(world, server, tmp_pat
             "spec": spec,
         }
     )
-    revision = revision_name("training", canonical_json(spec["gpus"]))
+    revision = revision_name("training", canonical_rules(spec))
     said = f"NodeProfile training, revision {revision}: in force"
     with_condition(server, "True", said, labels={"gpu.nvidia.com/profile": "training"})
 

@@ -12,13 +12,13 @@ from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.node_profiles import NodeReport
 from dra_driver.plan.profiles.report import report_condition
-from dra_driver.plan.profiles.revisions import canonical_json, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_name
 from tests.fakes.api_server import ApiServer
 from tests.fakes.connected import client, server
 
 __all__ = ["client", "server"]
 WHOLE: list[Any] = [{"fractions": "Never"}]
-REVISION = revision_name("inference", canonical_json(WHOLE))
+REVISION = revision_name("inference", canonical_rules({"gpus": WHOLE}))
 
 
 def put_profile(
@@ -148,7 +148,7 @@ def test_a_label_that_names_a_node_profile_goes_before_selectors(
 ) -> None:
     put_profile(server)
     put_profile(server, "other")
-    other = revision_name("other", canonical_json(WHOLE))
+    other = revision_name("other", canonical_rules({"gpus": WHOLE}))
     put_node(server, "", NodeReport("other", other), **{PROFILE_LABEL: "other"})
 
     assert findings(client) == [(Level.OK, f"other: this node has revision {other}")]

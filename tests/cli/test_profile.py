@@ -11,7 +11,7 @@ import pytest
 from api.names import GPUS_CONFIGURED, PROFILE_REVISION_ANNOTATION
 from dra_driver.model.node_profiles import NodeReport, Revision
 from dra_driver.plan.profiles.report import report_condition
-from dra_driver.plan.profiles.revisions import canonical_json, revision_document, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_document, revision_name
 from tests.cli.conftest import Answer, Type
 from tests.fakes.api_server import ApiServer
 
@@ -46,7 +46,7 @@ def ask(server: ApiServer, type_in: Type, tmp_path: Path) -> Type:
 
 
 def named(gpus: Sequence[Any], profile: str = "inference") -> str:
-    return revision_name(profile, canonical_json(gpus))
+    return revision_name(profile, canonical_rules({"gpus": gpus}))
 
 
 def put_profile(server: ApiServer, gpus: Sequence[Any], **status: Any) -> None:
@@ -65,7 +65,7 @@ def put_revisions(server: ApiServer, *gpus: Sequence[Any], owner_uid: str = "") 
     """Revisions of the profile, oldest first, numbered from 1 on."""
     uid = owner_uid or server.objects("nodeprofiles")[0]["metadata"]["uid"]
     for number, each in enumerate(gpus, 1):
-        revision = Revision(named(each), "inference", number, canonical_json(each), uid)
+        revision = Revision(named(each), "inference", number, canonical_rules({"gpus": each}), uid)
         server.put(revision_document(revision, NAMESPACE))
 
 
@@ -228,6 +228,16 @@ def test_undo_goes_back_to_the_revision_before(server: ApiServer, ask: Type) -> 
     answer = ask("undo", "inference")
 
     assert answer.out == f'NodeProfile "inference" is back at revision 2 ({named(WHOLE)})\n'
+    assert spec(server) == {"gpus": WHOLE}
+
+
+def test_undo_brings_back_the_api_too(server: ApiServer, ask: Type) -> None:
+    put_profile(server, WHOLE)
+    put_revisions(server, WHOLE)
+    [document] = server.objects("nodeprofiles")
+    server.put({**document, "spec": {"gpus": WHOLE, "api": "DRA"}})
+
+    assert ask("undo", "inference").code == 0
     assert spec(server) == {"gpus": WHOLE}
 
 

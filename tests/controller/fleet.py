@@ -12,7 +12,7 @@ from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient, ApiTimeouts
 from dra_driver.model.node_profiles import NodeReport
 from dra_driver.plan.profiles.report import read_report, report_condition
 from dra_driver.plan.profiles.revisions import (
-    canonical_json,
+    canonical_rules,
     profile_of_revision,
     revision_name,
 )
@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 def revision(replicas: int, profile: str = PROFILE) -> str:
     """The name of the revision whose GPUs have so many replicas."""
-    return revision_name(profile, canonical_json([{"replicas": replicas}]))
+    return revision_name(profile, canonical_rules({"gpus": [{"replicas": replicas}]}))
 
 
 def profile_document(replicas: int = 1, name: str = PROFILE, **spec: Any) -> Document:

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.model.node_profiles import Revision
-from dra_driver.plan.profiles.revisions import canonical_json, revision_document
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_document
 from tests.controller.conftest import QUICK, StartController
 from tests.controller.fleet import (
     PROFILE,
@@ -182,7 +182,7 @@ def test_a_revision_that_somebody_deleted_is_kept_again(
 def test_a_profile_that_was_deleted_without_its_revisions_can_be_applied_again(
     fleet: Fleet, controller: StartController
 ) -> None:
-    kept = Revision(revision(4), PROFILE, 3, canonical_json([{"replicas": 4}]), "former")
+    kept = Revision(revision(4), PROFILE, 3, canonical_rules({"gpus": [{"replicas": 4}]}), "former")
     orphan = revision_document(kept, "gpus")
     orphan["metadata"].pop("ownerReferences")
     fleet.create(orphan)

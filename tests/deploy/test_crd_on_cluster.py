@@ -141,6 +141,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "replicas": st.integers(0, 3) | st.just(1001),
     "rename": st.booleans(),
     "failRequestsGreaterThanOne": st.booleans(),
+    "allocationPolicy": st.sampled_from(["Auto", "Packed", "Distributed", "Random"]),
     "strategies": st.lists(WORDS, max_size=2),
     "defaultStrategy": WORDS,
     "mpsTenants": st.sampled_from(["Any", "NonRoot", "UserNamespaces"]),
@@ -219,7 +220,14 @@ def test_what_only_objects_say_has_its_defaults(api: ApiClient) -> None:
         },
         "revisionHistoryLimit": 10,
     }
-    assert validated(NodeProfileObjectSpec, spec).model_dump(by_alias=True) == spec
+    read = validated(NodeProfileObjectSpec, spec)
+    assert read.model_dump(by_alias=True, exclude_none=True) == spec
+
+
+@pytest.mark.parametrize("word", ["Auto", "DRA", "DevicePlugin"])
+def test_the_api_of_a_profile_is_one_of_three_words(api: ApiClient, word: str) -> None:
+    assert taken(api, profile([{}], api=word))["spec"]["api"] == word
+    assert f'spec.api: Unsupported value: "{word}s"' in refusal(api, profile([{}], api=f"{word}s"))
 
 
 AT_ONCE = "is no number of nodes from 1 on, and no percentage; write for example 10%"

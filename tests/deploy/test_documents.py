@@ -18,7 +18,7 @@ from dra_driver.model.node_profiles import (
 )
 from dra_driver.model.profiles import MigRules
 from dra_driver.plan.profiles.objects import read_node_profile
-from dra_driver.plan.profiles.revisions import decode_gpus
+from dra_driver.plan.profiles.revisions import decode_rules
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
@@ -91,10 +91,10 @@ def test_its_profiles_are_ones_that_the_driver_reads() -> None:
 def test_its_profiles_that_are_objects_are_ones_that_the_driver_reads() -> None:
     blocks = [block for block in BLOCKS if block.startswith(f"apiVersion: {names.CONFIG_VERSION}")]
     health, profile = [read_node_profile(yaml.safe_load(block)) for block in blocks]
-    [strict] = decode_gpus(health.gpus, health.name).entries
+    [strict] = decode_rules(health.rules, health.name).entries
     assert len(strict.rules.health.effects) == len(strict.rules.health.xids) == 2
     assert not profile.problem
-    assert len(decode_gpus(profile.gpus, profile.name).entries) == 2
+    assert len(decode_rules(profile.rules, profile.name).entries) == 2
 
 
 def test_every_field_that_it_shows_of_a_profile_is_one_that_the_driver_reads() -> None:
@@ -104,7 +104,7 @@ def test_every_field_that_it_shows_of_a_profile_is_one_that_the_driver_reads() -
     profile = read_node_profile({"metadata": {"name": "all-fields"}, "spec": spec})
     assert not profile.problem
     assert (profile.rollout, profile.revision_history_limit) == (RolloutRules(), 10)
-    decoded = decode_gpus(profile.gpus, profile.name)
+    decoded = decode_rules(profile.rules, profile.name)
     assert (len(decoded.entries), decoded.warnings) == (3, ())
 
 

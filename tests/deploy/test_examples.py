@@ -12,7 +12,7 @@ from api import names
 from api.claim_configs import decode_config
 from dra_driver.plan.mig.manager.layouts import decode_layouts
 from dra_driver.plan.profiles.objects import read_node_profile
-from dra_driver.plan.profiles.revisions import decode_gpus
+from dra_driver.plan.profiles.revisions import decode_rules
 from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.sim.node_spec import node_file
 from tests.deploy.chart import GOLDEN, REPOSITORY, objects
@@ -241,7 +241,7 @@ def test_a_node_profile_is_one_that_the_api_server_takes_and_selects_nodes(
     assert example.node_profile
     profile = read_node_profile(yaml.safe_load(example.node_profile.read_text()))
     assert not profile.problem
-    assert decode_gpus(profile.gpus, profile.name).entries
+    assert decode_rules(profile.rules, profile.name).entries
     [(label, value)] = profile.node_selector.items()
     text = (EXAMPLES / example.name / "README.md").read_text()
     for line in (

@@ -11,6 +11,7 @@ EVERYTHING: dict[str, Any] = {
     "replicas": 4,
     "rename": True,
     "failRequestsGreaterThanOne": True,
+    "allocationPolicy": "Packed",
     "strategies": ["TimeSlicing", "MPS"],
     "defaultStrategy": "MPS",
     "mpsTenants": "NonRoot",

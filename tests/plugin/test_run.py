@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_driver.model.node_profiles import Revision
-from dra_driver.plan.profiles.revisions import canonical_json, revision_document, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_document, revision_name
 from tests.builders import POOL, config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
@@ -142,7 +142,7 @@ def test_a_revision_is_reported_once_it_is_offered_and_gpus_in_use_until_they_fo
 
 def keep_revision(server: ApiServer, *gpus: dict[str, object]) -> str:
     """A revision of the profile inference, as the controller keeps it; its name."""
-    text = canonical_json(list(gpus))
+    text = canonical_rules({"gpus": list(gpus)})
     revision = Revision(revision_name("inference", text), "inference", 1, text, owner_uid="1")
     server.put(revision_document(revision, "gpus"))
     return revision.name

@@ -32,6 +32,7 @@ from dra_driver.model.node_profiles import NodeProfileObject, NodeView, Revision
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.report import read_node
 from dra_driver.plan.profiles.revisions import (
+    RULES,
     earlier_revision,
     read_revision,
     revisions_path,
@@ -86,7 +87,7 @@ class ProfileCommand:
             if target.name == profile.revision:
                 return f'NodeProfile "{self._name}": its spec is revision {target.number} already'
             try:
-                self._write_gpus(profile, target)
+                self._write_rules(profile, target)
             except Conflict:  # with a status of the controller, mostly
                 profile = self._read()
                 continue
@@ -149,10 +150,10 @@ class ProfileCommand:
             f'NodeProfile "{self._name}" has no revision {number}; it has: {numbers or "none"}'
         )
 
-    def _write_gpus(self, profile: NodeProfileObject, target: Revision) -> None:
+    def _write_rules(self, profile: NodeProfileObject, target: Revision) -> None:
         change = {
             "metadata": {"resourceVersion": profile.resource_version},
-            "spec": {"gpus": json.loads(target.gpus)},
+            "spec": dict.fromkeys(RULES) | json.loads(target.rules),
         }
         self._api.patch(self._path, change)
 

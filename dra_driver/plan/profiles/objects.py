@@ -17,7 +17,7 @@ from dra_driver.model.node_profiles import (
 from dra_driver.plan.profiles.revisions import (
     ApiDocument,
     ObjectMetadata,
-    canonical_json,
+    canonical_rules,
     revision_name,
 )
 
@@ -78,11 +78,11 @@ def read_node_profile(document: Any) -> NodeProfileObject:
     except ConfigError as e:
         problem = "; ".join(f"spec.{problem}".replace("spec.:", "spec:") for problem in e.problems)
         return NodeProfileObject(**fields, problem=problem)
-    gpus = canonical_json(parsed.spec["gpus"])
+    rules = canonical_rules(parsed.spec)
     return NodeProfileObject(
         **fields,
-        gpus=gpus,
-        revision=revision_name(metadata.name, gpus),
+        rules=rules,
+        revision=revision_name(metadata.name, rules),
         node_selector=spec.node_selector,
         priority=spec.priority,
         rollout=_rollout(spec.rollout),

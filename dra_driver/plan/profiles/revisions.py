@@ -1,12 +1,13 @@
 """The revisions of a NodeProfile, kept as ControllerRevisions: names, documents, numbers.
 
-A revision is named ``<profile>-<hash>`` for what ``spec.gpus`` says, so that a node that takes a
-profile by itself finds the name that the controller finds.
+A revision keeps the *rules* of the profile: ``api`` and ``gpus`` of its ``spec``. It is named
+``<profile>-<hash>`` for them, so that a node that takes a profile by itself finds the name that the
+controller finds.
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from dra_driver.plan.profiles.rules import decode_profile
 
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes': spells no words, no 0, 1 and 3 for o, l, e
 _HASH_LENGTH = 10
+RULES = ("api", "gpus")
+"""Of a spec: what nodes are given. The rest says which nodes, and how."""
 
 
 class ApiDocument(BaseModel):
@@ -54,6 +57,8 @@ class ObjectMetadata(ApiDocument):
 
 
 class _RevisionSpec(ApiDocument):
+    model_config = ConfigDict(extra="allow")
+
     gpus: list[Any]
 
 
@@ -67,9 +72,14 @@ class _ControllerRevision(ApiDocument):
     revision: int
 
 
-def canonical_json(gpus: Any) -> str:
-    """The text of a ``spec.gpus`` that is the same whatever the order of its keys."""
-    return json.dumps(gpus, sort_keys=True, separators=(",", ":"))
+def canonical_rules(spec: Mapping[str, Any]) -> str:
+    """What nodes are given of *spec*: a text that is the same whatever the order of its keys."""
+    rules = {key: spec[key] for key in RULES if spec.get(key) is not None}
+    return _canonical(rules)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def revisions_path(namespace: str) -> str:
@@ -78,13 +88,13 @@ def revisions_path(namespace: str) -> str:
     return f"/apis/apps/v1{place}/controllerrevisions"
 
 
-def revision_name(profile: str, gpus: str) -> str:
-    """The name of the revision of *profile* that keeps *gpus*, a canonical JSON.
+def revision_name(profile: str, rules: str) -> str:
+    """The name of the revision of *profile* that keeps *rules*, a canonical JSON.
 
-    >>> revision_name("inference", canonical_json([{"replicas": 4}]))
-    'inference-9pnrg5dq55'
+    >>> revision_name("inference", canonical_rules({"gpus": [{"replicas": 4}]}))
+    'inference-p8czbchrsj'
     """
-    number = int.from_bytes(hashlib.sha256(gpus.encode()).digest())
+    number = int.from_bytes(hashlib.sha256(rules.encode()).digest())
     digits: list[str] = []
     for _ in range(_HASH_LENGTH):
         number, digit = divmod(number, len(_ALPHABET))
@@ -97,10 +107,10 @@ def profile_of_revision(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def decode_gpus(gpus: str, profile: str) -> Profile:
-    """What *gpus*, the canonical JSON of a revision, means. ConfigError: every problem it has."""
+def decode_rules(rules: str, profile: str) -> Profile:
+    """What *rules*, the canonical JSON of a revision, mean. ConfigError: every problem."""
     document = {"apiVersion": CONFIG_VERSION, "kind": "NodeProfile"}
-    return decode_profile({**document, "spec": {"gpus": json.loads(gpus)}}, profile)
+    return decode_profile({**document, "spec": json.loads(rules)}, profile)
 
 
 def revision_document(revision: Revision, namespace: str) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def revision_document(revision: Revision, namespace: str) -> dict[str, Any]:
             "labels": {REVISION_PROFILE_LABEL: revision.profile},
             "ownerReferences": [owner],
         },
-        "data": {"spec": {"gpus": json.loads(revision.gpus)}},
+        "data": {"spec": json.loads(revision.rules)},
         "revision": revision.number,
     }
 
@@ -137,11 +147,12 @@ def read_revision(document: Any) -> Revision:
         ) from e
     metadata = parsed.metadata
     profile = (metadata.labels or {}).get(REVISION_PROFILE_LABEL, "")
-    gpus = canonical_json(parsed.data.spec.gpus)
-    if metadata.name != revision_name(profile, gpus):
+    # What a later release keeps beside it is part of the name.
+    rules = _canonical(parsed.data.spec.model_dump())
+    if metadata.name != revision_name(profile, rules):
         raise ConfigError(
             [
-                f"data.spec.gpus: is not what revision {show_value(metadata.name)} of NodeProfile "
+                f"data.spec: is not what revision {show_value(metadata.name)} of NodeProfile "
                 f"{show_value(profile)} keeps; delete the ControllerRevision"
             ]
         )
@@ -150,7 +161,7 @@ def read_revision(document: Any) -> Revision:
         name=metadata.name,
         profile=profile,
         number=parsed.revision,
-        gpus=gpus,
+        rules=rules,
         owner_uid=owners[0] if owners else "",
         resource_version=metadata.resource_version,
         created=metadata.creation_timestamp,
@@ -172,7 +183,7 @@ def revision_change(
             number = revision.number if revision.number > highest else highest + 1
             kept = replace(revision, number=number, owner_uid=profile.uid)
             return None if kept == revision else RevisionChange(kept, exists=True)
-    revision = Revision(profile.revision, profile.name, highest + 1, profile.gpus, profile.uid)
+    revision = Revision(profile.revision, profile.name, highest + 1, profile.rules, profile.uid)
     return RevisionChange(revision, exists=False)
 
 

@@ -20,6 +20,8 @@ from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.health import DEFAULT_HEALTH_RULES, Effect, HealthRules, Problem
 from dra_driver.model.profiles import (
     DEFAULT_RULES,
+    AllocationApi,
+    AllocationPolicy,
     GpuSelector,
     GuardPolicy,
     GuardRules,
@@ -68,9 +70,10 @@ def decode_profile(document: Any, name: str) -> Profile:
         if document.get(key) != expected
     ]
     try:
-        entries = validated(NodeProfile, document | head).spec.gpus
+        spec = validated(NodeProfile, document | head).spec
+        entries, api = spec.gpus, spec.api
     except ConfigError as e:
-        entries = _valid_entries(document)
+        entries, api = _valid_entries(document), None
         problems += e.problems
     problems += validation.problems(entries)
     if problems:
@@ -81,6 +84,7 @@ def decode_profile(document: Any, name: str) -> Profile:
             ProfileEntry(_selection(entry.select), _rules(entry), f"spec.gpus[{number}]")
             for number, entry in enumerate(entries)
         ),
+        api=AllocationApi(api) if api else AllocationApi.AUTO,
     )
 
 
@@ -154,6 +158,7 @@ def _rules(entry: GpuRules) -> Rules:
         "replicas": entry.replicas,
         "rename": entry.rename,
         "one_share": entry.fail_requests_greater_than_one,
+        "allocation_policy": entry.allocation_policy and AllocationPolicy(entry.allocation_policy),
         "strategies": entry.strategies
         and tuple(map(SharingStrategy, dict.fromkeys(entry.strategies))),
         "default_strategy": default and SharingStrategy(default),

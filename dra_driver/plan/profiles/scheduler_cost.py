@@ -6,7 +6,7 @@ from typing import Final
 
 from api.strict import ConfigError
 from dra_driver.model.node_profiles import NodeProfileObject
-from dra_driver.plan.profiles.revisions import decode_gpus
+from dra_driver.plan.profiles.revisions import decode_rules
 
 MANY_NODES: Final = 20
 """With so many nodes of 200, kube-scheduler placed 3.7 pods a second instead of 93
@@ -26,7 +26,7 @@ def slow_scheduler_warnings(
     """
     if minor_version is None or minor_version >= _FIXED_IN:
         return {}
-    creating = [each.name for each in profiles if creates_partitions(each.name, each.gpus)]
+    creating = [each.name for each in profiles if creates_partitions(each.name, each.rules)]
     number = sum(len(nodes.get(name, ())) for name in creating)
     if number < MANY_NODES:
         return {}
@@ -40,10 +40,10 @@ def slow_scheduler_warnings(
 
 
 @functools.lru_cache(maxsize=256)
-def creates_partitions(profile: str, gpus: str) -> bool:
-    """Whether *gpus*, a canonical JSON, has partitions created for claims."""
+def creates_partitions(profile: str, rules: str) -> bool:
+    """Whether *rules*, a canonical JSON, have partitions created for claims."""
     try:
-        entries = decode_gpus(gpus, profile).entries
+        entries = decode_rules(rules, profile).entries
     except ConfigError:
         return False
     return any(entry.rules.mig.dynamic for entry in entries)

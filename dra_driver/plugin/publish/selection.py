@@ -22,7 +22,7 @@ from dra_driver.model.node_profiles import NodeProfileObject
 from dra_driver.model.profiles import Profile
 from dra_driver.plan.profiles.objects import read_node_profile
 from dra_driver.plan.profiles.revisions import (
-    decode_gpus,
+    decode_rules,
     profile_of_revision,
     read_revision,
     revisions_path,
@@ -97,7 +97,7 @@ class NodeProfileReader:
         document = self._api.get(f"{self._revisions}/{quote(name, safe='')}")
         with _settings_errors():
             revision = read_revision(document)
-            return replace(decode_gpus(revision.gpus, revision.profile), revision=revision.name)
+            return replace(decode_rules(revision.rules, revision.profile), revision=revision.name)
 
     def revision_of(self, profile: NodeProfileObject, name: str) -> Profile:
         """What the revision *name* of *profile* says, which may be its spec."""
@@ -106,7 +106,7 @@ class NodeProfileReader:
         if profile.problem:
             raise SettingsError(profile.problem)
         with _settings_errors():
-            return replace(decode_gpus(profile.gpus, profile.name), revision=name)
+            return replace(decode_rules(profile.rules, profile.name), revision=name)
 
 
 @contextmanager

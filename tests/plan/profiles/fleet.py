@@ -11,7 +11,7 @@ from dra_driver.model.node_profiles import (
     Revision,
     RolloutRules,
 )
-from dra_driver.plan.profiles.revisions import canonical_json, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_name
 from dra_driver.plan.profiles.rollout import (
     Moment,
     Surroundings,
@@ -24,7 +24,7 @@ TIME = "2026-01-31T12:00:00Z"
 
 
 def gpus(replicas):
-    return canonical_json([{"replicas": replicas}])
+    return canonical_rules({"gpus": [{"replicas": replicas}]})
 
 
 def revision(replicas):
@@ -35,7 +35,7 @@ def revision(replicas):
 def profile(replicas=1, **fields: Any):
     text = gpus(replicas)
     return NodeProfileObject(
-        NAME, "uid", "1", 1, gpus=text, revision=revision_name(NAME, text), **fields
+        NAME, "uid", "1", 1, rules=text, revision=revision_name(NAME, text), **fields
     )
 
 
@@ -89,7 +89,7 @@ class Fleet:
 
     def specify(self, replicas):
         text = gpus(replicas)
-        self.change_profile(gpus=text, revision=revision_name(NAME, text))
+        self.change_profile(rules=text, revision=revision_name(NAME, text))
 
     def change_rollout(self, **fields):
         self.change_profile(rollout=replace(self.profile.rollout, **fields))

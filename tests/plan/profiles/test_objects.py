@@ -17,7 +17,8 @@ from dra_driver.model.node_profiles import (
     RolloutRules,
 )
 from dra_driver.plan.profiles.objects import read_node_profile, status_document
-from tests.plan.profiles.fleet import gpus, profile, revision
+from dra_driver.plan.profiles.revisions import revision_name
+from tests.plan.profiles.fleet import profile
 
 STATUS = ProfileStatus(
     observed_generation=3,
@@ -62,6 +63,7 @@ def test_every_field_is_read():
         document(
             {
                 "gpus": [{"replicas": 4}],
+                "api": "DRA",
                 "nodeSelector": {"pool": "x"},
                 "priority": 7,
                 "rollout": {
@@ -85,8 +87,8 @@ def test_every_field_is_read():
         1,
         created="2026-01-31T12:00:00Z",
         deleting=True,
-        gpus=gpus(4),
-        revision=revision(4),
+        rules='{"api":"DRA","gpus":[{"replicas":4}]}',
+        revision=revision_name("inference", '{"api":"DRA","gpus":[{"replicas":4}]}'),
         node_selector={"pool": "x"},
         priority=7,
         rollout=RolloutRules(5, False, 2, 60.0, True),
@@ -106,7 +108,7 @@ def test_a_percentage_of_nodes_is_rounded_up_and_at_least_one():
 def test_the_revision_is_of_the_gpus_as_the_api_server_has_them():
     read = read_node_profile(document({"gpus": [{"a field of later": None}]}))
 
-    assert (read.gpus, read.problem) == ('[{"a field of later":null}]', "")
+    assert (read.rules, read.problem) == ('{"gpus":[{"a field of later":null}]}', "")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,9 @@ def test_the_revision_is_of_the_gpus_as_the_api_server_has_them():
             {"gpus": [{}], "rollout": {"strategy": "x"}},
             "spec.rollout.strategy: unknown field",
             id="a field of a later release",
+        ),
+        pytest.param(
+            {"gpus": [{}], "api": "CDI"}, "spec.api: 'CDI' should be", id="an API of later"
         ),
         pytest.param(
             {"gpus": [{}], "rollout": {"maxUnavailable": 0}},

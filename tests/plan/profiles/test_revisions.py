@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from api.strict import ConfigError
 from dra_driver.model.node_profiles import RevisionChange
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.profiles.revisions import (
-    canonical_json,
-    decode_gpus,
+    canonical_rules,
+    decode_rules,
     earlier_revision,
     old_revisions,
     profile_of_revision,
@@ -41,7 +42,7 @@ def document(revision, **metadata):
 def test_a_revision_is_named_for_the_profile_and_what_it_says():
     name = revision_name("inference", gpus(4))
 
-    assert name == "inference-9pnrg5dq55"
+    assert name == "inference-p8czbchrsj"
     assert profile_of_revision(name) == "inference"
     assert name != revision_name("inference", gpus(5))
 
@@ -49,15 +50,15 @@ def test_a_revision_is_named_for_the_profile_and_what_it_says():
 def test_the_order_of_keys_makes_no_other_revision():
     one, other = [{"a": 1, "b": [{"c": 2, "d": 3}]}], [{"b": [{"d": 3, "c": 2}], "a": 1}]
 
-    assert canonical_json(one) == canonical_json(other)
+    assert canonical_rules({"gpus": one}) == canonical_rules({"gpus": other})
 
 
 @given(JSON)
 def test_any_json_has_a_name_in_kubernetes_alphabet(value):
-    name = revision_name("p", canonical_json(value))
+    name = revision_name("p", canonical_rules({"gpus": [value]}))
 
     assert re.fullmatch(r"p-[bcdfghjklmnpqrstvwxz2456789]{10}", name)
-    assert json.loads(canonical_json(value)) == value
+    assert json.loads(canonical_rules({"gpus": [value]})) == {"gpus": [value]}
 
 
 def test_revisions_are_in_one_namespace_or_looked_for_in_all():
@@ -71,7 +72,7 @@ def test_a_controller_revision_goes_with_its_profile():
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": {
-            "name": "inference-9pnrg5dq55",
+            "name": "inference-p8czbchrsj",
             "namespace": "gpus",
             "labels": {"resource.nvidia.com/node-profile": "inference"},
             "ownerReferences": [
@@ -109,7 +110,7 @@ def test_a_revision_that_nobody_owns_is_read():
         pytest.param({"data": None}, "data: ", id="no data"),
         pytest.param(
             {"data": {"spec": {"gpus": []}}},
-            r"data\.spec\.gpus: is not what revision 'inference-9pnrg5dq55' of NodeProfile "
+            r"data\.spec: is not what revision 'inference-p8czbchrsj' of NodeProfile "
             "'inference' keeps",
             id="data of another revision",
         ),
@@ -122,14 +123,37 @@ def test_garbage_is_refused_with_what_is_wrong(changed, problem):
 
 
 def test_a_revision_means_what_a_profile_of_its_gpus_means():
-    (entry,) = decode_gpus(gpus(4), "inference").entries
+    (entry,) = decode_rules(gpus(4), "inference").entries
 
     assert entry.rules.replicas == 4
 
 
+def test_a_revision_keeps_the_api_beside_the_gpus():
+    spec = {"gpus": [{"replicas": 4}], "api": "DevicePlugin", "priority": 3}
+    rules = canonical_rules(spec)
+    revision = replace(kept(4), name=revision_name("inference", rules), rules=rules)
+
+    read = read_revision(document(revision))
+
+    assert read == revision
+    assert revision.name != revision_name("inference", gpus(4))
+    assert decode_rules(read.rules, "inference").api is AllocationApi.DEVICE_PLUGIN
+
+
+def test_a_revision_of_a_later_release_is_read_and_says_what_is_not_known():
+    rules = '{"gpus":[{}],"later":1}'
+    revision = replace(kept(4), name=revision_name("inference", rules), rules=rules)
+
+    read = read_revision(document(revision))
+
+    assert read == revision
+    with pytest.raises(ConfigError, match=r"spec\.later: unknown field"):
+        decode_rules(read.rules, "inference")
+
+
 def test_a_revision_that_means_nothing_is_refused_with_the_field():
     with pytest.raises(ConfigError, match=r"spec\.gpus\[0\]\.replicas"):
-        decode_gpus(gpus("many"), "inference")
+        decode_rules(gpus("many"), "inference")
 
 
 def test_the_revision_of_the_spec_is_created_with_the_next_number():

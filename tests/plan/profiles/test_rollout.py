@@ -249,7 +249,7 @@ def test_no_time_passes_while_nothing_is_given(refusals):
 
 
 def test_a_node_that_cannot_be_taken_back_holds_an_undo_up_for_its_deadline_only():
-    undone = replace(changing("node-0001"), revision=revision(1), gpus=kept(1).gpus)
+    undone = replace(changing("node-0001"), revision=revision(1), rules=kept(1).rules)
     first = decide(undone, *old(1, 2), seconds=100.0)
     late = decide(undone, *old(1, 2), seconds=700.0, since=first.given_since)
 

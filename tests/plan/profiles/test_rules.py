@@ -14,6 +14,8 @@ from api.names import PROFILE_LABEL
 from api.strict import ConfigError
 from dra_driver.model.health import Effect, HealthRules, Problem
 from dra_driver.model.profiles import (
+    AllocationApi,
+    AllocationPolicy,
     GpuSelector,
     GuardPolicy,
     GuardRules,
@@ -80,6 +82,7 @@ def test_every_field_becomes_a_rule():
         replicas=4,
         rename=True,
         failRequestsGreaterThanOne=True,
+        allocationPolicy="Packed",
         strategies=["MPS", "TimeSlicing", "MPS"],
         defaultStrategy="TimeSlicing",
         memory={"least": "2Gi", "step": "512Mi"},
@@ -99,6 +102,7 @@ def test_every_field_becomes_a_rule():
         replicas=4,
         rename=True,
         one_share=True,
+        allocation_policy=AllocationPolicy.PACKED,
         strategies=(SharingStrategy.MPS, SharingStrategy.TIME_SLICING),
         memory_least=2 * GIB,
         memory_step=GIB // 2,
@@ -118,6 +122,31 @@ def test_every_field_becomes_a_rule():
             recovery_seconds=120,
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "api"),
+    [
+        (None, AllocationApi.AUTO),
+        ("Auto", AllocationApi.AUTO),
+        ("DRA", AllocationApi.DRA),
+        ("dra", AllocationApi.DRA),
+        ("deviceplugin", AllocationApi.DEVICE_PLUGIN),
+    ],
+)
+def test_a_profile_says_by_which_api_gpus_are_given_out(word, api):
+    written = {**HEAD, "spec": {"api": word, "gpus": [{}]}}
+
+    assert decode_profile(written, "p") == replace(profile({}), api=api)
+
+
+def test_an_api_that_there_is_not_is_told_with_all_else_that_is_wrong():
+    with pytest.raises(ConfigError) as refused:
+        decode_profile({**HEAD, "spec": {"api": "CDI", "gpus": [{"replicas": 0}]}}, "p")
+
+    api, replicas = refused.value.problems
+    assert api == "spec.api: 'CDI' should be 'Auto', 'DRA' or 'DevicePlugin'"
+    assert replicas.startswith("spec.gpus[0].replicas: 0")
 
 
 @pytest.mark.parametrize(

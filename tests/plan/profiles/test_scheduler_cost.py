@@ -3,19 +3,19 @@
 import pytest
 
 from dra_driver.model.node_profiles import NodeProfileObject
-from dra_driver.plan.profiles.revisions import canonical_json
+from dra_driver.plan.profiles.revisions import canonical_rules
 from dra_driver.plan.profiles.scheduler_cost import (
     MANY_NODES,
     creates_partitions,
     slow_scheduler_warnings,
 )
 
-DYNAMIC = canonical_json([{"mig": {"mode": "Dynamic"}}])
-PLAIN = canonical_json([{"replicas": 2}])
+DYNAMIC = canonical_rules({"gpus": [{"mig": {"mode": "Dynamic"}}]})
+PLAIN = canonical_rules({"gpus": [{"replicas": 2}]})
 
 
-def profile(name: str, gpus: str) -> NodeProfileObject:
-    return NodeProfileObject(name, name, "1", gpus=gpus)
+def profile(name: str, rules: str) -> NodeProfileObject:
+    return NodeProfileObject(name, name, "1", rules=rules)
 
 
 def warned(minor: int | None, **nodes: int) -> set[str]:
@@ -48,4 +48,4 @@ def test_the_warning_has_the_measured_figure_and_what_costs_nothing() -> None:
 
 
 def test_gpus_that_cannot_be_read_create_nothing() -> None:
-    assert not creates_partitions("p", canonical_json([{"nonsense": 1}]))
+    assert not creates_partitions("p", canonical_rules({"gpus": [{"nonsense": 1}]}))

@@ -1,7 +1,7 @@
 """NodeProfiles and their revisions in a fake API server, and a Node that chooses among them."""
 
 from dra_driver.model.node_profiles import Revision
-from dra_driver.plan.profiles.revisions import canonical_json, revision_document, revision_name
+from dra_driver.plan.profiles.revisions import canonical_rules, revision_document, revision_name
 
 NODE = "n1"
 NAMESPACE = "gpus"
@@ -15,7 +15,7 @@ def gpus(replicas):
 
 def named(profile, replicas):
     """The name of the revision of *profile* with so many replicas."""
-    return revision_name(profile, canonical_json(gpus(replicas)))
+    return revision_name(profile, canonical_rules({"gpus": gpus(replicas)}))
 
 
 def put_profile(server, name, replicas, current=0, finalizers=(), **spec):
@@ -34,7 +34,7 @@ def put_profile(server, name, replicas, current=0, finalizers=(), **spec):
 
 def put_revision(server, profile, replicas):
     """A revision of *profile*, as the controller keeps it; its name."""
-    text = canonical_json(gpus(replicas))
+    text = canonical_rules({"gpus": gpus(replicas)})
     revision = Revision(revision_name(profile, text), profile, 1, text, owner_uid="1")
     server.put(revision_document(revision, NAMESPACE))
     return revision.name
