@@ -19,14 +19,17 @@ PodUid = NewType("PodUid", str)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimRef:
-    """Which claim the kubelet means: with the same name and another UID it is another claim."""
+    """Which claim the kubelet means: with the same name and another UID it is another claim.
+
+    Without a namespace it is not of the API server: ``model.records.AllocationClaim``.
+    """
 
     namespace: str
     name: str
     uid: ClaimUid
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
     def named_for(self, namespace: str) -> str:
         """What tenants of *namespace* are told of it: who the others are is not theirs to know."""

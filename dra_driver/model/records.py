@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from dra_driver.k8s.claims import ClaimRef, Pod, PreparedDevice, ShareId
+from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid, Pod, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
@@ -93,13 +94,29 @@ class DeviceAllocation:
     ids: tuple[DeviceId, ...]  # sorted
 
 
+ALLOCATION_UID_PREFIX: Final = "dp-"  # a UID of Kubernetes has no letter p
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationClaim(Claim):
+    """What *allocation* amounts to, with one result for each id, in their order. Its namespace is
+    empty and it has no pods: these are known once the container is about to start."""
+
+    allocation: DeviceAllocation = field(kw_only=True)
+
+
+def is_allocation(uid: ClaimUid) -> bool:
+    """Whether the UID is of an allocation, and of no claim of the API server."""
+    return uid.startswith(ALLOCATION_UID_PREFIX)
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
     """What the ledger knows of a claim.
 
     *allocation*: it is no claim of the API server, but what a container has by the device-plugin
-    API. Its UID follows from the devices. Its pod, with whose namespace the steps come, is known
-    once the container is about to start.
+    API. Its UID follows from the devices. Its pod is known once the container is about to start:
+    from then on the namespace is the pod's.
 
     *prepared*, *spec* (the text of its CDI file) and *documents* (its device metadata) are there
     once the claim is completed; a record without them is of a claim whose preparation began and may
@@ -119,6 +136,14 @@ class ClaimRecord:
     @property
     def completed(self) -> bool:
         return self.prepared is not None
+
+    def used_in(self, namespace: str) -> "ClaimRecord":
+        """The record of an allocation whose pod is in *namespace*."""
+        if namespace == self.claim.namespace:
+            return self
+        claim = replace(self.claim, namespace=namespace)
+        holdings = tuple(replace(holding, claim=claim) for holding in self.holdings)
+        return replace(self, claim=claim, holdings=holdings)
 
     @property
     def namespaces(self) -> tuple[MpsNamespace, ...]:

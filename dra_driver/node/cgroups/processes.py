@@ -18,6 +18,7 @@ from dra_driver.base.files import disk_call
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.k8s.pods import Container
 from dra_driver.model.processes import CgroupProcesses, ContainerProcess
+from dra_driver.model.records import is_allocation
 from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
 from dra_driver.node.cgroups.procfs import read_proc_file
 from dra_driver.node.cgroups.tree import (
@@ -139,12 +140,13 @@ def pods_given(claim: ClaimRef, containers: Iterable[Container]) -> frozenset[Po
     """The pods with a container that was given *claim*.
 
     Containers of other namespaces do not count, whatever they mount, unless only the UID of the
-    claim is known.
+    claim is known. An allocation has no namespace of its own: its last user may be of another one.
     """
+    anywhere = not claim.namespace or is_allocation(claim.uid)
     return frozenset(
         container.pod
         for container in containers
-        if claim.uid in container.claims and claim.namespace in ("", container.namespace)
+        if claim.uid in container.claims and (anywhere or container.namespace == claim.namespace)
     )
 
 

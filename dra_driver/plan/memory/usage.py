@@ -119,7 +119,7 @@ def possible_owners(
         share
         for share in gpu_shares
         if share.claim.uid in container_claims.known
-        and share.claim.namespace == container_claims.namespace
+        and share.claim.namespace in ("", container_claims.namespace)
     ]
     pod_shares = [share for share in gpu_shares if process.pod in share.pods]
     possible_shares = [

@@ -226,9 +226,14 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
     """The pods whose spec matters: the claim has several requests or is not for everybody, or the
     pod may have GPUs of other claims.
 
-    The pod for which a claim was prepared is among them: the record does not say which it was.
+    The pod for which a claim was prepared is among them: the record does not say which it was. No
+    pod joins an allocation, which is one container's.
     """
-    known = [record for record in records if record.completed and record.computes]
+    known = [
+        record
+        for record in records
+        if record.completed and record.computes and record.allocation is None
+    ]
     uses = Counter(pod.uid for record in known for pod in record.pods)
     unnoticed = {record.claim.namespace for record in known if _is_joined_unnoticed(record)}
     return tuple(

@@ -16,6 +16,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.model.offer import Device, Fractional, Replica
 from dra_driver.model.profiles import MpsServerScope, MpsTenants
+from dra_driver.model.records import AllocationClaim
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.mps.containers import (
     container_requests,
@@ -55,7 +56,8 @@ def with_namespaces(
     """*grants*, each with its namespace where it is shared by MPS.
 
     *pods*: those of the claim. PodsNeeded: they are None, and it depends on them. ClaimError:
-    every problem of containers that cannot be served like this.
+    every problem of containers that cannot be served like this. Of an allocation one container has
+    everything, and whose that is is looked at before it starts.
     """
     parts = [MpsPart(g, g.sharing) for g in grants if isinstance(g.sharing, MpsShared)]
     if not parts:
@@ -63,7 +65,8 @@ def with_namespaces(
     under = {part.request for part in parts}
     everything = {g.allocation.base_request for g in grants if not g.allocation.admin}
     tenants = strictest_tenants(part.grant.device.rules.tenants for part in parts)
-    if pods is None and (len(everything) > 1 or tenants is not MpsTenants.ANY):
+    depends_on_pods = len(everything) > 1 or tenants is not MpsTenants.ANY
+    if pods is None and depends_on_pods and not isinstance(claim, AllocationClaim):
         raise PodsNeeded("it is shared by MPS")
     used = container_requests(pods or ())
     groups = _groups(under, [container.requests(claim.ref, under) for container in used])

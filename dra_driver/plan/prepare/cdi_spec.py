@@ -6,7 +6,7 @@ The environment belongs to the devices, so that a container learns of what it ha
 is the minor number, of a MIG partition with its name (``0_MIG_1G10GB_19_0``)::
 
     GPU_DEVICE_<N>_UUID=GPU-…             as NVML and CUDA_VISIBLE_DEVICES know it
-    GPU_DEVICE_<N>_CLAIM=<namespace>/<name>  the claim that gives it
+    GPU_DEVICE_<N>_CLAIM=<namespace>/<name>  the claim that gives it, if it is one
     GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
     GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
 
@@ -78,6 +78,7 @@ class ContainerDevice:
     share: ShareId | None = None
     consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity): what of it may be used
     device: DeviceName | None = None  # where it is not called as its GPU is: "gpu-0-mon"
+    place: int | None = None  # among the devices of an allocation; None: of a claim
     document: MetadataDocument | None = None  # that containers with this device can read
     request: str = ""  # with its claim, as the pod knows them: "gpu-cache"
     requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
@@ -98,9 +99,8 @@ def claim_spec(
     """
     by_name: dict[str, list[ContainerDevice]] = defaultdict(list)
     for granted_device in sorted(granted, key=_order):
-        name = cdi_device_name(
-            claim.uid, granted_device.device or granted_device.gpu.name, granted_device.share
-        )
+        device = granted_device.device or granted_device.gpu.name
+        name = cdi_device_name(claim.uid, device, granted_device.share, granted_device.place)
         by_name[name].append(granted_device)
     return Spec(
         kind=f"{cdi_vendor(driver)}/{names.CDI_CLASS}",
@@ -126,20 +126,33 @@ def cdi_vendor(driver: str = names.DRIVER) -> str:
     return f"k8s.{driver}"
 
 
-def cdi_device_name(uid: ClaimUid, device: DeviceName, share: ShareId | None = None) -> str:
-    """The CDI name of one device of one claim: unique, since runtimes keep what they have read."""
+def cdi_device_name(
+    uid: ClaimUid, device: DeviceName, share: ShareId | None = None, place: int | None = None
+) -> str:
+    """The CDI name of one device of one claim: unique, since runtimes keep what they have read.
+
+    Of an allocation it is known by its *place*: the kubelet keeps the answer, also while the node
+    reboots, and GPUs may be numbered otherwise after that.
+    """
+    if place is not None:
+        return f"{uid}-{place}"
     return "-".join((uid, device) if share is None else (uid, device, share))
 
 
 def cdi_device_id(
-    uid: ClaimUid, device: DeviceName, share: ShareId | None = None, driver: str = names.DRIVER
+    uid: ClaimUid,
+    device: DeviceName,
+    share: ShareId | None = None,
+    driver: str = names.DRIVER,
+    place: int | None = None,
 ) -> str:
     """The CDI name in full, which the kubelet hands on to the container runtime.
 
     >>> cdi_device_id(ClaimUid("0b7e"), DeviceName("gpu-0"))
     'k8s.gpu.nvidia.com/claim=0b7e-gpu-0'
     """
-    return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
+    name = cdi_device_name(uid, device, share, place)
+    return str(qualify(cdi_vendor(driver), names.CDI_CLASS, name))
 
 
 def _of_device(claim: ClaimRef, device: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
@@ -154,8 +167,9 @@ def _of_device(claim: ClaimRef, device: ContainerDevice, nodes: DeviceFiles) -> 
     uuid = device.instance.uuid if device.instance else device.gpu.uuid
     # A driver without MIG has nothing to monitor it with.
     capabilities = [nodes.capabilities[c] for c in device.capabilities if c in nodes.capabilities]
+    claims = (f"{prefix}_CLAIM={claim}",) if claim.namespace else ()
     return ContainerEdits(
-        env=(f"{prefix}_UUID={uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
+        env=(f"{prefix}_UUID={uuid}", *claims, *shares, *requested),
         device_nodes=(_node(nodes.gpus[device.gpu.minor]), *map(_node, capabilities)),
     )
 

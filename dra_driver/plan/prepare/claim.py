@@ -16,7 +16,7 @@ from dra_driver.k8s.claims import AllocationResult, Claim, ClaimRef
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Replica
 from dra_driver.model.profiles import MpsTenants
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import AllocationClaim, ClaimRecord, Holding
 from dra_driver.model.steps import (
     RemoveMpsNamespace,
     SetTimeSlice,
@@ -80,6 +80,7 @@ class ClaimPlan:
             self.steps,
             pods=self.claim.pods,
             pod_claim_name=self.claim.pod_claim_name,
+            allocation=self.claim.allocation if isinstance(self.claim, AllocationClaim) else None,
         )
         object.__setattr__(self, "record", record)
 
@@ -100,6 +101,10 @@ def plan_claim(
 
     *others*: what other claims hold of the same GPUs. *pods*: those that use the claim.
 
+    The kubelet counts the devices that it allocates, and may have given out again what its last
+    user still has: an allocation is in no other one's way before its container starts
+    (``plugin.device_plugin``). What depends on its pod is seen to then, too.
+
     ClaimError: it can never work like this. UnknownDevice: a device is not (or no longer) here.
     DeviceHeldByClaim: another claim has to go first. DeviceUnhealthy: a device has a taint that the
     claim does not tolerate. A message names each such problem.
@@ -112,9 +117,10 @@ def plan_claim(
     _refuse_misuse(claim, devices, amounts)
     grants = with_namespaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
-    _refuse_conflicts(claim, grants, others)
+    _refuse_conflicts(claim, grants, _in_the_way(claim, others))
     without_steps = ClaimPlan(claim, grants, _holdings(claim, grants))
-    _refuse_strict_for_nobody(without_steps.record)
+    if not isinstance(claim, AllocationClaim):
+        _refuse_strict_for_nobody(without_steps.record)
     steps: tuple[Step, ...] = (
         *partition_steps(grants, others),
         *(step for _, step in sorted(intervals.items())),
@@ -318,6 +324,13 @@ def undo_steps(record: ClaimRecord, others: Sequence[ClaimRecord]) -> tuple[Step
         *restored_memory_limit_steps(record, others),
         *restore_steps(record, others),
     )
+
+
+def _in_the_way(claim: Claim, others: Sequence[ClaimRecord]) -> Sequence[ClaimRecord]:
+    """Those of *others* from which *claim* cannot take anything."""
+    if not isinstance(claim, AllocationClaim):
+        return others
+    return [record for record in others if record.allocation is None]
 
 
 _Conflict = tuple[str, str]  # for the node's log, and for tenants of the claim's namespace

@@ -44,6 +44,7 @@ def records_with_pods(
     """*records* with the pods of those *containers* that were given their claims.
 
     A claim is used in its own namespace only, so whatever else a container mounts is not believed.
+    An allocation is used in the namespace of whoever has it.
     """
     given: dict[ClaimUid, dict[Pod, str]] = {}
     for container in containers:
@@ -59,6 +60,8 @@ def records_with_pods(
 
 def _with(record: ClaimRecord, given: dict[Pod, str]) -> ClaimRecord:
     known = {pod.uid for pod in record.pods}
+    if record.allocation is not None and not known:
+        record = record.used_in(min(given.values()))
     more = {
         pod
         for pod, namespace in given.items()

@@ -16,6 +16,7 @@ from dra_driver.kubeletplugin.device_metadata import (
 )
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
+from dra_driver.model.records import AllocationClaim
 from dra_driver.plan.offer.slice_documents import attributes_of
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount
 from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id
@@ -89,6 +90,7 @@ def container_devices(
             grant.allocation.share,
             share_facts(grant.allocation, grant.amount),
             grant.device.name,
+            _place(plan, index),
             documents_to_mount.pop(grant.allocation.base_request, None),
             f"{claim}-{grant.allocation.base_request}",
             share_facts(
@@ -99,8 +101,13 @@ def container_devices(
             grant.instance,
             driver_capabilities(grant),
         )
-        for grant in plan.grants
+        for index, grant in enumerate(plan.grants)
     )
+
+
+def _place(plan: ClaimPlan, index: int) -> int | None:
+    """By which the device of a grant is known to container runtimes; None: by its name."""
+    return index if isinstance(plan.claim, AllocationClaim) else None
 
 
 def driver_capabilities(grant: DeviceGrant) -> tuple[str, ...]:
@@ -128,10 +135,12 @@ def prepared_devices(plan: ClaimPlan, driver: str) -> tuple[PreparedDevice, ...]
             device=grant.allocation.device,
             # The kubelet tells a device's health by its first name, which is of no other one.
             cdi_ids=(
-                cdi_device_id(uid, grant.device.name, grant.allocation.share, driver),
+                cdi_device_id(
+                    uid, grant.device.name, grant.allocation.share, driver, _place(plan, index)
+                ),
                 driver_spec_id(driver),
             ),
             share=grant.allocation.share,
         )
-        for grant in plan.grants
+        for index, grant in enumerate(plan.grants)
     )

@@ -170,6 +170,8 @@ class DeviceStatusWriter:
         if record is None:
             self._look_at_all(_AFTER_SECONDS)
             return
+        if record.allocation is not None:
+            return  # the API server knows nothing of it
         uid = record.claim.uid
         due = self._clock() + _AFTER_SECONDS
         if self._sources.ledger.known(uid) is None:
@@ -232,7 +234,8 @@ class DeviceStatusWriter:
 
     def _find_changes(self, now: float) -> None:
         """Have a look at every claim whose status may say something else than is written."""
-        prepared = {record.claim.uid for record in self._sources.ledger.records()}
+        records = self._sources.ledger.records()
+        prepared = {record.claim.uid for record in records if record.allocation is None}
         self._unread |= prepared - self._written.keys()
         with self._lock:
             for uid in prepared | self._written.keys():

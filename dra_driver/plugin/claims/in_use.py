@@ -53,6 +53,14 @@ class InUseCheck:
                 "the claim waits for its end"
             )
 
+    def pods_using(self, record: ClaimRecord) -> tuple[Pod, ...]:
+        """The pods, recorded or not, in which a process lives in a container that was given what is
+        recorded. NodeError: that is not known."""
+        containers = self._processes.containers()
+        pods = pods_given(record.claim, containers) | frozenset(record.pods)
+        cgroups = cgroups_given_claim(record.claim.uid, self._processes.of(pods, containers))
+        return tuple(sorted({pod for pod, _ in self._living(cgroups)}))
+
     def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
         """Those of *pods* in which a process lives in a container that was given *claim*."""
         cgroups = cgroups_given_claim(claim, self._processes.of(pods))

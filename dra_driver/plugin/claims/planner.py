@@ -24,7 +24,7 @@ from dra_driver.k8s.claims import Claim, ClaimRef, Pod
 from dra_driver.k8s.pods import PodReader, PodSpec
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import Offer, gpu_name_of
-from dra_driver.model.records import ClaimRecord
+from dra_driver.model.records import AllocationClaim, ClaimRecord, is_allocation
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.mig.claims import partitions_left_behind
@@ -44,6 +44,8 @@ def refuse_unreadable(claim: Claim, offer: Offer, set_aside: Iterable[DamagedRec
         (device.gpu.uuid if device else None, gpu_name_of(name)) for name, device in devices.items()
     }
     for aside in set_aside:
+        if isinstance(claim, AllocationClaim) and is_allocation(aside.uid):
+            continue  # it would be in nobody's way if it could be read
         if aside.uid != claim.ref.uid and any(aside.may_hold(*gpu) for gpu in gpus):
             waits = f"claim {claim.ref} has to wait: its device may be held by"
             until = "it is settled as soon as the API server can be asked about that claim"
@@ -104,7 +106,7 @@ class ClaimPods:
 
     def _beside(self, mine: ClaimRecord) -> Sequence[ClaimRecord]:
         """The claims that no container can have together with *mine*, whoever uses them."""
-        if not mine.computes:
+        if not mine.computes or mine.allocation is not None:
             return ()
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
         candidates = self._ledger.records() if mine.namespaces else self._ledger.served()
@@ -127,13 +129,15 @@ class ClaimPods:
 
 
 def _computing_beside(claim: ClaimRef, records: Iterable[ClaimRecord]) -> Sequence[ClaimRecord]:
-    """Those of other claims of its namespace that hold more than admin access."""
+    """Those of other claims of its namespace that hold more than admin access. An allocation is no
+    claim that a container could name besides."""
     return [
         record
         for record in records
         if record.claim.namespace == claim.namespace
         and record.claim.uid != claim.uid
         and record.computes
+        and record.allocation is None
     ]
 
 

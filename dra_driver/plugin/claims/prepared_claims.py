@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.threads import NamedLocks
-from dra_driver.k8s.claims import Claim, ClaimUid
+from dra_driver.k8s.claims import Claim, ClaimUid, Pod
 from dra_driver.model.gpus import Gpu
 from dra_driver.model.mps import MpsNamespace
 from dra_driver.model.records import ClaimRecord
@@ -73,7 +73,18 @@ class PreparedClaims:
             return False
         with self._prepared(claim.ref.uid) as record:
             if record is not None:
-                self._change_pods(record, claim)
+                self._change_pods(record, record, claim.pods)
+            return record is not None
+
+    def give_to(self, uid: ClaimUid, namespace: str, pods: tuple[Pod, ...]) -> bool:
+        """A container of these *pods* in *namespace* has what is recorded under *uid*, an
+        allocation: what holds for pods holds for these from now on. False: nothing is recorded.
+
+        NodeError: a limit that has to hold could not be set.
+        """
+        with self._prepared(uid) as record:
+            if record is not None:
+                self._change_pods(record, record.used_in(namespace), pods)
             return record is not None
 
     def serve_again(self, uid: ClaimUid) -> None:
@@ -134,19 +145,20 @@ class PreparedClaims:
             act()
         return True
 
-    def _change_pods(self, record: ClaimRecord, claim: Claim) -> None:
+    def _change_pods(self, before: ClaimRecord, record: ClaimRecord, pods: tuple[Pod, ...]) -> None:
         """Record, act, record. The limit of a pod that left goes once none of its containers is
         known to have been given the claim (``dra_driver.plugin.memory.pod_limits``); as long as
         they are ending, it is of the claim's pods.
         """
-        both = tuple(sorted({*record.pods, *claim.pods}))
-        pods_gone = tuple(pod for pod in record.pods if pod not in claim.pods)
-        ending = self._users.still_using(claim.ref.uid, pods_gone) if pods_gone else ()
-        after = replace(record, pods=tuple(sorted({*claim.pods, *ending})))
-        if after == record:
-            return
-        self._ledger.write(replace(record, pods=both))
-        others = self._ledger.neighbours(record.claim.uid, record.gpus)
+        uid = record.claim.uid
+        pods_gone = tuple(pod for pod in record.pods if pod not in pods)
+        ending = self._users.still_using(uid, pods_gone) if pods_gone else ()
+        after = replace(record, pods=tuple(sorted({*pods, *ending})))
+        if after != before:
+            both = tuple(sorted({*record.pods, *pods}))
+            self._ledger.write(replace(record, pods=both))
+        others = self._ledger.neighbours(uid, record.gpus)
         for step in memory_limit_steps(after, others):
             self._node.carry_out(step)
-        self._ledger.write(after)
+        if after != before:
+            self._ledger.write(after)

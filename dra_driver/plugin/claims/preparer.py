@@ -25,7 +25,7 @@ from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import Offer
-from dra_driver.model.records import ClaimRecord
+from dra_driver.model.records import AllocationClaim, ClaimRecord
 from dra_driver.model.steps import CreatePartition, ServeMpsNamespace
 from dra_driver.plan.mig.claims import with_created
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
@@ -89,11 +89,24 @@ class Preparer:
                         return done
                 raise
             # Whoever can create a claim says how long it takes to read: nobody waits for that.
-            decoded = with_decoded_configs(claim)
-            try:
-                return self._prepare_when_free(decoded, deadline, hand_over)
-            finally:  # a claim that could not be taken back after an error is begun
-                self._changed(self._ledger.known(ref.uid))
+            return self._prepare_and_tell(with_decoded_configs(claim), deadline, hand_over)
+
+    def allocate(self, claim: AllocationClaim, timeouts: CallTimeouts) -> Sequence[PreparedDevice]:
+        """The same for what the kubelet gave to a container, of which it alone knows."""
+        deadline = Deadline(timeouts.all)
+        hand_over = Deadline(timeouts.hand_over, within=deadline)
+        with self._locks.claims.hold([claim.ref.uid], deadline.remaining):
+            return self._prepare_and_tell(claim, deadline, hand_over)
+
+    def recorded(self, ref: ClaimRef, seconds: float) -> Sequence[PreparedDevice] | None:
+        """The same answer again, without a look at anything else, within *seconds*. None: there is
+        none."""
+        deadline = Deadline(seconds)
+        with (
+            self._locks.claims.hold([ref.uid], deadline.remaining),
+            self._lease(deadline.remaining),
+        ):
+            return self._recorded_answer(ref)
 
     def unprepare(self, ref: ClaimRef) -> None:
         """Take back what *ref* was given. That there is nothing to take back is success."""
@@ -191,6 +204,14 @@ class Preparer:
         record = self._files.with_texts(known)
         self._ledger.write(record)
         return record
+
+    def _prepare_and_tell(
+        self, claim: Claim, deadline: Deadline, hand_over: Deadline
+    ) -> Sequence[PreparedDevice]:
+        try:
+            return self._prepare_when_free(claim, deadline, hand_over)
+        finally:  # a claim that could not be taken back after an error is begun
+            self._changed(self._ledger.known(claim.ref.uid))
 
     def _prepare_when_free(
         self, claim: Claim, deadline: Deadline, hand_over: Deadline

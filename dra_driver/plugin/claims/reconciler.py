@@ -13,6 +13,7 @@ from dra_driver.base.errors import ClaimError, DriverError
 from dra_driver.k8s.claims import ClaimReader, ClaimRef, ClaimUid
 from dra_driver.model.gpus import Gpu
 from dra_driver.model.offer import gpu_name_of
+from dra_driver.model.records import is_allocation
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plugin.claims.stuck_claims import StuckClaims
@@ -58,7 +59,7 @@ class ClaimReconciler:
         return mended
 
     def _next_claims(self) -> list[ClaimRef]:
-        refs = [record.claim for record in self._ledger.records()]
+        refs = [record.claim for record in self._ledger.records() if record.allocation is None]
         self._missed &= {ref.uid for ref in refs}
         last = self._last
         later = [ref for ref in refs if last is None or ref > last]
@@ -100,6 +101,8 @@ class ClaimReconciler:
 
     def _find(self, aside: DamagedRecord) -> ClaimRef | _ClaimUnknown | None:
         """The claim of an unreadable record; None: it holds nothing here any more."""
+        if is_allocation(aside.uid):
+            return None  # if a pod has it, it is prepared again (``plugin.device_plugin``)
         try:
             claim = self._claims.find_by_uid(aside.uid)
         except ClaimError:

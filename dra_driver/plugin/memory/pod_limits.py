@@ -73,7 +73,7 @@ class KubeletPods:
         limited = {
             ClaimName(record.claim.namespace, record.claim.name): record
             for record in self._ledger_records()
-            if record.completed and record.limited
+            if record.completed and record.limited and record.allocation is None
         }
         claims: dict[tuple[str, str], frozenset[ClaimUid]] = {}
         for pod in self._kubelet.pods() if limited else ():
@@ -193,7 +193,8 @@ class PodLimits:
 
 
 def _is_read(record: ClaimRecord) -> bool:
-    """Whether it matters before any container runs which pods come to it, prepared already."""
-    if not record.completed:
+    """Whether it matters before any container runs which pods come to it, prepared already. That of
+    an allocation is known by then (``plugin.device_plugin``)."""
+    if not record.completed or record.allocation is not None:
         return False
     return bool(record.namespaces) or (record.limited and not record.pod_claim_name)

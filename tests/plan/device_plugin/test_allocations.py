@@ -1,11 +1,11 @@
 """What the kubelet gave out, as a claim."""
 
-from dra_driver.k8s.claims import Claim, ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.model.records import DeviceAllocation
+from dra_driver.model.records import AllocationClaim, DeviceAllocation
 from dra_driver.plan.device_plugin.allocations import allocation_claim, allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.offer.devices import build_offer
@@ -20,7 +20,9 @@ def test_an_allocation_is_a_claim_for_its_devices():
 
     claim = allocation_claim(given, offer, ResourceNames(), POOL)
 
-    assert claim == Claim(
+    assert claim == AllocationClaim(
         ClaimRef("", "nvidia.com-gpu", allocation_uid(given)),
         (allocation("gpu-0"), allocation("gpu-1")),
+        made_for_pod=True,
+        allocation=given,
     )
