@@ -187,7 +187,7 @@ def _partition_usage(
     if gpu and partition:
         name = str(partition_name(gpu, partition))
     else:
-        name = held_devices[0].holding.device if held_devices else str(key)
+        name = held_devices[0].holding.unit if held_devices else str(key)
     return GpuUsage(name, gpu, _admin_access_last(held_devices), key)
 
 

@@ -40,7 +40,8 @@ class Fractional:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One of N equal devices of a GPU, where the API server keeps no consumable capacity."""
+    """One of N equal devices of a GPU or of a partition that exists, where parts of a device cannot
+    be given out: the API server keeps no consumable capacity, or it is the device-plugin API."""
 
     place: int  # 0 … of - 1
     of: int
@@ -95,8 +96,8 @@ class Device:
 
     @property
     def unit(self) -> DeviceName:
-        """The name of what amounts of it are of: a partition, or the GPU with all its replicas."""
-        return self.name if self.partition else self.gpu.name
+        """The name of what amounts of it are of: a partition or a GPU, with all its replicas."""
+        return partition_name(self.gpu, self.partition) if self.partition else self.gpu.name
 
     @property
     def created_for_claims(self) -> bool:
@@ -105,15 +106,13 @@ class Device:
 
     @property
     def name(self) -> DeviceName:
-        if self.partition is not None:
-            return partition_name(self.gpu, self.partition)
         match self.shape:
             case Exclusive() | Fractional():
-                return self.gpu.name
+                return self.unit
             case Replica(place=place):
-                return DeviceName(f"{self.gpu.name}-{place}")
+                return DeviceName(f"{self.unit}-{place}")
             case AdminAccess():
-                return DeviceName(f"{self.gpu.name}-mon")
+                return DeviceName(f"{self.unit}-mon")
             case _:
                 assert_never(self.shape)
 
@@ -144,14 +143,15 @@ def gpu_name_of(device: str) -> DeviceName:
 
 @dataclass(frozen=True, slots=True)
 class ApiFeatures:
-    """What the API server keeps of the slices that it is sent."""
+    """What the API server keeps of the slices that it is sent; or that there are none."""
 
     capacity: bool = True  # many claims on one device, each with a part of it (KEP-5075)
     device_taints: bool = True  # KEP-5055; without it a taint is dropped silently
     counters: bool = True  # devices that take of counters in another slice (KEP-4815, since 1.35)
+    device_plugin: bool = False  # no slices: the kubelet has a list of devices
 
 
-DEVICE_PLUGIN_FEATURES = ApiFeatures(capacity=False, device_taints=True, counters=False)
+DEVICE_PLUGIN_FEATURES = ApiFeatures(capacity=False, counters=False, device_plugin=True)
 """What the device-plugin API can say of devices: that they are unhealthy, and nothing more."""
 
 

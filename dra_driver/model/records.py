@@ -68,7 +68,10 @@ class Holding:
     @property
     def unit(self) -> DeviceName:
         """The name of what it is a part of: the partition's, or the GPU's."""
-        return self.device if self.partition is not None else self.gpu_name
+        if self.partition is None:
+            return self.gpu_name
+        place = _replica(self.shape)
+        return self.device if place is None else DeviceName(self.device.removesuffix(f"-{place}"))
 
     def is_of(self, device: Device) -> bool:
         """Whether it is of *device*, whatever that was called when it was prepared."""

@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 
 from dra_driver.cli.devices.run import device_tables
-from dra_driver.model.offer import AdminAccess, Device, Fractional
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.offer import AdminAccess, Device, Fractional, Replica
 from dra_driver.model.profiles import Rules, SharingStrategy
 from tests.builders import MIB, gpu
 from tests.cli.mig import a100, instance, offered, partition
@@ -77,3 +78,23 @@ def test_what_nothing_keeps_apart_takes_nothing():
     (table,) = rows(Device(a100(), partition=partition("1g.5gb", 0)), wide=True)
 
     assert table[1][-1] == "-"
+
+
+def test_replicas_of_partitions_that_a_layout_will_create_share_rows_by_their_number():
+    replicas = [
+        Device(
+            a100(),
+            Replica(place, 2, 2432 * MIB),
+            partition=partition("1g.5gb", start),
+            instance=replace(instance("1g.5gb", start), uuid=GpuUuid("")),
+        )
+        for place in (0, 1)
+        for start in (4, 5)
+    ]
+
+    (table,) = rows(*replicas)
+
+    assert [(row[0], *row[4:6], row[-1]) for row in table[1:]] == [
+        ("gpu-0-mig-1g5gb-19-{4,5}-0", "1 of 2 replicas", "2432Mi", "created by a layout"),
+        ("gpu-0-mig-1g5gb-19-{4,5}-1", "2 of 2 replicas", "2432Mi", "created by a layout"),
+    ]

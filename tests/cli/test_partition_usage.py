@@ -4,8 +4,8 @@ from dra_driver.cli.claims.bars import usage_bars
 from dra_driver.cli.claims.run import report_document
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import gpu_usages
-from dra_driver.model.gpus import MigInfo
-from dra_driver.model.offer import AdminAccess, Fractional
+from dra_driver.model.gpus import DeviceName, MigInfo
+from dra_driver.model.offer import AdminAccess, Fractional, Replica
 from tests import builders
 from tests.builders import MIB, gpu
 from tests.cli.mig import a100, holding, instance, unusable
@@ -182,3 +182,15 @@ def test_a_monitor_is_told_of_on_the_gpu_and_takes_none_of_it():
 
     assert lines[0].endswith("2 partitions with 24.2 of 40.0 GiB")
     assert lines[1].split() == ["o", "team-a/watcher", "admin", "access"]
+
+
+def test_replicas_of_a_partition_have_its_bar_together():
+    shape = Replica(1, 4, 4992 * MIB)
+    name = DeviceName("gpu-0-mig-3g20gb-9-0-1")
+
+    for gpus in ((BOARD,), ()):
+        lines = shown(record("a", "3g.20gb", 0, shape=shape, device=name), gpus=gpus)
+
+        assert any("gpu-0-mig-3g20gb-9-0  " in line for line in lines)
+        assert any("1 of 4 shares" in line for line in lines)
+        assert lines[-1 if not gpus else 2].startswith("      # team-a/a  4.9 GiB")

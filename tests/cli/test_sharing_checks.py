@@ -26,6 +26,9 @@ def test_a_gpu_in_mig_mode_without_partitions_is_said_and_what_to_do():
     assert list(checks.offer_findings(offered(include=False), Inventory((gpu(0),)))) == []
 
 
+DEVICES = ApiFeatures(capacity=False)
+
+
 def offered(features=None, **rules):
     gpus = Inventory((gpu(0), gpu(1)))
     profile = Profile("mine", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
@@ -38,9 +41,7 @@ def offered(features=None, **rules):
         pytest.param(ApiFeatures(), {}, ["sliceable: gpu-0, gpu-1"], id="parts"),
         pytest.param(ApiFeatures(), {"fractions": False}, ["exclusive: gpu-0, gpu-1"], id="whole"),
         pytest.param(ApiFeatures(), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="replicas"),
-        pytest.param(
-            ApiFeatures(capacity=False), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="devices"
-        ),
+        pytest.param(DEVICES, {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="devices"),
         pytest.param(ApiFeatures(), {"include": False}, [], id="none"),
     ],
 )
@@ -86,12 +87,15 @@ def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
     assert checks.requires_driver_limits(offered(strict=True))
     assert not checks.requires_driver_limits(offered(strict=True, fractions=False))
     assert not checks.requires_driver_limits(offered())
+    assert checks.requires_driver_limits(offered(DEVICES, strict=True, replicas=2))
 
 
 def test_gpus_that_nobody_watches_are_named():
     assert list(checks.unenforced_gpu_findings(offered())) == []
     (finding,) = checks.unenforced_gpu_findings(offered(limited=False))
     assert finding.message.endswith("gpu-0, gpu-1")
+    (same,) = checks.unenforced_gpu_findings(offered(DEVICES, limited=False, replicas=2))
+    assert same == finding
 
 
 @pytest.mark.parametrize(

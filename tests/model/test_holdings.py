@@ -69,6 +69,14 @@ def test_a_partition_has_a_word_for_its_instance_until_it_is_created() -> None:
     assert (after.uuid, after.memory_of, after.unit) == ("MIG-a", "MIG-a", name)
 
 
+def test_a_replica_of_a_partition_is_a_part_of_that() -> None:
+    name = DeviceName("gpu-0-mig-1g5gb-19-3-1")
+    key = PartitionKey(19, 3, 1, 1)
+    replica = holding(device=name, partition=key, shape=Replica(1, 4, None))
+
+    assert (replica.unit, replica.gpu_name) == ("gpu-0-mig-1g5gb-19-3", "gpu-0")
+
+
 def test_what_is_held_of_each_gpu_is_in_the_order_of_claims() -> None:
     first, second = record("a"), record("b", "gpu-1", "gpu-0")
 

@@ -135,11 +135,12 @@ def _partition_row(device: Device, profile: MigProfile, wide: bool) -> tuple[str
 def _names(devices: Sequence[Device]) -> str:
     """Of devices that differ in their first unit only, as a shell would read it:
     ``gpu-0-mig-2g10gb-14-{0,2,4}``."""
+    first = devices[0]
     if len(devices) == 1:
-        return devices[0].name
-    stem, _, _ = devices[0].name.rpartition("-")
-    starts = sorted(int(device.name.rpartition("-")[2]) for device in devices)
-    return f"{stem}-{{{','.join(map(str, starts))}}}"
+        return first.name
+    stem, _, _ = first.unit.rpartition("-")
+    starts = sorted(int(device.unit.rpartition("-")[2]) for device in devices)
+    return f"{stem}-{{{','.join(map(str, starts))}}}{first.name.removeprefix(first.unit)}"
 
 
 def _memory(device: Device) -> str:

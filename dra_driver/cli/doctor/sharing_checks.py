@@ -14,7 +14,7 @@ from dra_driver.k8s.node_labels import Labels
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures, Fractional, Offer
+from dra_driver.model.offer import ApiFeatures, Fractional, Offer, Replica
 from dra_driver.model.profiles import GuardPolicy, Profile
 from dra_driver.node.cgroups.containers import NO_RUNTIME_STATE, ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
@@ -299,7 +299,9 @@ def pid_namespace_finding(sees_pods: bool | None) -> Finding:
 def requires_driver_limits(offered: Offer) -> bool:
     """Whether some GPU in parts is only prepared with the driver's own limits."""
     return any(
-        device.rules.strict for device in offered.devices if isinstance(device.shape, Fractional)
+        device.rules.strict
+        for device in offered.devices
+        if isinstance(device.shape, Fractional | Replica)
     )
 
 
@@ -308,7 +310,7 @@ def unenforced_gpu_findings(offered: Offer) -> Iterator[Finding]:
     names = [
         device.gpu.name
         for device in offered.devices
-        if isinstance(device.shape, Fractional)
+        if isinstance(device.shape, Fractional | Replica)
         and (not device.rules.limited or device.rules.guard.policy is GuardPolicy.OFF)
         and not device.rules.strict
     ]

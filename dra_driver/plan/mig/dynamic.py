@@ -29,12 +29,22 @@ from dra_driver.plan.mig.partitions import (
     existing_partitions,
     held_partitions,
 )
-from dra_driver.plan.offer.shapes import held_shape, shape_of, shape_of_partitions
+from dra_driver.plan.offer.shapes import (
+    device_shapes,
+    held_shape,
+    shape_of,
+    shape_of_partitions,
+)
 from dra_driver.plan.profiles.rules import rules_by_gpu
 
 NEEDS_COUNTERS = (
     "the API server keeps no counters (KEP-4815, feature DRAPartitionableDevices, Kubernetes 1.35 "
     "and newer), and nothing else keeps partitions apart that are created for claims"
+)
+
+NOT_CREATED = (
+    "by the device-plugin API no partitions are created for pods; have them created by a layout "
+    "(mig.layout)"
 )
 
 
@@ -139,6 +149,8 @@ def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, features: Api
     """What keeps *gpu* from being partitioned for claims whatever its mode is."""
     if not profiles:
         return f"{gpu.product_name} has none of the profiles that are allowed (mig.profiles)"
+    if features.device_plugin:
+        return NOT_CREATED
     if not features.counters:
         return NEEDS_COUNTERS
     if gpu.mig is not None and gpu.mig.fixed is GuestRestriction.ALL:
@@ -217,15 +229,20 @@ def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevi
     gpu, rules = context.gpu, context.rules
     offered = _offered(context, mig_offer)
     held = {held.partition: held_shape(held.shape, rules) for held in context.holds}
-    free = [place.partition for place in offered.places if place.partition.key not in held]
+    kinds = {
+        place: (place.partition.profile, place.instance is not None and not mig_offer.profiles)
+        for place in offered.places
+    }
     shapes = {
-        profile: shape_of_partitions(gpu, profile, rules, context.features)
-        for profile in dict.fromkeys(partition.profile for partition in free)
+        kind: shape_of_partitions(gpu, kind[0], rules, context.features, fixed=kind[1])
+        for kind in dict.fromkeys(
+            kinds[place] for place in offered.places if place.partition.key not in held
+        )
     }
     devices = tuple(
         Device(
             gpu,
-            held.get(place.partition.key) or shapes[place.partition.profile][0],
+            shape,
             rules,
             place.partition,
             place.instance,
@@ -233,16 +250,17 @@ def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevi
             offered=mig_offer.names,
         )
         for place in offered.places
+        for shape in device_shapes(held.get(place.partition.key) or shapes[kinds[place]][0])
     )
     counter_sets = (
         (CounterSet(counter_set_name(gpu), offered.counters),) if offered.counters else ()
     )
     problems = (
         f"partitions {profile.name}: {problem}"
-        for profile, (_, problem) in shapes.items()
+        for (profile, _), (_, problem) in shapes.items()
         if problem
     )
-    return PartitionDevices(devices, offered.of_whole, counter_sets, tuple(problems))
+    return PartitionDevices(devices, offered.of_whole, counter_sets, tuple(dict.fromkeys(problems)))
 
 
 def _offered(context: GpuContext, mig_offer: MigOffer) -> OfferedPartitions:

@@ -13,7 +13,7 @@ from dra_driver.model.gpus import (
     UnusableGpuInstance,
     guest_mode_problem,
 )
-from dra_driver.model.offer import Device, Fractional
+from dra_driver.model.offer import Device, Fractional, Replica
 from dra_driver.model.profiles import MigRules, Profile, ProfileEntry, Rules, SharingStrategy
 from dra_driver.plan.mig.partitions import UnmanagedInstances, dynamic_profiles, unmatched_patterns
 from dra_driver.plan.offer.shapes import max_mps_clients
@@ -139,8 +139,8 @@ def _fewer_shares(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator
     shares = entry.rules.shares
     limits = {
         name: most
-        for shape, name, most in _by_mps(partitions)
-        if shares is not None and shape.replicas == 1 and most < shares
+        for replicas, name, most in _by_mps(partitions)
+        if shares is not None and replicas == 1 and most < shares
     }
     if limits:
         listed = ", ".join(f"{most} in {name}" for name, most in sorted(limits.items()))
@@ -154,9 +154,7 @@ def _fewer_shares(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator
 def _fewer_clients(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
     """Partitions on which more replicas take turns than MPS, which a claim may ask for, allows."""
     limits = {
-        name: (most, shape.replicas)
-        for shape, name, most in _by_mps(partitions)
-        if most < shape.replicas
+        name: (most, replicas) for replicas, name, most in _by_mps(partitions) if most < replicas
     }
     for name, (most, replicas) in sorted(limits.items()):
         patterns = (
@@ -226,14 +224,16 @@ def _how_to_create_some(gpu: Gpu) -> str:
     )
 
 
-def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Fractional, str, int]]:
-    """The shape of each partition that claims may share by MPS, the name of its profile, and how
+def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[int, str, int]]:
+    """The replicas of each partition that claims may share by MPS, the name of its profile, and how
     many clients MPS takes."""
     for partition in partitions:
-        by_mps = SharingStrategy.MPS in partition.rules.strategies
-        if by_mps and partition.partition and isinstance(partition.shape, Fractional):
-            profile = partition.partition.profile
-            yield partition.shape, profile.name, max_mps_clients(partition.gpu, profile)
+        if not partition.partition or SharingStrategy.MPS not in partition.rules.strategies:
+            continue
+        profile = partition.partition.profile
+        match partition.shape:
+            case Fractional(replicas=replicas) | Replica(of=replicas):
+                yield replicas, profile.name, max_mps_clients(partition.gpu, profile)
 
 
 def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:

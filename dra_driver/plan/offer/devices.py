@@ -99,7 +99,9 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     ]
     by_wholeness = sorted(gpu_offers, key=lambda gpu_offer: bool(gpu_offer.whole))
     partitions = serve_as_gpus(
-        [device for gpu_offer in by_wholeness for device in gpu_offer.partitions]
+        sorted(
+            (device for gpu_offer in by_wholeness for device in gpu_offer.partitions), key=_place
+        )
     )
     devices, withdrawn = _with_taints(
         (
@@ -283,6 +285,6 @@ def _where(profile: Profile, rules: Rules) -> str:
 
 
 def _place(device: Device) -> int:
-    """Replicas stand by place and then by GPU: two of one request are of different GPUs, as long as
-    there are some."""
+    """Replicas stand by place and then by GPU or partition: two of one request are of different
+    ones, as long as there are some."""
     return device.shape.place if isinstance(device.shape, Replica) else 0

@@ -94,6 +94,7 @@ def strategy_warnings(
 
 _MIB = 1024 * 1024
 _MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
+_MOST_LISTED = 50_000  # devices that the kubelet takes in one message of a device plugin
 
 
 def shape_of(gpu: Gpu, rules: Rules, features: ApiFeatures) -> tuple[Shape, str]:
@@ -104,39 +105,59 @@ def shape_of(gpu: Gpu, rules: Rules, features: ApiFeatures) -> tuple[Shape, str]
         return EXCLUSIVE, problem
     total = gpu.memory_bytes
     if not features.capacity:
-        if rules.replicas == 1:
-            return EXCLUSIVE, ""
-        if rules.replicas > _MOST_REPLICAS:
-            return EXCLUSIVE, (
-                f"{rules.replicas} replicas would be as many devices, because the API server keeps "
-                f"no consumable capacity; lower replicas to {_MOST_REPLICAS} at most"
-            )
-        part = None if total is None else total // rules.replicas // _MIB * _MIB
-        return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""
+        return _replica(total, rules, features, _MOST_REPLICAS)
     if total is None:
         return EXCLUSIVE, "NVML does not report its memory, so no part of it can be given out"
     return _sliceable(total, rules.shares or max_mps_clients(gpu), rules)
 
 
 def shape_of_partitions(
-    gpu: Gpu, profile: MigProfile, rules: Rules, features: ApiFeatures
+    gpu: Gpu, profile: MigProfile, rules: Rules, features: ApiFeatures, *, fixed: bool
 ) -> tuple[Shape, str]:
-    """The same for the partitions of *profile* that *gpu* has."""
+    """The same for the partitions of *profile* that *gpu* has.
+
+    *fixed*: those that exist while none is created for claims. They take of no counter, so that
+    each can be several devices. By DRA, what pods ask for follows from their profile alone.
+    """
     matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
-    partition_rules = replace(rules, replicas=next(matching, 1), rename=False)
+    rename = rules.rename and features.device_plugin
+    partition_rules = replace(rules, replicas=next(matching, 1), rename=rename)
     # No driver limits a part of a partition (``plan.memory.pod_limits``).
     if not partition_rules.fractions or partition_rules.strict:
         return EXCLUSIVE, ""
     most = max_mps_clients(gpu, profile)
     if problem := _too_many_clients(most, f"partitions of {profile.name}", partition_rules):
         return EXCLUSIVE, problem
+    if not features.capacity and partition_rules.replicas > 1 and not fixed:
+        return EXCLUSIVE, (
+            "replicas of a partition need consumable capacity, which the API server does not keep, "
+            "where partitions are created for claims"
+        )
     if not features.capacity:
-        why = "replicas of a partition need consumable capacity, which the API server does not keep"
-        return EXCLUSIVE, why if partition_rules.replicas > 1 else ""
+        most = _MOST_REPLICAS // profile.most
+        return _replica(profile.memory_bytes, partition_rules, features, most)
     shares = partition_rules.shares or most
     # ``shares`` is said of GPUs: a small partition has fewer, or its last claims would be refused.
     by_mps = min(shares, most) if SharingStrategy.MPS in partition_rules.strategies else shares
     return _sliceable(profile.memory_bytes, by_mps, partition_rules)
+
+
+def _replica(
+    total: int | None, rules: Rules, features: ApiFeatures, most: int
+) -> tuple[Shape, str]:
+    """The first of its replicas; *most*: where each is a device in a slice."""
+    if rules.replicas == 1:
+        return EXCLUSIVE, ""
+    why = "the API server keeps no consumable capacity"
+    if features.device_plugin:
+        most, why = _MOST_LISTED, "the kubelet knows nothing else"
+    if rules.replicas > most:
+        return EXCLUSIVE, (
+            f"{rules.replicas} replicas would be as many devices, because {why}; lower replicas to "
+            f"{most} at most"
+        )
+    part = None if total is None else total // rules.replicas // _MIB * _MIB
+    return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""
 
 
 def held_shape(shape: Shape, rules: Rules) -> Shape:

@@ -85,6 +85,7 @@ class ContainerDevice:
     served: ServedNamespace | None = None  # by an MPS server
     instance: MigInstance | None = None  # of the GPU, which is all that is granted of it
     capabilities: tuple[str, ...] = ()  # of the driver, as ``DeviceFiles`` names them
+    unit: DeviceName | None = None  # of a replica of a partition: the partition
 
 
 def claim_spec(
@@ -178,7 +179,7 @@ def _called(device: ContainerDevice) -> str:
     """In the names of variables: the minor number, with the partition where it is one."""
     if device.instance is None or device.device is None:
         return str(device.gpu.minor)
-    return _variable(device.device.removeprefix("gpu-"))
+    return _variable((device.unit or device.device).removeprefix("gpu-"))
 
 
 def _edits_of_mps(same: Iterable[ContainerDevice]) -> ContainerEdits:

@@ -100,6 +100,7 @@ def container_devices(
             served[grant.namespace.name] if grant.namespace else None,
             grant.instance,
             driver_capabilities(grant),
+            grant.device.unit,
         )
         for index, grant in enumerate(plan.grants)
     )

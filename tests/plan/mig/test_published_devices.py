@@ -240,16 +240,19 @@ def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
     rules=any_rules(),
     board=st.sampled_from(sorted(boards())),
     patterns=st.lists(st.sampled_from(["1g*", "2g*", "*+me", "*", "9g"]), max_size=2),
-    features=st.builds(ApiFeatures),
+    features=st.builds(
+        ApiFeatures, capacity=st.booleans(), device_taints=st.booleans(), counters=st.booleans()
+    ),
+    created=st.booleans(),
     single=st.booleans(),
     number=st.integers(1, 60),
     taken=st.booleans(),
 )
 def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
-    rules, board, patterns, features, single, number, taken
+    rules, board, patterns, features, created, single, number, taken
 ):
     first = boards()[board][0].name
-    of_mig = MigRules(True, tuple(patterns), single=single, replicas=((first, number),))
+    of_mig = MigRules(created, tuple(patterns), single=single, replicas=((first, number),))
     instances = (instance(mig(board), first, 0),) if taken else ()
     node = Inventory((mig_gpu(board, on=True, instances=instances), mig_gpu(board, 1, on=False)))
     everything = profile(
