@@ -10,12 +10,12 @@ from typing import Final
 
 from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.kubeletplugin.device_plugin.resources import (
+    MAX_LIST_BYTES,
     DeviceId,
     ListedDevice,
     ResourceName,
 )
 
-MAX_LIST_BYTES: Final = 4 * 1024 * 1024 - 1  # gRPC's limit in Go, which the kubelet does not raise
 # The kubelet may have chosen a device before it read that we do not offer it any longer, and keeps
 # it in its books after the answer. From 1.34 on it crashes if the device is not in the list then.
 LEAVING_SECONDS: Final = 10.0

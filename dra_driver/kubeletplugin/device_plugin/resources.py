@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
 
 ResourceName = NewType("ResourceName", str)  # "nvidia.com/gpu"
 DeviceId = NewType("DeviceId", str)  # "GPU-…", "GPU-…::3", "MIG-…": the same after every restart
+
+MAX_LIST_BYTES: Final = 4 * 1024 * 1024 - 1
+"""Of a resource's devices in one message: gRPC's limit in Go, which the kubelet does not raise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,28 @@ one of its replicas      as the instance        ``MIG-…::3``
 the same, renamed        ``….shared``           the same
 =======================  =====================  ====================
 
-The ids are those of NVIDIA's device plugin. They stay the same when GPUs are numbered anew.
+The names and ids are those of NVIDIA's device plugin. Ids stay the same when GPUs are numbered
+anew.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from dra_driver.kubeletplugin.device_plugin.resources import (
+    MAX_LIST_BYTES,
     DeviceId,
     ListedDevice,
     Resource,
     ResourceName,
 )
+from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Replica
 from dra_driver.model.records import DeviceAllocation
 
-_SHARED = ".shared"  # as NVIDIA's device plugin calls what it renames
+_SHARED: Final = ".shared"  # as NVIDIA's device plugin calls what it renames
+_PLACE: Final = "::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +53,48 @@ class ResourceOffer:
     problems: tuple[str, ...] = ()
 
 
-ListedDevices = Mapping[ResourceName, Mapping[DeviceId, Device]]
+DevicesById = Mapping[DeviceId, Device]
 
 
 def resources(
     offer: Offer, names: ResourceNames, held: Collection[DeviceAllocation]
 ) -> ResourceOffer:
-    """What of *offer* is listed. An id that is *held* stays in its list, unhealthy, when it is
-    not offered any more."""
-    lists: dict[ResourceName, dict[DeviceId, ListedDevice]] = defaultdict(dict)
-    for resource, devices in listed_devices(offer, names).items():
-        for id_, device in devices.items():
-            numa_node = device.gpu.topology.numa_node
-            lists[resource][id_] = ListedDevice(id_, not device.taints, numa_node)
+    """What of *offer* is listed.
+
+    An id that is *held* stays in its list, unhealthy, when it is not offered any more. In the list
+    of another resource, since names were changed meanwhile, it is unhealthy until it is given back.
+    """
+    held_ids: dict[ResourceName, set[DeviceId]] = defaultdict(set)
     for allocation in held:
-        for id_ in allocation.ids:
-            lists[allocation.resource].setdefault(id_, ListedDevice(id_, healthy=False))
-    return ResourceOffer(
-        tuple(
-            Resource(resource, tuple(lists[resource][id_] for id_ in sorted(lists[resource])))
-            for resource in sorted(lists)
-        )
-    )
+        held_ids[allocation.resource].update(allocation.ids)
+    problems = list(_unlisted(offer, names))
+    offered = listed_devices(offer, names)
+    listed: list[Resource] = []
+    for resource in sorted({*offered, *held_ids}):
+        kept = held_ids.get(resource, set())
+        elsewhere = {id_ for other, ids in held_ids.items() if other != resource for id_ in ids}
+        devices, too_many = _within_message(resource, offered.get(resource, {}), kept)
+        problems += too_many
+        listed.append(Resource(resource, tuple(_listed(devices, kept, elsewhere))))
+    return ResourceOffer(tuple(listed), tuple(problems))
 
 
-def listed_devices(offer: Offer, names: ResourceNames) -> ListedDevices:
+def _listed(
+    devices: DevicesById, held: Collection[DeviceId], elsewhere: Collection[DeviceId]
+) -> Iterator[ListedDevice]:
+    """Where a part of the devices had a NUMA node, the kubelet could count those alone."""
+    nodes = {device.gpu.topology.numa_node for device in devices.values()}
+    for id_ in sorted({*devices, *held}):
+        device = devices.get(id_)
+        if device is None:
+            yield ListedDevice(id_, healthy=False)
+        elif device.rules.include or id_ in held:
+            healthy = device.rules.include and not device.taints and id_ not in elsewhere
+            numa_node = None if None in nodes else device.gpu.topology.numa_node
+            yield ListedDevice(id_, healthy, numa_node)
+
+
+def listed_devices(offer: Offer, names: ResourceNames) -> Mapping[ResourceName, DevicesById]:
     """The devices of *offer* that pods can ask for by name, in its order."""
     lists: dict[ResourceName, dict[DeviceId, Device]] = defaultdict(dict)
     for device in offer.devices:
@@ -98,6 +120,73 @@ def device_id(device: Device) -> DeviceId | None:
     its parts have any size, or it exists only while claims hold it."""
     if isinstance(device.shape, AdminAccess | Fractional) or device.created_for_claims:
         return None
-    if isinstance(device.shape, Replica):
-        return DeviceId(f"{device.uuid}::{device.shape.place}")
-    return DeviceId(device.uuid) if device.uuid else None
+    if not device.uuid:  # an instance that is yet to be created
+        return None
+    place = f"{_PLACE}{device.shape.place}" if isinstance(device.shape, Replica) else ""
+    return DeviceId(f"{device.uuid}{place}")
+
+
+def uuid_of(id_: DeviceId) -> GpuUuid:
+    """Of which GPU or instance the device is, whether that is there or not.
+
+    >>> uuid_of(DeviceId("GPU-5c1b::3")), uuid_of(DeviceId("MIG-5c1b"))
+    ('GPU-5c1b', 'MIG-5c1b')
+    """
+    return GpuUuid(id_.partition(_PLACE)[0])
+
+
+def _unlisted(offer: Offer, names: ResourceNames) -> Iterator[str]:
+    """A line for each reason why GPUs are not listed although they are offered."""
+    gpus: dict[str, dict[str, None]] = defaultdict(dict)
+    for device in offer.devices:
+        if reason := _reason(device, names):
+            gpus[reason][device.gpu.name] = None
+    for reason in sorted(gpus):
+        yield f"{', '.join(gpus[reason])}: {reason}"
+
+
+def _reason(device: Device, names: ResourceNames) -> str:
+    if isinstance(device.shape, Fractional):
+        return "claims share it, so that it is not listed before they have ended"
+    if device_id(device) is None or resource_of(device, names):
+        return ""
+    if device.partition is not None and not device.as_gpu:
+        return "nobody can ask for its partitions, because --mig-extended-resource-prefix is empty"
+    if isinstance(device.shape, Replica) and device.shape.renamed:
+        return "nobody can ask for its replicas, because --shared-extended-resource-name is empty"
+    return "nobody can ask for it, because --extended-resource-name is empty"
+
+
+def _within_message(
+    resource: ResourceName, devices: DevicesById, held: Collection[DeviceId]
+) -> tuple[DevicesById, tuple[str, ...]]:
+    """*devices* without the GPUs for which there is no room in one message of the kubelet's, and a
+    line for each of these. They are those with the most devices."""
+    if _bytes({*devices, *held}) <= MAX_LIST_BYTES:
+        return devices, ()
+    by_gpu: dict[Gpu, list[DeviceId]] = defaultdict(list)
+    for id_, device in devices.items():
+        by_gpu[device.gpu].append(id_)
+    room = MAX_LIST_BYTES - _bytes(held)
+    listed: dict[DeviceId, Device] = {id_: devices[id_] for id_ in held if id_ in devices}
+    problems = []
+    most = MAX_LIST_BYTES // (len({uuid_of(id_) for id_ in devices}) * max(map(_entry, devices)))
+    for gpu, ids in sorted(by_gpu.items(), key=lambda item: (len(item[1]), item[0].minor)):
+        room -= _bytes(ids)
+        if room >= 0:
+            listed |= {id_: devices[id_] for id_ in ids}
+            continue
+        problems.append(
+            f"{gpu.name} is not listed: with its {len(ids)} devices, the list of {resource} would "
+            f"be longer than the 4 MiB that the kubelet takes; lower replicas to {most} at most"
+        )
+    return listed, tuple(problems)
+
+
+def _bytes(ids: Iterable[DeviceId]) -> int:
+    return sum(map(_entry, ids))
+
+
+def _entry(id_: DeviceId) -> int:
+    """The most bytes that a device takes in a message: its ID, "Unhealthy", and a NUMA node."""
+    return len(id_.encode()) + 25
