@@ -1,8 +1,8 @@
-"""Pods as their runtime, the kubelet and the API server show them, and the reader of one pod."""
+"""Pods as their runtime, the kubelet and the API server show them, and their reader."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ class KubeletPod:
     namespace: str
     name: str
     containers: Mapping[str, frozenset[ClaimName]]
+    devices: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """The ids that the kubelet gave out, by container and resource (device-plugin API)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,19 @@ class PodSpec:
     grace_seconds: float = DEFAULT_GRACE_SECONDS  # after its deletion, unless that says otherwise
 
 
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A pod of a node, as the kubelet there knows it: of a static pod the API server has a mirror
+    only, with another UID."""
+
+    namespace: str
+    pod: Pod  # with the UID that its cgroup and the kubelet's events have
+    ended: bool  # all its containers, for good
+    spec: PodSpec
+
+
+_STATIC_UID: Final = "kubernetes.io/config.hash"
+_ENDED: Final = ("Succeeded", "Failed")
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _GRACE_FIELD: Final = "terminationGracePeriodSeconds"
 _ROOT_UID: Final = 0
@@ -80,7 +95,8 @@ _HARMLESS_CAPABILITIES: Final = ("NET_BIND_SERVICE",)  # capabilities with which
 
 
 class PodReader:
-    """Reads one pod at a time: the right to ``get`` pods is all it needs."""
+    """Reads one pod at a time, for which it needs the right to ``get`` pods, or all of a node, for
+    which it needs that to ``list`` them."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
@@ -99,6 +115,19 @@ class PodReader:
         """
         return self._read(namespace, name, FROM_WATCH_CACHE)
 
+    def on_node(self, node: str) -> tuple[NodePod, ...]:
+        """The pods of a node, as the API server has them in memory. Forbidden: a rule is missing,
+        and which one."""
+        query = {"fieldSelector": f"spec.nodeName={node}", **FROM_WATCH_CACHE}
+        try:
+            documents = self._api.list("/api/v1/pods", query)["items"]
+        except Forbidden as e:
+            raise Forbidden(
+                f'{e}; this driver reads the pods of its node: it needs the rule "list pods"'
+            ) from e
+        now = self._api.now()
+        return tuple(_node_pod(document, now) for document in documents)
+
     def _read(self, namespace: str, name: str, query: Mapping[str, str]) -> PodSpec:
         try:
             document = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", query)
@@ -107,6 +136,14 @@ class PodReader:
                 f'{e}; this driver reads the pods of its claims: it needs the rule "get pods"'
             ) from e
         return parse_pod(document, self._api.now())
+
+
+def _node_pod(document: Mapping[str, Any], now: float | None) -> NodePod:
+    spec = parse_pod(document, now)
+    annotations = document["metadata"].get("annotations") or {}
+    uid = PodUid(annotations.get(_STATIC_UID) or spec.uid)
+    phase = (document.get("status") or {}).get("phase")
+    return NodePod(spec.namespace, Pod(spec.name, uid), phase in _ENDED, spec)
 
 
 def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:

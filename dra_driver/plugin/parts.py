@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from dra_driver.base.errors import DriverError
 from dra_driver.base.http import HealthCheck
 from dra_driver.k8s.access import load_access
 from dra_driver.k8s.claims import ClaimReader, ClaimUid
@@ -22,9 +23,11 @@ from dra_driver.node.driver.watch import watching
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.node_api import KubeletVersion
 from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.claims.prepared_claims import PreparedClaims
+from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.device_health import NodeDevices
 from dra_driver.plugin.health.monitor import HealthMonitor
 from dra_driver.plugin.metrics import Metrics
@@ -49,9 +52,11 @@ class PluginParts:
     events: EventRecorder
     in_use: InUseCheck
     node_api: NodeApi = field(default_factory=NodeApi)  # by which API GPUs are given out
+    kubelet_version: Callable[[], KubeletVersion | None] = field(default=lambda: None)
     resources: ResourceApi = field(init=False)
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)
+    on_fatal: Callable[[DriverError], None] = field(default=lambda error: None)  # set by ``run``
 
     # What capabilities add to.
     claim_listeners: list[ClaimChanged] = field(default_factory=list)
@@ -85,6 +90,7 @@ class PluginParts:
     mps_failures: Mapping[ClaimUid, str] = field(default_factory=dict)
 
     # Set by ``claims.start``.
+    preparer: Preparer = field(init=False)
     claim_handler: ClaimHandler = field(init=False)
     prepared_claims: PreparedClaims = field(init=False)
     lease: PluginLease = field(init=False)

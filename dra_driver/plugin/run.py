@@ -17,6 +17,7 @@ from dra_driver.node.machine import OpenNode
 from dra_driver.plugin import other_drivers
 from dra_driver.plugin.claims import device_status
 from dra_driver.plugin.claims import start as claims
+from dra_driver.plugin.device_plugin import start as device_plugin
 from dra_driver.plugin.health import release
 from dra_driver.plugin.health import start as health
 from dra_driver.plugin.http_port import HttpPort
@@ -39,6 +40,7 @@ CAPABILITIES = (  # each finds in the parts what those before it have set
     mig.start,
     memory.start,
     mps.start,
+    device_plugin.start,
     other_drivers.start,
 )
 
@@ -62,6 +64,7 @@ def _start(
     # First of all: the address may be wrong.
     http = HttpPort(settings, metrics.registry) if settings.http_address else None
     parts = open_parts(settings, open_node, metrics, stack)
+    parts.on_fatal = shutdown.on_fatal
     for start in CAPABILITIES:
         start(parts, stack)
     _serve_kubelet(parts, shutdown, stack)

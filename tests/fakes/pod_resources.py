@@ -21,6 +21,8 @@ class FakePodResources:
 
     def __init__(self, kubelet_dir: Path) -> None:
         self.pods: dict[tuple[str, str], Containers] = {}  # by namespace and name
+        # By namespace, name and container: resource and ids, an entry for each device.
+        self.devices: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
         self.names_claims = True  # false: Kubernetes before 1.34
         self.silent = False  # true: it takes calls and does not answer
         self._gone = threading.Event()
@@ -56,7 +58,14 @@ class FakePodResources:
                     name=name,
                     containers=[
                         messages.ContainerResources(
-                            name=container, dynamic_resources=self._resources(claims)
+                            name=container,
+                            dynamic_resources=self._resources(claims),
+                            devices=[
+                                messages.ContainerDevices(resource_name=resource, device_ids=[id_])
+                                for resource, id_ in self.devices.get(
+                                    (namespace, name, container), ()
+                                )
+                            ],
                         )
                         for container, claims in containers.items()
                     ],

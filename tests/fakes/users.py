@@ -21,6 +21,11 @@ class FakeUsers(InUseCheck):
         for pod in sorted(self.alive.get(record.claim.uid, ())):
             raise ClaimInUse(f"pod {record.claim.namespace}/{pod.name}: process 7 still runs")
 
+    def pods_using(self, record: ClaimRecord) -> tuple[Pod, ...]:
+        if self.hidden:
+            raise self.hidden
+        return tuple(sorted(self.alive.get(record.claim.uid, ())))
+
     def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
         if self.hidden:
             raise self.hidden

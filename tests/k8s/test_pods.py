@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import Forbidden, NotFound, Unreachable
-from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.pods import ContainerSpec, PodDeletion, PodReader, PodSpec, parse_pod
 
 
@@ -82,6 +82,35 @@ def test_who_may_not_read_pods_is_told_which_rule_is_missing(server, reader):
 
     with pytest.raises(Forbidden, match=r'get pods ns/p.*needs the rule "get pods"'):
         reader.read("ns", "p")
+
+
+def test_the_pods_of_a_node_are_known_by_the_uid_that_the_kubelet_has_for_them(server, reader):
+    static = {"name": "static", "annotations": {"kubernetes.io/config.hash": "of-the-file"}}
+    server.put(pod(container(), nodeName="here", status={"phase": "Running"}))
+    server.put(pod(container(), nodeName="here", metadata=static))
+    server.put(pod(container(), nodeName="there", metadata={"name": "elsewhere"}))
+    for phase in ("Succeeded", "Failed"):
+        ended = {"name": phase.lower(), "uid": f"uid-{phase}"}
+        server.put(pod(container(), nodeName="here", metadata=ended, status={"phase": phase}))
+
+    pods = {each.pod: each for each in reader.on_node("here")}
+
+    assert {each: known.ended for each, known in pods.items()} == {
+        Pod("p", PodUid("uid-p")): False,
+        Pod("static", PodUid("of-the-file")): False,
+        Pod("succeeded", PodUid("uid-Succeeded")): True,
+        Pod("failed", PodUid("uid-Failed")): True,
+    }
+    assert {known.namespace for known in pods.values()} == {"ns"}
+    assert pods[Pod("static", PodUid("of-the-file"))].spec.uid == "uid-p"
+    assert server.requests[-1].query["resourceVersion"] == "0"
+
+
+def test_who_may_not_list_pods_is_told_which_rule_is_missing(server, reader):
+    server.fail(403, "GET", "pods", times=9)
+
+    with pytest.raises(Forbidden, match=r'needs the rule "list pods"'):
+        reader.on_node("here")
 
 
 def test_a_claim_of_a_template_is_called_as_it_was_made():

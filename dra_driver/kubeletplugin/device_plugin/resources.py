@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NewType, Protocol
 
+from dra_driver.k8s.claims import PodUid
+
 ResourceName = NewType("ResourceName", str)  # "nvidia.com/gpu"
 DeviceId = NewType("DeviceId", str)  # "GPU-…", "GPU-…::3", "MIG-…": the same after every restart
 
@@ -55,6 +57,16 @@ class ContainerResponse:
     env: tuple[tuple[str, str], ...] = ()  # (name, value)
     mounts: tuple[HostMount, ...] = ()
     devices: tuple[HostDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedContainer:
+    """A container of a pod, and which devices of one resource the kubelet gave to it."""
+
+    pod: PodUid
+    container: str
+    resource: ResourceName
+    ids: tuple[DeviceId, ...]  # sorted
 
 
 class DevicePluginHandler(Protocol):

@@ -1,5 +1,6 @@
-"""The kubelet's pod-resources socket: which container of which pod uses which claims."""
+"""The kubelet's pod-resources socket: which container of which pod has which claims and devices."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -58,4 +59,17 @@ def _pod(pod: pod_resources_v1_pb2.PodResources) -> KubeletPod:
             )
             for container in pod.containers
         },
+        _devices(pod),
     )
+
+
+def _devices(
+    pod: pod_resources_v1_pb2.PodResources,
+) -> Mapping[tuple[str, str], frozenset[str]]:
+    """There is one entry for each device, or for those of one NUMA node."""
+    devices: dict[tuple[str, str], frozenset[str]] = {}
+    for container in pod.containers:
+        for entry in container.devices:
+            key = (container.name, entry.resource_name)
+            devices[key] = devices.get(key, frozenset()) | frozenset(entry.device_ids)
+    return devices

@@ -24,6 +24,11 @@ def allocation_uid(allocation: DeviceAllocation) -> ClaimUid:
     return ClaimUid(f"{ALLOCATION_UID_PREFIX}{digest[:32]}")
 
 
+def allocation_ref(allocation: DeviceAllocation) -> ClaimRef:
+    """By which it is recorded, as long as its pod is not known."""
+    return ClaimRef("", allocation.resource.replace("/", "-"), allocation_uid(allocation))
+
+
 def allocation_claim(
     allocation: DeviceAllocation, offer: Offer, names: ResourceNames, pool: str
 ) -> AllocationClaim:
@@ -56,7 +61,7 @@ def _claim(
 ) -> AllocationClaim:
     request = allocation.resource.rpartition("/")[2]
     return AllocationClaim(
-        ClaimRef("", allocation.resource.replace("/", "-"), allocation_uid(allocation)),
+        allocation_ref(allocation),
         tuple(
             AllocationResult(request, pool, device.name, tolerations=tolerations)
             for device in devices

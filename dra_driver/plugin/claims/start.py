@@ -27,6 +27,7 @@ _STOP_SECONDS = 1.0  # to wait for another process that has the lease, at the en
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
     preparer = _preparer(parts)
+    parts.preparer = preparer
     parts.prepared_claims = preparer.prepared_claims
     handler = _claim_handler(parts, preparer, stack)
     parts.claim_handler = handler

@@ -38,6 +38,22 @@ def test_every_pod_is_listed_with_the_claims_of_each_container(
     )
 
 
+def test_the_devices_of_each_container_come_together(
+    short: Path, kubelet: FakePodResources
+) -> None:
+    kubelet.pods = {("ml", "train"): {"main": [], "side": []}}
+    kubelet.devices = {
+        ("ml", "train", "main"): [("x/gpu", "GPU-0"), ("x/gpu", "GPU-1"), ("x/nic", "0")],
+    }
+
+    (pod,) = PodResourcesClient(short).pods()
+
+    assert pod.devices == {
+        ("main", "x/gpu"): frozenset({"GPU-0", "GPU-1"}),
+        ("main", "x/nic"): frozenset({"0"}),
+    }
+
+
 def test_each_question_is_asked_of_whoever_is_there_now(short: Path) -> None:
     pods = PodResourcesClient(short)
     for name in ("first", "second"):

@@ -1,0 +1,76 @@
+"""Which container of which pod the kubelet gave which devices: its own checkpoint.
+
+The file is private to the kubelet, and nothing else says what is needed here before a container
+starts. The list of pod resources has neither UIDs nor init containers, is limited to 100 questions
+a second, and can make a kubelet up to 1.29 crash that is admitting a pod at that moment
+(kubernetes#119560). Its form has been the same from Kubernetes 1.20 to 1.36. The kubelet replaces
+it as a whole after each Allocate, before the container can start. Pods that have ended stay in it
+until it is written the next time.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import FileSignature, disk_errors, read_file, signature_of
+from dra_driver.k8s.claims import PodUid
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
+
+_FILE: Final = "kubelet_internal_checkpoint"
+
+
+class KubeletCheckpoint:
+    """Reads it again where it changed. Any thread may ask."""
+
+    def __init__(self, directory: Path) -> None:
+        """*directory*: where the kubelet has the sockets of device plugins."""
+        self._path = directory / _FILE
+        self._lock = threading.Lock()
+        self._last: tuple[FileSignature, tuple[AllocatedContainer, ...]] | None = None
+
+    def containers(self) -> tuple[AllocatedContainer, ...] | None:
+        """Those with devices. None: there is no checkpoint. NodeError: it is not what it should
+        be."""
+        with self._lock, disk_errors(f"read the kubelet's checkpoint {self._path}"):
+            try:
+                signature = signature_of(os.stat(self._path))
+                if self._last is None or self._last[0] != signature:
+                    self._last = signature, tuple(_containers(read_file(self._path)))
+            except FileNotFoundError:
+                return None
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
+                raise NodeError(
+                    f"the kubelet's checkpoint {self._path} says in no known way which container "
+                    f"has which devices: {type(e).__name__}: {e}"
+                ) from e
+            return self._last[1]
+
+
+def _containers(text: bytes) -> Iterator[AllocatedContainer]:
+    entries = json.loads(text)["Data"]["PodDeviceEntries"] or ()
+    for entry in entries:
+        yield AllocatedContainer(
+            PodUid(_text(entry["PodUID"])),
+            _text(entry["ContainerName"]),
+            ResourceName(_text(entry["ResourceName"])),
+            tuple(sorted(_ids(entry["DeviceIDs"] or {}))),
+        )
+
+
+def _ids(by_numa_node: Mapping[str, Any]) -> Iterator[DeviceId]:
+    for ids in by_numa_node.values():
+        yield from (DeviceId(_text(id_)) for id_ in ids)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is no text")

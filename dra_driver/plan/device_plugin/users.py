@@ -1,0 +1,197 @@
+"""Which pods have the devices that the kubelet gave out, and what is to be done about that.
+
+The kubelet tells nobody when a device is given back. It says which container has which devices
+(``kubeletplugin.device_plugin.checkpoint``), the API server which pods have ended.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
+from dra_driver.k8s.pods import KubeletPod, NodePod, PodSpec
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    Resource,
+    ResourceName,
+)
+from dra_driver.model.profiles import MpsTenants
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.mps.containers import mps_tenants_of, tenant_problems
+
+Pods = Mapping[PodUid, NodePod]
+"""The pods of this node, by the UID that the kubelet has for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedPod:
+    """A pod that has the devices of an allocation, and in which containers.
+
+    *spec*: None: the API server did not tell, so the namespace is empty and the name is the UID.
+    """
+
+    pod: Pod
+    containers: tuple[str, ...]  # sorted
+    namespace: str = ""
+    spec: PodSpec | None = None
+
+
+def allocation_of(container: AllocatedContainer) -> DeviceAllocation:
+    """What *container* was given."""
+    return DeviceAllocation(container.resource, container.ids)
+
+
+def pods_with(
+    allocation: DeviceAllocation, containers: Iterable[AllocatedContainer], pods: Pods
+) -> tuple[AllocatedPod, ...]:
+    """The pods that have *allocation*, as far as *pods* tell without those that have ended; sorted.
+
+    The kubelet gives a device to one pod at a time. The app container of a pod can have what an
+    init container had.
+    """
+    by_pod: dict[PodUid, set[str]] = {}
+    for container in containers:
+        if allocation_of(container) == allocation:
+            by_pod.setdefault(container.pod, set()).add(container.container)
+    return tuple(
+        _allocated_pod(uid, names, pods.get(uid))
+        for uid, names in sorted(by_pod.items())
+        if not (uid in pods and pods[uid].ended)
+    )
+
+
+def _allocated_pod(uid: PodUid, containers: Collection[str], pod: NodePod | None) -> AllocatedPod:
+    names = tuple(sorted(containers))
+    if pod is None:
+        return AllocatedPod(Pod(uid, uid), names)
+    return AllocatedPod(pod.pod, names, pod.namespace, pod.spec)
+
+
+def needs_pod(record: ClaimRecord) -> bool:
+    """Whether its container may start only once it is known whose it is."""
+    strict = any(holding.limit is not None and holding.limit.strict for holding in record.holdings)
+    return strict or mps_tenants_of(record) is not MpsTenants.ANY
+
+
+def as_recorded(pod: AllocatedPod, record: ClaimRecord) -> AllocatedPod:
+    """*pod* with the name under which it is recorded already, where that is not known now."""
+    recorded = next((each for each in record.pods if each.uid == pod.pod.uid), None)
+    if pod.spec is not None or recorded is None:
+        return pod
+    return replace(pod, pod=recorded, namespace=record.claim.namespace)
+
+
+def listed_containers(
+    listed: Iterable[KubeletPod], pods: Iterable[NodePod]
+) -> Iterator[AllocatedContainer]:
+    """The containers with devices that the kubelet *listed* by the names of their pods. Of two pods
+    with one name the one that has ended is meant by nobody."""
+    uids = {(pod.namespace, pod.pod.name): pod.pod.uid for pod in pods if not pod.ended}
+    for pod in listed:
+        if (uid := uids.get((pod.namespace, pod.name))) is None:
+            continue
+        for (container, resource), ids in pod.devices.items():
+            sorted_ids = tuple(sorted(DeviceId(id_) for id_ in ids))
+            yield AllocatedContainer(uid, container, ResourceName(resource), sorted_ids)
+
+
+def overlapping(
+    allocation: DeviceAllocation, records: Iterable[ClaimRecord]
+) -> tuple[ClaimRecord, ...]:
+    """The allocations among *records* with any device of this one; itself, too."""
+    ids = set(allocation.ids)
+    return tuple(
+        record
+        for record in records
+        if record.allocation and not ids.isdisjoint(record.allocation.ids)
+    )
+
+
+def pod_problems(record: ClaimRecord, pod: AllocatedPod) -> Sequence[str]:
+    """Why *pod* may not have what is recorded, by the rules of the node."""
+    if (tenants := mps_tenants_of(record)) is MpsTenants.ANY:
+        return ()
+    if pod.spec is None:
+        return (
+            f"whose pods may share a GPU by MPS is said by this node's profile (mpsTenants: "
+            f"{tenants}), and the API server does not tell what pod {pod.pod.uid} is",
+        )
+    request = record.holdings[0].request
+    claim = ClaimRef(pod.namespace, record.claim.name, record.claim.uid)
+    containers = tuple(
+        replace(each, uses=frozenset({(claim.name, request)}))
+        if each.name in pod.containers
+        else each
+        for each in pod.spec.containers
+    )
+    return tenant_problems(tenants, claim, replace(pod.spec, containers=containers), {request})
+
+
+class Use(StrEnum):
+    """What becomes of an allocation that is recorded."""
+
+    USED = "Used"  # a pod has it
+    ENDED = "Ended"  # its pods have ended
+    MISSING = "Missing"  # no pod is seen with it, which may be so for a moment only
+
+
+def use_of(
+    allocation: DeviceAllocation, containers: Iterable[AllocatedContainer], pods: Pods | None
+) -> Use:
+    """*pods*: None: the API server does not tell, so that no pod has ended."""
+    uids = {each.pod for each in containers if allocation_of(each) == allocation}
+    if not uids or (pods is not None and not uids & pods.keys()):
+        return Use.MISSING
+    ended = pods is not None and all(pods[uid].ended for uid in uids & pods.keys())
+    return Use.ENDED if ended else Use.USED
+
+
+def unrecorded(
+    containers: Iterable[AllocatedContainer],
+    records: Iterable[ClaimRecord],
+    pods: Pods | None,
+    names: ResourceNames,
+) -> tuple[DeviceAllocation, ...]:
+    """What pods have of our resources and nothing is recorded of; sorted."""
+    known = {record.allocation for record in records if record.completed}
+    living = [each for each in containers if pods is None or _lives(each.pod, pods)]
+    return tuple(
+        sorted(held_allocations(living, names) - known, key=lambda each: (each.resource, each.ids))
+    )
+
+
+def held_allocations(
+    containers: Iterable[AllocatedContainer], names: ResourceNames
+) -> frozenset[DeviceAllocation]:
+    """What containers have of our resources, as the kubelet says; also those that have ended."""
+    return frozenset(allocation_of(each) for each in containers if is_ours(each.resource, names))
+
+
+def _lives(uid: PodUid, pods: Pods) -> bool:
+    return uid in pods and not pods[uid].ended
+
+
+def is_ours(resource: ResourceName, names: ResourceNames) -> bool:
+    """Whether this node may ever have listed *resource*."""
+    prefix = names.mig_prefix
+    return resource in {names.gpu, names.shared} or bool(prefix and resource.startswith(prefix))
+
+
+def nothing_more(
+    resources: Iterable[Resource], held: Iterable[DeviceAllocation]
+) -> tuple[Resource, ...]:
+    """*resources*, of which nothing more is to be given out: what is not *held* is unhealthy, so
+    that no pod comes here for it, and no device leaves its list."""
+    ids = {id_ for allocation in held for id_ in allocation.ids}
+    return tuple(
+        replace(
+            resource,
+            devices=tuple(
+                replace(device, healthy=device.healthy and device.id in ids)
+                for device in resource.devices
+            ),
+        )
+        for resource in resources
+    )

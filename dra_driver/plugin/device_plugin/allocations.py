@@ -1,0 +1,300 @@
+"""Answers the kubelet about the devices of containers: ``Allocate`` and ``PreStartContainer``.
+
+What the kubelet gave to a container is prepared and recorded as a claim is. With ``Allocate`` the
+pod is not known: all is done that the answer names. Before the container starts it is known, and
+its limits are set; whoever had one of the devices before has ended by then. Nothing of the first
+call is relied on: after a reboot or a lost record the kubelet uses its old answer, and all that it
+names is made again.
+"""
+
+import concurrent.futures
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from cdi.encoding import from_text
+from dra_driver.base.deadlines import Deadline, request_deadline
+from dra_driver.base.errors import ClaimError, ClaimInUse, DriverError, NodeError, TimedOut
+from dra_driver.base.threads import StandingThreads
+from dra_driver.k8s.claims import ClaimRef, PodUid, PreparedDevice
+from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    ContainerResponse,
+    DeviceId,
+    ResourceName,
+)
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.device_plugin.allocations import allocation_claim, allocation_ref
+from dra_driver.plan.device_plugin.container import response_by_files, response_by_names
+from dra_driver.plan.device_plugin.preferred import preferred
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import (
+    AllocatedPod,
+    as_recorded,
+    needs_pod,
+    overlapping,
+    pod_problems,
+)
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plan.prepare.driver_spec import driver_spec
+from dra_driver.plugin.claims.in_use import InUseCheck
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.device_plugin.pods import AllocatedPods
+from dra_driver.plugin.node_api.current import NodeApi
+from dra_driver.plugin.publish.offers import OfferBuilder
+
+log = logging.getLogger(__name__)
+
+# All pods of the node wait for an Allocate, and the kubelet waits without an end.
+_ALLOCATE_SECONDS: Final = 0.9
+_ALLOCATE: Final = CallTimeouts(all=0.6, hand_over=0.3)
+_WORK_SECONDS, _UNDO_SECONDS = 0.8, 0.15  # for the MPS agent, which is another process
+_ALLOCATES_AT_ONCE: Final = 16
+# The kubelet gives up PreStartContainer after 30 s, and asks again.
+_PRE_START_SECONDS: Final = 27.0
+_PREPARE_SECONDS, _HAND_OVER_SECONDS = 12.0, 5.0
+_OTHERS_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.25
+_NOT_READY: Final = "GPUNotReady"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationDependencies:
+    """What allocations are made with."""
+
+    preparer: Preparer
+    ledger: Ledger
+    users: InUseCheck
+    offers: OfferBuilder
+    node: GpuNode
+    pods: AllocatedPods
+    api: NodeApi
+    events: Events
+    node_ref: Callable[[], NodeRef]
+    observe: Callable[[str, str, float], None]  # operation, outcome, seconds
+    takes_names: Callable[[], bool]  # whether the kubelet hands CDI names on
+    names: ResourceNames
+    driver: str
+    pool: str
+
+
+class Allocations:
+    """The ``DevicePluginHandler`` of this node; for many threads."""
+
+    def __init__(
+        self,
+        dependencies: AllocationDependencies,
+        allocate_seconds: float = _ALLOCATE_SECONDS,
+        others_seconds: float = _OTHERS_SECONDS,
+    ) -> None:
+        """*others_seconds*: for the last users of the devices of a container to end."""
+        self._parts = dependencies
+        self._preparer = dependencies.preparer
+        self._ledger = dependencies.ledger
+        self._allocate_seconds = allocate_seconds
+        self._others_seconds = others_seconds
+        self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
+
+    def allocate(self, resource: ResourceName, ids: Sequence[DeviceId]) -> ContainerResponse:
+        """Whatever hangs, the kubelet has its answer in time: what is prepared later than that is
+        taken back when no pod has it."""
+        allocation = _allocation(resource, ids)
+        with self._observed("allocate"):
+            answer = self._threads.submit(partial(self._allocate, allocation))
+            try:
+                return answer.result(self._allocate_seconds)
+            except concurrent.futures.TimeoutError as e:
+                answer.cancel()
+                raise TimedOut(
+                    f"{_text(allocation)}: preparing this took more than "
+                    f"{self._allocate_seconds:g} s, and all pods of the node wait for it; create "
+                    "the pod again, and look at the log of the plugin if that does not help"
+                ) from e
+
+    def _allocate(self, allocation: DeviceAllocation) -> ContainerResponse:
+        ref = allocation_ref(allocation)
+        with request_deadline(_WORK_SECONDS, _UNDO_SECONDS):
+            prepared: Sequence[PreparedDevice] | None
+            if (refusal := self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)) is None:
+                prepared = self._prepare(allocation, _ALLOCATE)
+            elif self._is_prepared(ref):
+                prepared = self._preparer.recorded(ref, _ALLOCATE.all)
+            else:
+                prepared = None
+            if prepared is None:
+                raise NodeError(f"{_text(allocation)}: {refusal}")
+            return self._answer(ref, prepared)
+
+    def _prepare(
+        self, allocation: DeviceAllocation, timeouts: CallTimeouts
+    ) -> Sequence[PreparedDevice]:
+        parts = self._parts
+        claim = allocation_claim(allocation, parts.offers.now(), parts.names, parts.pool)
+        return self._preparer.allocate(claim, timeouts)
+
+    def _is_prepared(self, ref: ClaimRef) -> bool:
+        known = self._ledger.known(ref.uid)
+        return known is not None and known.completed
+
+    def _answer(self, ref: ClaimRef, prepared: Sequence[PreparedDevice]) -> ContainerResponse:
+        if self._parts.takes_names():
+            return response_by_names(prepared)
+        record = self._ledger.record(ref.uid)
+        if record is None or record.spec is None:
+            raise NodeError(f"{ref.name}: what was prepared was taken back at once; try again")
+        # Hooks cannot be said to the kubelet: libraries are mounted where programs look for them.
+        driver = driver_spec(self._parts.node.driver_files(), None, self._parts.driver)
+        return response_by_files(driver, from_text(record.spec))
+
+    def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
+        """Refused with a reason where the container must not start now; the kubelet asks again."""
+        allocation, deadline = _allocation(resource, ids), Deadline(_PRE_START_SECONDS)
+        with self._observed("pre-start"):
+            pods, unknown = self._find_pods(allocation)
+            try:
+                record = self.prepare_again(allocation, deadline.remaining)
+                self._wait_for_others(allocation, pods, deadline)
+                if pods:
+                    self.give_to(record, pods)
+                else:
+                    self._start_for_nobody(record, unknown)
+            except DriverError as e:
+                self._tell(pods, allocation, e)
+                raise
+
+    def prepare_again(self, allocation: DeviceAllocation, seconds: float) -> ClaimRecord:
+        """See to it that all is there that the kubelet was answered, whatever became of it."""
+        ref, seconds = allocation_ref(allocation), min(_PREPARE_SECONDS, seconds)
+        if not (self._is_prepared(ref) and self._preparer.recorded(ref, seconds)):
+            api = self._parts.api
+            if api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF:
+                refusal = api.refusal(AllocationApi.DEVICE_PLUGIN)
+                raise NodeError(f"{_text(allocation)}: {refusal}; delete the pod")
+            self._prepare(allocation, CallTimeouts(seconds, min(_HAND_OVER_SECONDS, seconds)))
+        record = self._ledger.known(ref.uid)
+        if record is None or not record.completed:
+            raise NodeError(f"{_text(allocation)}: it was taken back at once; it is tried again")
+        if record.namespaces:
+            self._preparer.prepared_claims.serve_again(ref.uid)
+        return record
+
+    def give_to(self, record: ClaimRecord, pods: Sequence[AllocatedPod]) -> None:
+        """Record the pods that have it, and set their limits. ClaimError: they may not have it.
+        NodeError: a limit that has to hold could not be set."""
+        pods = [as_recorded(pod, record) for pod in pods]
+        if problems := [problem for pod in pods for problem in pod_problems(record, pod)]:
+            raise ClaimError("; ".join(problems))
+        given = tuple(sorted(pod.pod for pod in pods))
+        prepared_claims = self._preparer.prepared_claims
+        if not prepared_claims.give_to(record.claim.uid, pods[0].namespace, given):
+            raise NodeError(f"{record.claim.name}: it was taken back at once; it is tried again")
+
+    def _find_pods(self, allocation: DeviceAllocation) -> tuple[Sequence[AllocatedPod], str]:
+        """The pods of the container that starts, or why they are not known."""
+        try:
+            pods = self._parts.pods.with_devices(allocation)
+        except NodeError as e:
+            return (), str(e)
+        return pods, "" if pods else "the kubelet does not say which pod has these devices"
+
+    def _wait_for_others(
+        self, allocation: DeviceAllocation, pods: Sequence[AllocatedPod], deadline: Deadline
+    ) -> None:
+        """Until no process of another pod uses one of the devices: their last user may be ending.
+        What has only ended users is taken back, and if it can, what the init containers of the same
+        pod had."""
+        uids = {pod.pod.uid for pod in pods}
+        patience = Deadline(self._others_seconds, within=deadline)
+        while problem := self._used_by_others(allocation, uids):
+            if patience.expired:
+                raise ClaimInUse(problem)
+            time.sleep(_POLL_SECONDS)
+        for record in overlapping(allocation, self._ledger.records()):
+            if record.allocation != allocation:
+                self._take_back(record)
+
+    def _used_by_others(self, allocation: DeviceAllocation, uids: Collection[PodUid]) -> str:
+        """By whom; empty: by nobody. *uids*: those who have the devices now."""
+        for record in overlapping(allocation, self._ledger.records()):
+            for pod in self._parts.users.pods_using(record):
+                if pod.uid not in uids:
+                    return (
+                        f"{_text(allocation)}: pod {pod.name} still uses "
+                        f"{', '.join(record.allocation.ids if record.allocation else ())}; this "
+                        "container waits for its end"
+                    )
+        return ""
+
+    def _take_back(self, record: ClaimRecord) -> None:
+        try:
+            self._preparer.take_back_if(record.claim, lambda: True)
+        except DriverError as e:  # the reconciler tries it again
+            facts = {"uid": record.claim.uid, "error": str(e)}
+            log.info("what a container had before is taken back later", extra=facts)
+
+    def _start_for_nobody(self, record: ClaimRecord, unknown: str) -> None:
+        """NodeError: it must not be. Else the pod is found later, and limited then."""
+        if needs_pod(record):
+            raise NodeError(
+                f"{record.claim.name}: this node's profile says what has to hold for the pod "
+                f"(memoryLimit: Strict, or mpsTenants), and which pod it is is not known: {unknown}"
+            )
+        message = (
+            f"a container starts with {record.claim.name}, and its pod is not known: {unknown}"
+        )
+        log.warning(message, extra={"uid": record.claim.uid})
+        if record.limited:
+            message += "; its memory is limited once the pod is found"
+            node = self._parts.node_ref()
+            self._parts.events.emit(Event(node, "GPUPodUnknown", record.claim.uid, message))
+
+    def _tell(
+        self, pods: Sequence[AllocatedPod], allocation: DeviceAllocation, error: DriverError
+    ) -> None:
+        for pod in pods:
+            if pod.namespace:
+                regarding = PodRef(pod.namespace, pod.pod.name, pod.pod.uid)
+                message = f"{allocation.resource}: {error.public}"
+                self._parts.events.emit(Event(regarding, _NOT_READY, allocation.resource, message))
+
+    def preferred(
+        self,
+        resource: ResourceName,
+        available: Sequence[DeviceId],
+        must_include: Sequence[DeviceId],
+        size: int,
+    ) -> Sequence[DeviceId]:
+        """Any of them where it is not known what is offered."""
+        try:
+            offer = self._parts.offers.now()
+        except DriverError:
+            return tuple(dict.fromkeys((*must_include, *available)))[:size]
+        return preferred(offer, resource, available, must_include, size, self._parts.names)
+
+    @contextmanager
+    def _observed(self, operation: str) -> Iterator[None]:
+        begun, outcome = time.monotonic(), "crashed"
+        try:
+            yield
+            outcome = "ok"
+        except DriverError as e:
+            outcome = "refused" if isinstance(e, ClaimError) else "failed"
+            raise
+        finally:
+            self._parts.observe(operation, outcome, time.monotonic() - begun)
+
+
+def _allocation(resource: ResourceName, ids: Sequence[DeviceId]) -> DeviceAllocation:
+    return DeviceAllocation(resource, tuple(sorted(set(ids))))
+
+
+def _text(allocation: DeviceAllocation) -> str:
+    return f"{allocation.resource} {', '.join(allocation.ids)}"

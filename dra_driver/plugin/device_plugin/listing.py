@@ -1,0 +1,109 @@
+"""Lists this node's devices for the kubelet: by one process at a time, and as long as it is to.
+
+When any list of a resource ends, the kubelet closes the newest connection for it, whoever has that.
+So the older process of an update ends its lists before the newer one registers: both want one
+lease, and the older one lets go of it when the newer one waits.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final, Protocol
+
+from dra_driver.base.errors import TimedOut
+from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.kubeletplugin.device_plugin.resources import Resource
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.device_plugin.resources import ResourceNames, resources
+from dra_driver.plan.device_plugin.users import nothing_more
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
+from dra_driver.plugin.node_api.current import NodeApi
+from dra_driver.plugin.publish.offers import OfferBuilder
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 1.0  # between two looks for a newer process
+_TURN_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 0.1
+
+
+class ListServer(Protocol):
+    """``DevicePluginServer`` is one."""
+
+    def offer(self, resources: Sequence[Resource]) -> None: ...
+
+    def withdraw(self) -> None: ...
+
+
+class DeviceListing:
+    """One thread at a time may call its methods."""
+
+    def __init__(  # noqa: PLR0913 - what is listed, and who says whether
+        self,
+        server: ListServer,
+        lease: PluginLease,
+        offers: OfferBuilder,
+        ledger: Ledger,
+        api: NodeApi,
+        names: ResourceNames,
+        is_newest: Callable[[], bool],
+        reconciler: AllocationReconciler,
+        turn_seconds: float = _TURN_SECONDS,
+    ) -> None:
+        """*lease*: of those who list. *reconciler*: knows what containers have: no device of those
+        may leave its list. *turn_seconds*: for which an older process is waited for at a time."""
+        self._server = server
+        self._lease = lease
+        self._offers = offers
+        self._ledger = ledger
+        self._api = api
+        self._names = names
+        self._is_newest = is_newest
+        self._reconciler = reconciler
+        self._turn_seconds = turn_seconds
+        self._turn = ExitStack()  # holds the lease while this process lists
+        self._listing = False
+        self._problems: tuple[str, ...] = ()
+
+    def step(self) -> float | None:
+        """List what there is now, or nothing any more; the seconds until the next look."""
+        state = self._api.state(AllocationApi.DEVICE_PLUGIN)
+        if state is ApiState.OFF:
+            self.stop()
+            return UNTIL_WOKEN
+        if not self._reconciler.ready:
+            return None
+        if self._listing and not self._is_newest() and self._lease.changed_hands():
+            self.stop()
+        if not self._listing and not (self._is_newest() and self._take_turn()):
+            return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
+        recorded = (record.allocation for record in self._ledger.records())
+        held = {*self._reconciler.held, *(allocation for allocation in recorded if allocation)}
+        offer = resources(self._offers.now(), self._names, held)
+        if offer.problems != self._problems:
+            self._problems = offer.problems
+            for problem in offer.problems:
+                log.warning("part of what there is is not listed: %s", problem)
+        listed = offer.resources
+        self._server.offer(listed if state is ApiState.ON else nothing_more(listed, held))
+        return _LOOK_SECONDS
+
+    def stop(self) -> None:
+        """End the lists; a newer process may begin with its own."""
+        if self._listing:
+            self._server.withdraw()
+            self._listing = False
+            self._turn.close()
+
+    def _take_turn(self) -> bool:
+        """False: an older process still lists."""
+        try:
+            self._turn.enter_context(self._lease.held(self._turn_seconds))
+        except TimedOut as e:
+            log.info("another process still lists the devices", extra={"error": str(e)})
+            return False
+        self._listing = True
+        return True

@@ -1,0 +1,162 @@
+"""Holds what is recorded of containers' devices against what the kubelet and the API server say.
+
+The kubelet tells nobody when a pod has ended. And it uses its old answers after a reboot or when
+our records are lost: what they name is made again before it is needed.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dra_driver.base.errors import ClaimInUse, DriverError
+from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import (
+    Pods,
+    Use,
+    held_allocations,
+    pods_with,
+    unrecorded,
+    use_of,
+)
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.device_plugin.allocations import Allocations
+from dra_driver.plugin.device_plugin.pods import AllocatedPods
+from dra_driver.plugin.node_api.current import NodeApi
+
+log = logging.getLogger(__name__)
+
+_DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end
+_PREPARE_SECONDS: Final = 12.0
+
+
+class AllocationReconciler:
+    """One thread at a time may ``look``."""
+
+    def __init__(  # noqa: PLR0913 - who says what is so, and who makes it so
+        self,
+        allocations: Allocations,
+        preparer: Preparer,
+        ledger: Ledger,
+        pods: AllocatedPods,
+        api: NodeApi,
+        names: ResourceNames,
+        missing_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*missing_seconds*: for how long no pod is seen with devices until they are taken back."""
+        self._allocations = allocations
+        self._preparer = preparer
+        self._ledger = ledger
+        self._pods = pods
+        self._api = api
+        self._names = names
+        self._missing_seconds = missing_seconds
+        self._clock = clock
+        self._missing_since: dict[ClaimUid, float] = {}
+        self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
+        self.ready = False  # a first look has seen what containers have, or could not
+        self.mended = 0  # how often something was put right
+
+    def look(self) -> float | None:
+        """One look; the seconds until the next. NodeError: nothing is known now."""
+        state = self._api.state(AllocationApi.DEVICE_PLUGIN)
+        try:
+            return self._look(state)
+        finally:
+            self.ready = state is not ApiState.OFF
+
+    def _look(self, state: ApiState) -> float | None:
+        if state is ApiState.OFF and not self._recorded():
+            return UNTIL_WOKEN
+        containers = self._pods.containers()
+        self.held = held_allocations(containers, self._names)
+        pods = self._pods.pods() if containers or self._recorded() else {}
+        if state is not ApiState.OFF:
+            for allocation in unrecorded(containers, self._recorded(), pods, self._names):
+                self._prepare_again(allocation)
+        records = self._recorded()
+        self._missing_since = {
+            uid: since
+            for uid, since in self._missing_since.items()
+            if any(record.claim.uid == uid for record in records)
+        }
+        for record in records:
+            self._look_at(record, containers, pods)
+        return _DRAINING_SECONDS if state is ApiState.DRAINING and records else None
+
+    def _recorded(self) -> Sequence[ClaimRecord]:
+        return [record for record in self._ledger.records() if record.allocation is not None]
+
+    def _prepare_again(self, allocation: DeviceAllocation) -> None:
+        facts = {"resource": allocation.resource, "ids": list(allocation.ids)}
+        try:
+            self._allocations.prepare_again(allocation, _PREPARE_SECONDS)
+        except DriverError as e:
+            facts["error"] = str(e)
+            log.warning("what a container has cannot be prepared again yet", extra=facts)
+            return
+        self.mended += 1
+        log.warning("prepared again what a container has", extra=facts)
+
+    def _look_at(
+        self, record: ClaimRecord, containers: Sequence[AllocatedContainer], pods: Pods | None
+    ) -> None:
+        uid, allocation = record.claim.uid, record.allocation
+        if allocation is None:
+            return
+        use = use_of(allocation, containers, pods)
+        if use is Use.USED:
+            self._missing_since.pop(uid, None)
+            self._give_to_pods(record, allocation, containers, pods)
+            return
+        since = self._missing_since.setdefault(uid, self._clock())
+        if use is Use.ENDED or self._clock() - since >= self._missing_seconds:
+            self._take_back(record, allocation, pods)
+
+    def _give_to_pods(
+        self,
+        record: ClaimRecord,
+        allocation: DeviceAllocation,
+        containers: Sequence[AllocatedContainer],
+        pods: Pods | None,
+    ) -> None:
+        """A container may have started before its pod was known."""
+        found = pods_with(allocation, containers, pods or {})
+        uids = {pod.pod.uid for pod in found}
+        if not record.completed or (
+            uids == {pod.uid for pod in record.pods} and record.claim.namespace
+        ):
+            return
+        try:
+            self._allocations.give_to(record, found)
+        except DriverError as e:
+            facts = {"uid": record.claim.uid, "error": str(e)}
+            log.warning("what holds for a pod with devices does not hold yet", extra=facts)
+
+    def _take_back(
+        self, record: ClaimRecord, allocation: DeviceAllocation, pods: Pods | None
+    ) -> None:
+        facts = {"claim": str(record.claim), "ids": list(allocation.ids)}
+
+        def gone() -> bool:  # the kubelet may have given it out again meanwhile
+            return use_of(allocation, self._pods.containers(), pods) is not Use.USED
+
+        try:
+            taken = self._preparer.take_back_if(record.claim, gone)
+        except ClaimInUse as e:
+            log.debug("devices are used yet", extra=facts | {"error": str(e)})
+            return
+        except DriverError as e:
+            log.warning("devices cannot be taken back yet", extra=facts | {"error": str(e)})
+            return
+        if taken:
+            self.mended += 1
+            log.info("took back what a container had", extra=facts)

@@ -1,0 +1,135 @@
+"""Starts what serves the device-plugin API, where the node gives its GPUs out by that."""
+
+import secrets
+from contextlib import ExitStack
+from typing import Final
+
+from dra_driver.base.files import disk_errors
+from dra_driver.base.threads import Loop
+from dra_driver.k8s.events import NodeRef
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.device_plugin.server import DevicePluginServer
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.device_plugin.container import takes_names
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plugin.device_plugin.allocations import AllocationDependencies, Allocations
+from dra_driver.plugin.device_plugin.listing import DeviceListing
+from dra_driver.plugin.device_plugin.pods import AllocatedPods, NodePods
+from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
+from dra_driver.plugin.parts import PluginParts
+
+_DIRECTORY: Final = "device-plugin"  # of the lease
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """The kubelet is told of devices once GPUs are published, and what containers have is there."""
+    settings = parts.settings
+    names = ResourceNames(
+        settings.extended_resource_name,
+        settings.shared_extended_resource_name,
+        settings.mig_extended_resource_prefix,
+    )
+    pods = AllocatedPods(
+        KubeletCheckpoint(settings.device_plugin_dir).containers,
+        PodResourcesClient(settings.kubelet_dir).pods,
+        NodePods(lambda: parts.pods.on_node(settings.node_name)),
+    )
+    allocations = Allocations(_dependencies(parts, names, pods))
+    reconciler = AllocationReconciler(
+        allocations,
+        parts.preparer,
+        parts.ledger,
+        pods,
+        parts.node_api,
+        names,
+        missing_seconds=settings.reconcile_interval,
+    )
+    server = DevicePluginServer(
+        settings.device_plugin_dir,
+        settings.pod_uid or secrets.token_hex(8),
+        allocations,
+        parts.on_fatal,
+    )
+    listing = DeviceListing(
+        server,
+        _lease(parts),
+        parts.offers,
+        parts.ledger,
+        parts.node_api,
+        names,
+        parts.is_newest,
+        reconciler,
+    )
+    parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)
+    parts.after_publishing.append(server.start)
+    stack.callback(server.stop)
+    _start_loops(parts, reconciler, listing, stack)
+
+
+def _dependencies(
+    parts: PluginParts, names: ResourceNames, pods: AllocatedPods
+) -> AllocationDependencies:
+    settings, labels = parts.settings, parts.labels
+    return AllocationDependencies(
+        preparer=parts.preparer,
+        ledger=parts.ledger,
+        users=parts.in_use,
+        offers=parts.offers,
+        node=parts.node,
+        pods=pods,
+        api=parts.node_api,
+        events=parts.events,
+        node_ref=lambda: NodeRef(labels.node, labels.uid),
+        observe=parts.metrics.observe,
+        takes_names=lambda: takes_names(settings.kubelet_cdi, parts.kubelet_version()),
+        names=names,
+        driver=settings.driver_name,
+        pool=settings.node_name,
+    )
+
+
+def _lease(parts: PluginParts) -> PluginLease:
+    """Of the process that lists the devices."""
+    directory = parts.settings.plugin_dir / _DIRECTORY
+    with disk_errors(f"make {directory}"):
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    return PluginLease(directory, parts.settings.pod_uid or "this node", lambda: None)
+
+
+def _not_listed(parts: PluginParts, server: DevicePluginServer) -> str | None:
+    """Why a pod could not get devices now."""
+    if parts.node_api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF:
+        return None
+    return server.problem() if parts.is_newest() else None
+
+
+def _start_loops(
+    parts: PluginParts, reconciler: AllocationReconciler, listing: DeviceListing, stack: ExitStack
+) -> None:
+    def look() -> float | None:
+        ready, mended = reconciler.ready, reconciler.mended
+        try:
+            return reconciler.look()
+        finally:
+            parts.metrics.reconciled_claims.inc(reconciler.mended - mended)
+            if reconciler.ready != ready:
+                lists.soon()
+
+    settings = parts.settings
+    looks = Loop("allocations", parts.while_newest(look), settings.reconcile_interval)
+    lists = Loop("device-plugin-list", listing.step, settings.look_interval)
+
+    def claim_changed(record: ClaimRecord | None) -> None:
+        if record is None or record.allocation is not None:
+            lists.soon()
+
+    parts.claim_listeners.append(claim_changed)
+    parts.health_listeners.append(lists.soon)
+    parts.node_api.listeners += [looks.soon, lists.soon]
+    for loop in (looks, lists):
+        parts.after_publishing.append(loop.start)
+        stack.callback(loop.stop)

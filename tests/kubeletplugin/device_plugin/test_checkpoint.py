@@ -1,0 +1,103 @@
+"""Which container has which devices, as the kubelet keeps it for itself."""
+
+import json
+import os
+
+import pytest
+
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
+
+GPU = "nvidia.com/gpu"
+
+
+def entry(pod="uid-1", container="main", **by_numa_node):
+    return {
+        "PodUID": pod,
+        "ContainerName": container,
+        "ResourceName": GPU,
+        "DeviceIDs": by_numa_node or {"-1": ["GPU-0"]},
+        "AllocResp": "Cg==",
+    }
+
+
+def container(pod, name, *ids):
+    return AllocatedContainer(
+        PodUid(pod), name, ResourceName(GPU), tuple(DeviceId(id_) for id_ in ids)
+    )
+
+
+def write(directory, *entries):
+    """As the kubelet does: another file takes the place of the old one."""
+    document = {
+        "Data": {"PodDeviceEntries": list(entries) or None, "RegisteredDevices": {GPU: ["GPU-0"]}},
+        "Checksum": 1234567890,
+    }
+    new = directory / ".new"
+    new.write_text(json.dumps(document))
+    os.replace(new, directory / "kubelet_internal_checkpoint")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return KubeletCheckpoint(tmp_path)
+
+
+def test_containers_are_known_by_the_uid_of_their_pod_and_their_devices_of_all_numa_nodes(
+    checkpoint, tmp_path
+):
+    write(tmp_path, entry(), entry("uid-2", "init", **{"1": ["GPU-3"], "0": ["GPU-2", "GPU-1"]}))
+
+    assert checkpoint.containers() == (
+        container("uid-1", "main", "GPU-0"),
+        container("uid-2", "init", "GPU-1", "GPU-2", "GPU-3"),
+    )
+
+
+def test_it_is_read_again_when_the_kubelet_has_written_it_and_not_before(checkpoint, tmp_path):
+    write(tmp_path, entry())
+    first = checkpoint.containers()
+
+    assert checkpoint.containers() is first
+    write(tmp_path)
+    assert checkpoint.containers() == ()
+
+
+def test_a_kubelet_that_gave_nothing_out_may_have_none(checkpoint):
+    assert checkpoint.containers() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"Data": {"PodDeviceEntries": [{"PodUID": "uid-1"}]}}',
+        json.dumps({"Data": {"PodDeviceEntries": [entry() | {"DeviceIDs": ["GPU-0"]}]}}),
+        json.dumps({"Data": {"PodDeviceEntries": [entry() | {"DeviceIDs": {"-1": [7]}}]}}),
+        "[" * 100_000,
+    ],
+    ids=["empty", "a list", "no data", "half an entry", "ids without nodes", "numbers", "deep"],
+)
+def test_what_is_no_checkpoint_that_we_know_is_said(checkpoint, tmp_path, text):
+    (tmp_path / "kubelet_internal_checkpoint").write_text(text)
+
+    with pytest.raises(NodeError, match="kubelet_internal_checkpoint says in no known way"):
+        checkpoint.containers()
+
+
+def test_what_cannot_be_read_is_said_and_read_once_it_can_be(checkpoint, tmp_path):
+    (tmp_path / "kubelet_internal_checkpoint").mkdir()
+    with pytest.raises(NodeError, match="cannot read the kubelet's checkpoint"):
+        checkpoint.containers()
+
+    (tmp_path / "kubelet_internal_checkpoint").rmdir()
+    write(tmp_path, entry())
+    assert len(checkpoint.containers()) == 1

@@ -1,0 +1,85 @@
+"""What a container gets with its devices: by names, or file by file."""
+
+import pytest
+
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    ContainerResponse,
+    HostDevice,
+    HostMount,
+)
+from dra_driver.plan.device_plugin.container import (
+    response_by_files,
+    response_by_names,
+    takes_names,
+)
+from tests.builders import prepared_device
+
+
+@pytest.mark.parametrize(
+    ("setting", "kubelet", "names"),
+    [
+        ("auto", (1, 28), False),
+        ("auto", (1, 29), True),
+        ("auto", (1, 36), True),
+        ("auto", None, False),
+        ("true", (1, 28), True),
+        ("true", None, True),
+        ("false", (1, 36), False),
+    ],
+)
+def test_names_are_for_kubelets_that_hand_them_on(setting, kubelet, names):
+    assert takes_names(setting, kubelet) is names
+
+
+def test_each_name_comes_once_those_of_the_devices_first():
+    prepared = [
+        prepared_device("gpu-0", "gpu", "x/claim=a-0", "x/driver=files"),
+        prepared_device("gpu-1", "gpu", "x/claim=a-1", "x/driver=files"),
+    ]
+
+    assert response_by_names(prepared) == ContainerResponse(
+        cdi_names=("x/claim=a-0", "x/claim=a-1", "x/driver=files")
+    )
+
+
+def test_the_edits_of_both_specs_come_together_and_the_allocations_count():
+    driver = Spec(
+        "x/driver",
+        devices=(CdiDevice("files", container_edits=ContainerEdits(env=("VERSION=1",))),),
+        container_edits=ContainerEdits(
+            env=("SHARED=driver", "URL=a=b"),
+            mounts=(Mount("/lib/a", "/usr/lib/a", options=("ro", "bind")),),
+            hooks=(Hook("createContainer", "/bin/hook"),),
+        ),
+    )
+    allocation = Spec(
+        "x/claim",
+        devices=(
+            CdiDevice(
+                "a-0",
+                container_edits=ContainerEdits(
+                    env=("SHARED=allocation",),
+                    device_nodes=(DeviceNode("/dev/gpu0", permissions="rw"),),
+                ),
+            ),
+            CdiDevice(
+                "a-1",
+                container_edits=ContainerEdits(
+                    device_nodes=(DeviceNode("/dev/gpu1", "/host/gpu1"),),
+                    mounts=(Mount("/run/shm", "/dev/shm", options=("rw", "rbind")),),
+                ),
+            ),
+        ),
+        container_edits=ContainerEdits(device_nodes=(DeviceNode("/dev/ctl", permissions="rw"),)),
+    )
+
+    assert response_by_files(driver, allocation) == ContainerResponse(
+        env=(("SHARED", "allocation"), ("URL", "a=b"), ("VERSION", "1")),
+        mounts=(HostMount("/lib/a", "/usr/lib/a"), HostMount("/run/shm", "/dev/shm", False)),
+        devices=(
+            HostDevice("/dev/ctl", "/dev/ctl", "rw"),
+            HostDevice("/dev/gpu0", "/dev/gpu0", "rw"),
+            HostDevice("/host/gpu1", "/dev/gpu1", "rwm"),
+        ),
+    )

@@ -1,0 +1,190 @@
+"""Which pods have the devices that the kubelet gave out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.pods import NodePod
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ListedDevice,
+    Resource,
+    ResourceName,
+)
+from dra_driver.model.profiles import GuardPolicy, GuardRules, MpsTenants
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, DeviceAllocation
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import (
+    AllocatedPod,
+    Use,
+    as_recorded,
+    held_allocations,
+    is_ours,
+    listed_containers,
+    needs_pod,
+    nothing_more,
+    overlapping,
+    pod_problems,
+    pods_with,
+    unrecorded,
+    use_of,
+)
+from tests.builders import holding, record
+from tests.fakes.allocations import GPU, listed, node_pod
+
+NAMES = ResourceNames()
+
+
+def allocation(*ids: str, resource: str = GPU) -> DeviceAllocation:
+    return DeviceAllocation(ResourceName(resource), tuple(sorted(map(DeviceId, ids))))
+
+
+def container(pod: str, *ids: str, name: str = "main", resource: str = GPU) -> AllocatedContainer:
+    given = allocation(*ids, resource=resource)
+    return AllocatedContainer(PodUid(f"uid-{pod}"), name, given.resource, given.ids)
+
+
+def recorded(*ids: str, completed: bool = True, pods: Sequence[str] = ()) -> ClaimRecord:
+    return record("dp", completed=completed, allocation=allocation(*ids), pods=pods)
+
+
+def pods(*known: NodePod) -> dict[PodUid, NodePod]:
+    return {each.pod.uid: each for each in known}
+
+
+def test_a_pod_has_exactly_what_its_container_was_given():
+    containers = [
+        container("a", "0", "1"),
+        container("b", "0"),
+        container("c", "0", resource="nvidia.com/other"),
+    ]
+
+    (pod,) = pods_with(allocation("0"), containers, pods(node_pod("b")))
+
+    assert pod == AllocatedPod(Pod("b", PodUid("uid-b")), ("main",), "ml", node_pod("b").spec)
+
+
+def test_an_init_and_an_app_container_of_one_pod_are_one_pod():
+    containers = [container("a", "0", name="init"), container("a", "0")]
+
+    (pod,) = pods_with(allocation("0"), containers, {})
+
+    assert pod == AllocatedPod(Pod("uid-a", PodUid("uid-a")), ("init", "main"))
+
+
+def test_a_pod_that_has_ended_has_nothing():
+    containers = [container("a", "0"), container("b", "0")]
+
+    found = pods_with(allocation("0"), containers, pods(node_pod("a", ended=True)))
+
+    assert [pod.pod.uid for pod in found] == ["uid-b"]
+
+
+def test_a_name_that_is_known_by_our_record_stays_where_the_api_server_does_not_tell():
+    known = recorded("0", pods=["train"])
+    unnamed = AllocatedPod(Pod("uid-train", PodUid("uid-train")), ("main",))
+    named = replace(unnamed, namespace="ml", spec=node_pod("train").spec)
+    other = replace(unnamed, pod=Pod("uid-x", PodUid("uid-x")))
+
+    assert as_recorded(unnamed, known).pod == Pod("train", PodUid("uid-train"))
+    assert as_recorded(unnamed, known).namespace == "default"
+    assert as_recorded(named, known) is named
+    assert as_recorded(other, known) is other
+
+
+def test_what_the_kubelet_lists_by_name_is_of_the_pod_that_has_not_ended():
+    before = replace(node_pod("x", ended=True), pod=Pod("train", PodUid("before")))
+    known = [before, node_pod("train")]
+
+    found = list(listed_containers([listed("train", "1", "0"), listed("gone", "2")], known))
+
+    assert found == [container("train", "0", "1")]
+
+
+def test_allocations_with_a_device_in_common_overlap_and_claims_do_not():
+    one, both, other = recorded("0"), recorded("0", "1"), recorded("2")
+
+    assert overlapping(allocation("0"), [one, both, other, record("claim")]) == (one, both)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "strict", "needed"),
+    [
+        (MpsTenants.ANY, False, False),
+        (MpsTenants.ANY, True, True),
+        (MpsTenants.NON_ROOT, False, True),
+    ],
+)
+def test_a_pod_has_to_be_known_where_something_has_to_hold_for_it(tenants, strict, needed):
+    limit = ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN), strict)
+
+    assert needs_pod(recorded("0")) is False
+    assert needs_pod(record("dp", holding("dp", limit=limit, tenants=tenants))) is needed
+
+
+def test_every_pod_may_have_what_is_not_kept_from_any():
+    assert pod_problems(recorded("0"), AllocatedPod(Pod("a", PodUid("uid-a")), ("main",))) == ()
+
+
+@pytest.mark.parametrize(
+    ("containers", "known", "use"),
+    [
+        ([], {}, Use.MISSING),
+        ([], None, Use.MISSING),
+        ([container("a", "0")], None, Use.USED),
+        ([container("a", "0")], pods(node_pod("a")), Use.USED),
+        ([container("a", "0")], pods(node_pod("a", ended=True)), Use.ENDED),
+        ([container("a", "0")], pods(node_pod("b")), Use.MISSING),
+        ([container("a", "0", "1")], pods(node_pod("a")), Use.MISSING),
+        (
+            [container("a", "0"), container("b", "0")],
+            pods(node_pod("a", ended=True), node_pod("b")),
+            Use.USED,
+        ),
+    ],
+)
+def test_an_allocation_is_used_as_long_as_a_pod_has_it_that_has_not_ended(containers, known, use):
+    assert use_of(allocation("0"), containers, known) is use
+
+
+def test_what_living_pods_have_and_nothing_is_recorded_of_is_to_be_prepared_again():
+    containers = [
+        container("a", "0"),
+        container("b", "1"),
+        container("c", "2"),
+        container("d", "3"),
+        container("e", "4", resource="nic.example.com/vf"),
+    ]
+    records = [recorded("0"), recorded("1", completed=False), record("claim")]
+    known = pods(node_pod("a"), node_pod("b"), node_pod("c", ended=True), node_pod("e"))
+
+    assert unrecorded(containers, records, known, NAMES) == (allocation("1"),)
+    assert unrecorded(containers, records, None, NAMES) == (
+        allocation("1"),
+        allocation("2"),
+        allocation("3"),
+    )
+
+
+def test_ours_is_what_a_node_may_have_listed_under_some_profile():
+    ours = ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb.shared"]
+
+    assert all(is_ours(ResourceName(each), NAMES) for each in ours)
+    assert not is_ours(ResourceName("nvidia.com/pgpu"), NAMES)
+    assert not is_ours(ResourceName("nvidia.com/mig-1g.10gb"), ResourceNames(mig_prefix=""))
+    assert held_allocations([container("a", "0")], NAMES) == {allocation("0")}
+
+
+def test_of_a_node_that_gives_nothing_more_out_only_what_is_held_stays_healthy():
+    devices = tuple(ListedDevice(DeviceId(id_), id_ != "sick") for id_ in ("0", "1", "sick"))
+
+    (resource,) = nothing_more([Resource(GPU, devices)], [allocation("1"), allocation("sick")])
+
+    assert [(device.id, device.healthy) for device in resource.devices] == [
+        ("0", False),
+        ("1", True),
+        ("sick", False),
+    ]

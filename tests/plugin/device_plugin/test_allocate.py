@@ -1,0 +1,237 @@
+"""Allocate: what the kubelet gives to a container is there before the answer, within a second."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.base.errors import (
+    ClaimError,
+    DeviceHeldByClaim,
+    MpsAgentUnreachable,
+    NodeError,
+    TimedOut,
+)
+from dra_driver.kubeletplugin.device_plugin.resources import HostDevice
+from dra_driver.model.profiles import SharingStrategy
+from tests.builders import claim
+from tests.fakes.allocations import DRAINING, GPU, OFF, AllocationWorld, in_threads, replica, whole
+
+DRIVER_ID = "k8s.gpu.nvidia.com/driver=files"
+
+
+@pytest.fixture
+def world(tmp_path):
+    return AllocationWorld(tmp_path)
+
+
+@pytest.mark.point(143)
+def test_each_device_is_answered_by_a_name_that_the_runtime_finds_and_the_driver_last(world):
+    answer = world.allocate(whole(1), whole(0))
+
+    own = [f"k8s.gpu.nvidia.com/claim={world.uid(whole(0), whole(1))}-{n}" for n in (0, 1)]
+    assert answer.cdi_names == (*own, DRIVER_ID)
+    assert (answer.env, answer.mounts, answer.devices) == ((), (), ())
+    assert world.cdi_names == set(answer.cdi_names)
+    assert world.record(whole(0), whole(1)).completed
+
+
+@pytest.mark.point(136, 143, 146)
+def test_a_kubelet_that_takes_no_names_gets_the_same_file_by_file(world):
+    world.takes_names = False
+
+    answer = world.allocate(whole(1))
+
+    assert answer.cdi_names == ()
+    assert HostDevice("/dev/nvidia1", "/dev/nvidia1", "rw") in answer.devices
+    assert ("GPU_DEVICE_1_UUID", str(whole(1))) in answer.env
+    assert not [name for name, _ in answer.env if name.endswith("_CLAIM")]
+    documents = [m for m in answer.mounts if str(world.uid(whole(1))) in m.host_path]
+    assert [m.read_only for m in documents] == [True]
+    libraries = [m for m in answer.mounts if m.container_path.endswith("/libcuda.so.1")]
+    assert {m.host_path for m in libraries} == {"/usr/lib64/libcuda.so.580.95.05"}
+
+
+@pytest.mark.point(137, 142)
+@pytest.mark.parametrize("takes_names", [True, False])
+@pytest.mark.parametrize("between", ["nothing", "a restart", "a reboot"])
+def test_the_same_devices_in_any_order_give_the_same_answer(world, takes_names, between):
+    world.takes_names = takes_names
+    first = world.allocate(whole(0), whole(1))
+    if between == "a restart":
+        world.start()
+    elif between == "a reboot":
+        world.reboot()
+
+    assert world.allocate(whole(1), whole(0)) == first
+    assert len(world.ledger.records()) == 1
+
+
+@pytest.mark.point(138)
+def test_an_unknown_device_is_refused_and_leaves_nothing(world):
+    with pytest.raises(ClaimError, match=r"nvidia.com/gpu: no device 'GPU-.*7'"):
+        world.allocate(whole(7))
+
+    assert world.nothing_left
+    assert world.observed == [("allocate", "refused")]
+
+
+def test_what_a_claim_holds_is_refused_in_time(world):
+    world.preparer.prepare(world.api.put(claim("gpu-0")))
+    begun = time.monotonic()
+
+    with pytest.raises(DeviceHeldByClaim, match="gpu-0 is held by claim default/claim"):
+        world.allocate(whole(0))
+
+    assert time.monotonic() - begun < 20
+    assert world.record(whole(0)) is None
+
+
+def test_a_device_that_is_handed_out_again_before_its_last_user_has_ended_is_answered(world):
+    world.admit("first", whole(0), whole(1))
+    world.run("first", whole(0), whole(1))
+
+    assert world.allocate(whole(0))
+    assert world.allocate(whole(0), whole(1))
+
+
+@pytest.mark.parametrize("choice", [OFF, DRAINING])
+def test_a_node_that_gives_nothing_out_by_this_api_answers_for_what_it_gave_before(world, choice):
+    answer = world.admit("first", whole(0))
+    world.choice.set(choice)
+
+    assert world.allocate(whole(0)) == answer
+    with pytest.raises(NodeError, match="by DRA: a class maps it"):
+        world.allocate(whole(1))
+    assert [record.gpus for record in world.ledger.records()] == [{whole(0)}]
+
+
+@pytest.mark.point(141)
+def test_a_hundred_at_once_agree(tmp_path):
+    world = AllocationWorld(tmp_path, gpus=2, replicas=50)
+    answers = {}
+
+    def allocate(place, minor):
+        answers[place, minor] = world.allocate(replica(place, minor))
+
+    acts = [
+        lambda place=place, minor=minor: allocate(place, minor)
+        for place in range(50)
+        for minor in range(2)
+    ]
+    with in_threads(*acts):
+        pass
+
+    assert len({answer.cdi_names[0] for answer in answers.values()}) == 100
+    assert all(record.completed for record in world.ledger.records())
+    assert {name for a in answers.values() for name in a.cdi_names} == world.cdi_names
+
+
+def test_two_containers_of_one_pod_have_what_they_were_given_each(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+
+    first = world.admit("pod", replica(0))
+    second = world.admit("pod", replica(1), container="other")
+
+    assert first.cdi_names[0] != second.cdi_names[0]
+    assert len(world.ledger.records()) == 2
+
+
+def hang_in(world, where, until):
+    """Have *where* wait for the event *until*."""
+    if where == "the device files":
+        world.node.before_nodes = lambda minors: until.wait(60)
+    elif where == "the driver's files":
+        world.node.before_files = lambda: until.wait(60)
+    else:
+        world.node.before_step = lambda step: until.wait(60)
+
+
+@pytest.mark.point(136)
+@pytest.mark.parametrize("where", ["the device files", "the driver's files", "the MPS agent"])
+def test_whatever_hangs_the_kubelet_gets_a_clear_error_in_time(tmp_path, where):
+    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+    world.allocate_seconds = 0.3
+    world.start()
+    over = threading.Event()
+    hang_in(world, where, over)
+    begun = time.monotonic()
+
+    with pytest.raises(TimedOut, match=r"nvidia.com/gpu GPU-.*::0: preparing this took more than"):
+        world.allocate(replica(0))
+
+    assert time.monotonic() - begun < 20
+    over.set()
+
+
+def test_what_is_prepared_too_late_is_taken_back_since_no_pod_has_it(world):
+    world.allocate_seconds = 0.1
+    world.start()
+    over, began = threading.Event(), threading.Event()
+
+    def hang(minors):
+        began.set()
+        over.wait(60)
+
+    world.node.before_nodes = hang
+    with pytest.raises(TimedOut):
+        world.allocate(whole(0))
+    assert began.wait(60)
+    over.set()
+    while not (world.record(whole(0)) and world.record(whole(0)).completed):
+        time.sleep(0.01)
+
+    world.reconciler.look()
+    assert world.record(whole(0))
+    world.now += 60
+    world.reconciler.look()
+
+    assert world.nothing_left
+
+
+def test_an_mps_agent_that_is_away_is_an_error_that_leaves_nothing(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+    world.node.agent = False
+
+    with pytest.raises(MpsAgentUnreachable):
+        world.allocate(replica(0))
+
+    assert world.nothing_left
+    assert world.observed == [("allocate", "failed")]
+
+
+def test_replicas_under_mps_are_served_by_one_server_for_everybody(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+    world.takes_names = False
+
+    answer = world.allocate(replica(2))
+
+    (namespace,) = world.node.namespaces.values()
+    assert (namespace.tenant, namespace.percent) == ("", 25)
+    env = dict(answer.env)
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] in {mount.container_path for mount in answer.mounts}
+    assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+
+
+def test_another_process_that_keeps_the_lease_is_an_error_in_time(world):
+    def taken(seconds):
+        assert seconds < 1
+        raise TimedOut("another process did not let go")
+
+    world.start(lease=taken)
+
+    with pytest.raises(TimedOut, match="did not let go"):
+        world.allocate(whole(0))
+
+
+class NoOffers:
+    def now(self):
+        raise NodeError("NVML is away")
+
+
+def test_the_preferred_devices_are_any_where_it_is_not_known_what_is_offered(world):
+    world.start(offers=NoOffers())
+
+    preferred = world.allocations.preferred(GPU, [whole(0), whole(1)], [whole(1)], 1)
+
+    assert preferred == (whole(1),)

@@ -1,0 +1,160 @@
+"""One process at a time lists the devices, and as long as it is to."""
+
+import threading
+
+import pytest
+
+from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plugin.device_plugin.listing import DeviceListing
+from tests.fakes.allocations import DRAINING, OFF, ON, AllocationWorld, replica
+from tests.waiting import eventually
+
+
+class FakeServer:
+    """Remembers what it was told to list, and who lists now."""
+
+    listing: list["FakeServer"] = []  # noqa: RUF012 - of all processes
+
+    def __init__(self) -> None:
+        self.offered: dict[str, dict[str, bool]] = {}  # by resource and id, whether it is healthy
+
+    def offer(self, resources):
+        if self not in FakeServer.listing:
+            FakeServer.listing.append(self)
+        assert FakeServer.listing == [self], "registrations overlap"
+        self.offered = {
+            resource.name: {device.id: device.healthy for device in resource.devices}
+            for resource in resources
+        }
+
+    def withdraw(self):
+        FakeServer.listing.remove(self)
+        self.offered = {}
+
+
+class Process:
+    """A process of the plugin on the node of *world*."""
+
+    def __init__(self, world, directory, name, newest, turn_seconds=60.0):
+        self.server = FakeServer()
+        lease = PluginLease(directory, name, lambda: None)
+        self.listing = DeviceListing(
+            self.server,
+            lease,
+            world.allocations._parts.offers,
+            world.ledger,
+            world.choice,
+            ResourceNames(),
+            lambda: newest() is self,
+            world.reconciler,
+            turn_seconds,
+        )
+
+    @property
+    def gpus(self):
+        return self.server.offered.get("nvidia.com/gpu", {})
+
+
+@pytest.fixture
+def world(tmp_path):
+    FakeServer.listing = []
+    world = AllocationWorld(tmp_path, gpus=1, replicas=2)
+    world.reconciler.look()
+    return world
+
+
+@pytest.fixture
+def process(world, tmp_path):
+    process = Process(world, tmp_path, "first", lambda: process)
+    yield process
+    process.listing.stop()
+
+
+def test_what_is_offered_is_listed_once_it_is_known_what_containers_have(world, process):
+    world.reconciler.ready = False
+    process.listing.step()
+    assert process.gpus == {}
+
+    world.reconciler.ready = True
+    process.listing.step()
+
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+
+def test_a_node_that_gives_nothing_more_out_keeps_what_is_held_and_lists_the_rest_as_unhealthy(
+    world, process
+):
+    world.admit("train", replica(1))
+    world.choice.set(DRAINING)
+
+    process.listing.step()
+
+    assert process.gpus == {replica(0): False, replica(1): True}
+
+
+def test_a_node_of_another_api_lists_nothing_and_waits_to_be_woken(world, process):
+    process.listing.step()
+    world.choice.set(OFF)
+
+    assert process.listing.step() == UNTIL_WOKEN
+    assert FakeServer.listing == []
+    world.choice.set(ON)
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+
+@pytest.mark.parametrize("known_by", ["our record", "the kubelet"])
+def test_what_a_container_has_never_leaves_the_list(world, process, known_by):
+    world.admit("train", replica(1))
+    world.reconciler.look()
+    if known_by == "the kubelet":
+        world.preparer.take_back_if(world.recorded(replica(1)).claim, lambda: True)
+    else:
+        world.reconciler.held = frozenset()
+    world.node.now = type(world.node.now)()
+    world.node.refresh()
+
+    process.listing.step()
+
+    assert process.gpus == {replica(1): False}
+
+
+def test_an_older_process_lists_until_the_newer_one_is_there_to_do_it(world, tmp_path):
+    newest = None
+    older = Process(world, tmp_path, "older", lambda: newest)
+    newest = older
+    older.listing.step()
+    newer = Process(world, tmp_path, "newer", lambda: newest)
+    newest = newer  # it has begun to start
+    assert older.listing.step()
+    assert FakeServer.listing == [older.server]
+
+    taking_over = threading.Thread(target=newer.listing.step)
+    taking_over.start()
+    eventually(lambda: older.listing.step() and not older.gpus, "the older process lets go")
+    taking_over.join(60)
+
+    assert FakeServer.listing == [newer.server]
+    assert newer.gpus == {replica(0): True, replica(1): True}
+    older.listing.step()
+    assert FakeServer.listing == [newer.server]
+    newest = older  # the newer one has ended
+    newer.listing.stop()
+    older.listing.step()
+    assert older.gpus == {replica(0): True, replica(1): True}
+    older.listing.stop()
+
+
+def test_a_newer_process_waits_for_an_older_one_that_does_not_let_go(world, tmp_path):
+    newest = None
+    older = Process(world, tmp_path, "older", lambda: newest)
+    newest = older
+    older.listing.step()
+    newest = newer = Process(world, tmp_path, "newer", lambda: newest, turn_seconds=0.1)
+
+    assert newer.listing.step() == pytest.approx(0.1)
+
+    assert FakeServer.listing == [older.server]
+    older.listing.stop()

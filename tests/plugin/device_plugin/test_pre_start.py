@@ -1,0 +1,361 @@
+"""PreStartContainer: the pod is known, what holds for it holds, and nobody else has its devices."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.base.errors import ClaimError, ClaimInUse, NodeError
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.profiles import MpsTenants, SharingStrategy
+from dra_driver.plan.memory.pod_limits import pod_memory_shares
+from tests.builders import claim, gpu_uuid
+from tests.fakes.allocations import (
+    GPU,
+    OFF,
+    AllocationWorld,
+    listed,
+    node_pod,
+    replica,
+    whole,
+)
+
+FIRST_REPLICA_BYTES = 81559 // 4 * 1024 * 1024
+
+
+@pytest.fixture
+def world(tmp_path):
+    return AllocationWorld(tmp_path, replicas=4)
+
+
+@pytest.fixture
+def impatient(world):
+    world.others_seconds = 0.3
+    world.start()
+    return world
+
+
+def limits(world):
+    """Of pods, once the loop that looks after limits has looked."""
+    world.node.settle(pod_memory_shares(world.ledger.records()))
+    return {pod: size for (pod, _), size in world.node.limits.items()}
+
+
+def test_the_pod_is_recorded_and_limited_before_its_container_starts(world):
+    world.admit("train", replica(0))
+    assert world.pods_of(replica(0)) == []
+
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert world.node.limits == {("uid-train", gpu_uuid(0)): FIRST_REPLICA_BYTES}
+    record = world.recorded(replica(0))
+    assert (record.claim.namespace, record.pods) == ("ml", (Pod("train", PodUid("uid-train")),))
+    assert {holding.claim for holding in record.holdings} == {record.claim}
+    assert world.observed[-1] == ("pre-start", "ok")
+
+
+@pytest.mark.point(145)
+def test_it_can_be_repeated(world):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    before = world.recorded(replica(0))
+
+    world.users.alive.clear()  # the container ended, and is created again
+    world.run("train", replica(0))
+
+    assert world.recorded(replica(0)) == before
+
+
+def test_two_containers_of_one_pod_have_the_sum(world):
+    world.admit("train", replica(0))
+    world.admit("train", replica(1), container="other")
+
+    world.run("train", replica(0))
+    world.run("train", replica(1))
+
+    assert limits(world) == {"uid-train": 2 * FIRST_REPLICA_BYTES}
+
+
+def test_a_static_pod_is_known_by_the_uid_that_its_cgroup_has(world):
+    world.admit("static", replica(0))
+    mirror = node_pod("static")
+    spec = replace(mirror.spec, uid=PodUid("of-the-mirror"))
+    world.node_pods = {mirror.pod.uid: replace(mirror, spec=spec)}
+
+    world.run("static", replica(0))
+
+    assert limits(world) == {"uid-static": FIRST_REPLICA_BYTES}
+
+
+def test_an_init_container_and_what_its_pods_app_container_has_besides(world):
+    world.admit("train", replica(0), container="init")
+    world.admit("train", replica(0), replica(1))
+
+    world.run("train", replica(0))
+    world.users.alive.clear()  # the init container has ended
+    world.run("train", replica(0), replica(1))
+
+    assert [record.allocation.ids for record in world.ledger.records()] == [
+        (replica(0), replica(1))
+    ]
+    assert limits(world) == {"uid-train": 2 * FIRST_REPLICA_BYTES}
+
+
+def test_an_init_container_that_runs_again_has_its_device_again(world):
+    first = world.admit("train", replica(0), container="init")
+    world.admit("train", replica(0), replica(1))
+    world.run("train", replica(0))
+    world.users.alive.clear()
+    world.run("train", replica(0), replica(1))
+    world.users.alive.clear()  # the sandbox of the pod died
+
+    world.run("train", replica(0))
+
+    assert set(first.cdi_names) <= world.cdi_names
+    assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+
+
+def test_a_container_waits_until_the_last_user_of_its_device_has_ended(world):
+    world.admit("first", replica(0))
+    world.run("first", replica(0))
+    first = Pod("first", PodUid("uid-first"))
+    world.end("first")
+    world.users.alive[world.uid(replica(0))] = {first}  # it was force-deleted
+    world.admit("second", replica(0))
+    timer = threading.Timer(0.3, world.users.alive.clear)
+    timer.start()
+
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert timer.finished.is_set()
+    assert world.pods_of(replica(0)) == ["second"]
+    assert limits(world) == {"uid-second": FIRST_REPLICA_BYTES}
+
+
+def test_a_container_whose_device_another_pod_goes_on_to_use_is_refused_and_told_why(impatient):
+    world = impatient
+    world.admit("first", replica(0), replica(1))
+    world.run("first", replica(0), replica(1))
+    world.containers.clear()  # the kubelet lost its checkpoint
+    world.admit("second", replica(1))
+
+    with pytest.raises(ClaimInUse, match=r"pod first still uses GPU-.*::0, GPU-.*::1; this cont"):
+        world.allocations.pre_start(GPU, [replica(1)])
+
+    assert world.pods_of(replica(1)) == []
+    assert world.told() == [("second", world.events[0].message)]
+    assert "pod first still uses" in world.events[0].message
+    assert world.pods_of(replica(0), replica(1)) == ["first"]
+
+
+@pytest.mark.parametrize("takes_names", [True, False])
+@pytest.mark.parametrize("api_down", [True, False])
+def test_after_a_reboot_the_old_answer_works_again(world, takes_names, api_down):
+    world.takes_names, world.api_down = takes_names, api_down
+    answer = world.admit("train", replica(0))
+    world.run("train", replica(0))
+
+    world.reboot()
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert world.allocate(replica(0)) == answer
+    assert set(answer.cdi_names) <= world.cdi_names
+    assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+
+
+def test_a_container_that_starts_again_on_a_node_that_cannot_be_looked_at_is_not_kept_from_it(
+    world,
+):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    world.users.alive.clear()
+    world.node.now = Inventory()
+    world.node.refresh()
+
+    world.run("train", replica(0))
+
+
+def test_what_was_taken_by_a_claim_meanwhile_is_refused(tmp_path):
+    world = AllocationWorld(tmp_path)
+    world.admit("train", whole(0))
+    world.preparer.take_back_if(world.recorded(whole(0)).claim, lambda: True)
+    world.preparer.prepare(world.api.put(claim("gpu-0")))
+
+    with pytest.raises(ClaimError, match="gpu-0 is held by claim default/claim"):
+        world.allocations.pre_start(GPU, [whole(0)])
+
+
+def test_a_node_that_gives_out_by_dra_prepares_nothing_any_more(world):
+    world.admit("train", replica(0))
+    world.preparer.take_back_if(world.recorded(replica(0)).claim, lambda: True)
+    world.choice.set(OFF)
+
+    with pytest.raises(NodeError, match=r"gives its GPUs out by DRA: .*; delete the pod"):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+    assert world.nothing_left
+
+
+def test_without_the_api_server_the_kubelet_says_enough_to_limit_a_pod(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, strict=True)
+    world.api_down = True
+    world.admit("train", replica(0))
+
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+    assert world.pods_of(replica(0)) == ["uid-train"]
+    world.api_down = False
+    world.now += 60
+    world.reconciler.look()
+    assert world.pods_of(replica(0)) == ["train"]
+    assert world.recorded(replica(0)).claim.namespace == "ml"
+
+
+def test_a_limit_that_has_to_hold_and_cannot_be_set_keeps_the_container_from_starting(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, strict=True)
+    world.node.offers_limits = False
+    world.admit("train", replica(0))
+
+    with pytest.raises(NodeError, match="older than 615"):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+    assert world.told() == [
+        ("train", "nvidia.com/gpu: the driver offers no limits: it is older than 615")
+    ]
+
+
+class TestWithoutACheckpoint:
+    """The kubelet's list of pods is asked instead, and the API server for their UIDs."""
+
+    @pytest.fixture
+    def world(self, world):
+        world.checkpoint_error = NodeError("the kubelet's checkpoint says in no known way")
+        world.listed = []
+        return world
+
+    def test_the_list_tells_and_a_pod_of_the_same_name_that_has_ended_is_not_meant(self, world):
+        world.admit("train", replica(0))
+        ended = node_pod("before", ended=True)
+        world.node_pods[ended.pod.uid] = replace(ended, pod=Pod("train", ended.pod.uid))
+        world.listed = [listed("train", replica(0)), listed("other", replica(1))]
+
+        world.allocations.pre_start(GPU, [replica(0)])
+
+        assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+
+    @pytest.mark.parametrize("silent", [True, False])
+    def test_a_pod_that_nobody_tells_starts_and_is_limited_when_it_is_found(self, world, silent):
+        world.admit("train", replica(0))
+        world.listed = None if silent else []
+
+        world.allocations.pre_start(GPU, [replica(0)])
+
+        assert limits(world) == {}
+        assert [name for name, _ in world.told()] == ["node-1"]
+        assert "its memory is limited once the pod is found" in world.events[0].message
+        world.checkpoint_error = None
+        world.reconciler.look()
+        assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+
+    def test_without_the_api_server_the_list_is_no_help(self, world):
+        world.admit("train", replica(0))
+        world.listed, world.api_down = [listed("train", replica(0))], True
+
+        world.allocations.pre_start(GPU, [replica(0)])
+
+        assert "which pods the kubelet's list means cannot be asked" in world.events[0].message
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"strict": True},
+        {"tenants": MpsTenants.NON_ROOT, "default_strategy": SharingStrategy.MPS},
+    ],
+    ids=["memoryLimit: Strict", "mpsTenants"],
+)
+def test_where_something_has_to_hold_for_the_pod_one_that_is_not_known_does_not_start(
+    tmp_path, rules
+):
+    world = AllocationWorld(tmp_path, replicas=4, **rules)
+    world.checkpoint_error = NodeError("the kubelet's checkpoint says in no known way")
+    world.admit("train", replica(0))
+
+    with pytest.raises(NodeError, match=r"which pod it is is not known: .*list of pods: no answer"):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+
+@pytest.mark.parametrize(
+    ("tenants", "fields", "why"),
+    [
+        (MpsTenants.NON_ROOT, {"root": True}, "can run as root or become it"),
+        (MpsTenants.NON_ROOT, {"root": False}, ""),
+        (MpsTenants.USER_NAMESPACES, {"root": False}, "set spec.hostUsers: false"),
+        (MpsTenants.USER_NAMESPACES, {"host_users": False}, ""),
+    ],
+)
+def test_a_pod_that_the_profile_keeps_out_of_mps_does_not_start(tmp_path, tenants, fields, why):
+    world = AllocationWorld(
+        tmp_path, replicas=4, default_strategy=SharingStrategy.MPS, tenants=tenants
+    )
+    world.admit("train", replica(0), **fields)
+
+    if not why:
+        world.allocations.pre_start(GPU, [replica(0)])
+        assert world.pods_of(replica(0)) == ["train"]
+        return
+    with pytest.raises(ClaimError, match=f"pod ml/train, container 'main'.*{why}"):
+        world.allocations.pre_start(GPU, [replica(0)])
+    assert [name for name, _ in world.told()] == ["train"]
+
+
+def test_whose_pod_it_is_has_to_be_asked_where_the_profile_keeps_pods_out_of_mps(tmp_path):
+    world = AllocationWorld(
+        tmp_path,
+        replicas=4,
+        default_strategy=SharingStrategy.MPS,
+        tenants=MpsTenants.NON_ROOT,
+    )
+    world.api_down = True
+    world.admit("train", replica(0), root=False)
+
+    with pytest.raises(ClaimError, match="the API server does not tell what pod uid-train is"):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+
+def test_mps_serves_the_container_again_where_the_agent_has_forgotten_it(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+    world.admit("train", replica(0))
+    world.node.namespaces.clear()
+
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert list(world.node.namespaces) == [world.recorded(replica(0)).namespaces[0].name]
+
+
+def test_a_hundred_containers_that_start_at_once_ask_the_api_server_a_few_times(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=50)
+    for place in range(50):
+        for minor in range(2):
+            world.admit(f"pod-{place}-{minor}", replica(place, minor))
+    threads = [
+        threading.Thread(target=world.run, args=(f"pod-{place}-{minor}", replica(place, minor)))
+        for place in range(50)
+        for minor in range(2)
+    ]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert time.monotonic() - begun < 30
+    assert world.asked == 1
+    assert len(limits(world)) == 100
+    assert {record.gpus for record in world.ledger.records()} == {
+        frozenset({gpu_uuid(0)}),
+        frozenset({gpu_uuid(1)}),
+    }

@@ -1,0 +1,197 @@
+"""What the kubelet tells nobody: which pods have ended, and what of its answers has to be there."""
+
+import math
+
+import pytest
+
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
+from dra_driver.model.profiles import SharingStrategy
+from tests.fakes.allocations import DRAINING, GPU, OFF, AllocationWorld, replica
+
+
+@pytest.fixture
+def world(tmp_path):
+    return AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+
+
+def look(world, seconds=0.0):
+    world.now += seconds
+    return world.reconciler.look()
+
+
+def everything_is_gone(world):
+    return world.nothing_left and not world.node.namespaces
+
+
+@pytest.mark.point(144)
+def test_what_a_pod_had_that_has_ended_is_taken_back_at_once(world):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    containers = world.containers
+    world.end("train", deleted=False)
+    world.containers = containers  # until the kubelet writes its checkpoint again
+
+    look(world)
+
+    assert everything_is_gone(world)
+    assert world.reconciler.mended == 1
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_what_no_pod_is_seen_with_is_taken_back_after_a_minute(world, lingers):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    containers = world.containers
+    world.end("train")
+    world.containers = containers if lingers else world.containers
+
+    look(world)
+    look(world, 59)
+    assert world.pods_of(replica(0)) == ["train"]
+    look(world, 1)
+
+    assert everything_is_gone(world)
+    look(world, 60)
+    assert everything_is_gone(world), "and it is not prepared again for a pod that is gone"
+
+
+def test_what_a_pod_has_that_waits_for_its_volumes_is_kept(world):
+    world.admit("train", replica(0))
+
+    for _ in range(10):
+        look(world, 60)
+
+    assert world.recorded(replica(0)).completed
+
+
+def test_what_is_seen_again_begins_anew_to_be_missing(world):
+    world.admit("train", replica(0))
+    containers, world.containers = world.containers, []
+    look(world)
+    world.containers = containers
+    look(world, 50)
+    world.containers = []
+    look(world, 50)
+
+    look(world, 59)
+
+    assert world.recorded(replica(0)).completed
+
+
+def test_what_a_process_still_uses_is_kept_until_that_ends(world):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    world.end("train")
+    users = world.users.alive[world.uid(replica(0))] = {Pod("train", PodUid("uid-train"))}
+
+    look(world)
+    look(world, 60)
+    assert world.recorded(replica(0)).completed
+    users.clear()
+    look(world, 60)
+
+    assert everything_is_gone(world)
+
+
+@pytest.mark.parametrize("who", ["the API server", "the kubelet"])
+def test_while_somebody_does_not_answer_everything_is_kept(world, who):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    containers = world.containers
+    world.end("train")
+    if who == "the API server":
+        world.api_down, world.containers = True, containers
+        look(world)
+        look(world, 600)
+    else:
+        world.checkpoint_error = NodeError("it cannot be read")
+        for _ in range(2):
+            with pytest.raises(NodeError, match="no answer"):
+                look(world, 600)
+
+    assert world.recorded(replica(0)).completed
+
+
+@pytest.mark.point(149)
+@pytest.mark.parametrize("lost", ["a reboot", "the record", "a damaged record"])
+def test_what_pods_have_is_prepared_again_before_they_need_it(world, lost):
+    answer = world.admit("train", replica(0))
+    world.run("train", replica(0))
+    if lost == "a reboot":
+        world.reboot()
+    else:
+        (path,) = (world.directory / "claims/boot-1").glob("*.json")
+        path.unlink() if lost == "the record" else path.write_text("{")
+        world.start()
+
+    look(world)
+
+    assert world.pods_of(replica(0)) == ["train"]
+    assert set(answer.cdi_names) <= world.cdi_names
+    assert not world.ledger.set_aside()
+    look(world, 60)
+    assert world.reconciler.mended == 1
+
+
+def test_what_cannot_be_prepared_again_keeps_no_other_from_it(world):
+    world.admit("train", replica(0))
+    world.admit("other", replica(1))
+    world.containers.insert(
+        0,
+        AllocatedContainer(PodUid("uid-train"), "lost", GPU, (DeviceId("GPU-gone"),)),
+    )
+    world.reboot()
+
+    look(world)
+
+    assert {record.allocation.ids for record in world.ledger.records()} == {
+        (replica(0),),
+        (replica(1),),
+    }
+
+
+def test_devices_of_others_are_none_of_ours(world):
+    nic = ResourceName("nic.example.com/vf")
+    world.containers.append(
+        AllocatedContainer(PodUid("uid-train"), "main", nic, (DeviceId("vf-0"),))
+    )
+
+    look(world)
+
+    assert world.nothing_left
+    assert world.reconciler.held == frozenset()
+
+
+def test_a_node_that_gives_out_by_dra_asks_nobody_once_nothing_is_recorded(world):
+    world.admit("train", replica(0))
+    world.choice.set(OFF)
+    world.end("train", deleted=False)
+    assert look(world) is None
+    look(world, 60)
+    asked = world.asked
+
+    assert look(world) == math.inf
+    assert world.asked == asked
+    assert everything_is_gone(world)
+
+
+def test_a_node_that_waits_for_pods_to_end_looks_often(world):
+    world.admit("train", replica(0))
+    assert look(world) is None
+    world.choice.set(DRAINING)
+
+    assert look(world) == 5.0
+
+
+def test_a_node_without_pods_asks_the_api_server_nothing(tmp_path):
+    world = AllocationWorld(tmp_path)
+
+    look(world)
+
+    assert world.asked == 0
