@@ -18,7 +18,14 @@ from typing import Final
 
 from cdi.encoding import from_text
 from dra_driver.base.deadlines import Deadline, request_deadline
-from dra_driver.base.errors import ClaimError, ClaimInUse, DriverError, NodeError, TimedOut
+from dra_driver.base.errors import (
+    ClaimError,
+    ClaimInUse,
+    DriverError,
+    NodeError,
+    TimedOut,
+    UnknownDevice,
+)
 from dra_driver.base.threads import StandingThreads
 from dra_driver.k8s.claims import ClaimRef, PodUid, PreparedDevice
 from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
@@ -27,11 +34,16 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     DeviceId,
     ResourceName,
 )
+from dra_driver.model.offer import Offer
 from dra_driver.model.profiles import AllocationApi
-from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.model.records import AllocationClaim, ClaimRecord, DeviceAllocation
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plan.device_plugin.allocations import allocation_claim, allocation_ref
+from dra_driver.plan.device_plugin.allocations import (
+    allocation_claim,
+    allocation_ref,
+    held_claim,
+)
 from dra_driver.plan.device_plugin.container import response_by_files, response_by_names
 from dra_driver.plan.device_plugin.preferred import preferred
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -52,6 +64,9 @@ from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.publish.offers import OfferBuilder
 
 log = logging.getLogger(__name__)
+
+ClaimOf = Callable[[DeviceAllocation, Offer, ResourceNames, str], AllocationClaim]
+"""``allocation_claim``, or ``held_claim`` for what a container has already."""
 
 # All pods of the node wait for an Allocate, and the kubelet waits without an end.
 _ALLOCATE_SECONDS: Final = 0.9
@@ -124,7 +139,8 @@ class Allocations:
         with request_deadline(_WORK_SECONDS, _UNDO_SECONDS):
             prepared: Sequence[PreparedDevice] | None
             if (refusal := self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)) is None:
-                prepared = self._prepare(allocation, _ALLOCATE)
+                claim = self._claim(allocation_claim, allocation)
+                prepared = self._preparer.allocate(claim, _ALLOCATE)
             elif self._is_prepared(ref):
                 prepared = self._preparer.recorded(ref, _ALLOCATE.all)
             else:
@@ -133,12 +149,12 @@ class Allocations:
                 raise NodeError(f"{_text(allocation)}: {refusal}")
             return self._answer(ref, prepared)
 
-    def _prepare(
-        self, allocation: DeviceAllocation, timeouts: CallTimeouts
-    ) -> Sequence[PreparedDevice]:
+    def _claim(self, claim_of: ClaimOf, allocation: DeviceAllocation) -> AllocationClaim:
         parts = self._parts
-        claim = allocation_claim(allocation, parts.offers.now(), parts.names, parts.pool)
-        return self._preparer.allocate(claim, timeouts)
+        try:
+            return claim_of(allocation, parts.offers.now(), parts.names, parts.pool)
+        except UnknownDevice:  # another process may have listed what it has seen since
+            return claim_of(allocation, parts.offers.refresh(), parts.names, parts.pool)
 
     def _is_prepared(self, ref: ClaimRef) -> bool:
         known = self._ledger.known(ref.uid)
@@ -178,7 +194,8 @@ class Allocations:
             if api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF:
                 refusal = api.refusal(AllocationApi.DEVICE_PLUGIN)
                 raise NodeError(f"{_text(allocation)}: {refusal}; delete the pod")
-            self._prepare(allocation, CallTimeouts(seconds, min(_HAND_OVER_SECONDS, seconds)))
+            timeouts = CallTimeouts(seconds, min(_HAND_OVER_SECONDS, seconds))
+            self._preparer.allocate(self._claim(held_claim, allocation), timeouts)
         record = self._ledger.known(ref.uid)
         if record is None or not record.completed:
             raise NodeError(f"{_text(allocation)}: it was taken back at once; it is tried again")

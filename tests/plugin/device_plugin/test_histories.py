@@ -138,7 +138,6 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.point(155)
 @pytest.mark.parametrize(
     ("ids", "rules"),
     [(WHOLE, {}), (REPLICAS, {"replicas": 2, "default_strategy": SharingStrategy.MPS})],

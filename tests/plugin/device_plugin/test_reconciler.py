@@ -118,7 +118,6 @@ def test_while_somebody_does_not_answer_everything_is_kept(world, who):
     assert world.recorded(replica(0)).completed
 
 
-@pytest.mark.point(149)
 @pytest.mark.parametrize("lost", ["a reboot", "the record", "a damaged record"])
 def test_what_pods_have_is_prepared_again_before_they_need_it(world, lost):
     answer = world.admit("train", replica(0))
