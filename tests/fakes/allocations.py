@@ -121,6 +121,7 @@ class AllocationWorld(ClaimWorld):
             pool=POOL,
         )
         self.allocations = Allocations(dependencies, self.allocate_seconds, self.others_seconds)
+        self.allocations.prepare_soon = lambda: self.reconciler.look_often()
         self.reconciler = AllocationReconciler(
             self.allocations,
             self.preparer,

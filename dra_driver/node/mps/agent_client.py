@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dra_driver.base.deadlines import Deadline
+from dra_driver.base.deadlines import Deadline, seconds_within_request
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
@@ -49,7 +49,7 @@ class MpsAgentClient:
 
     def release(self, name: MpsNamespaceName) -> None:
         """End the namespace; an unknown one is fine."""
-        self._ask(ReleaseRequest(name), RequestDone, SECONDS)
+        self._ask(ReleaseRequest(name), RequestDone, SECONDS, undoing=True)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
         """End these clients of the namespace, by the host's PIDs; those that are none are
@@ -65,7 +65,10 @@ class MpsAgentClient:
         """What the agent knows. Clients are as of the last second."""
         return self._ask(StatusRequest(), MpsStatus, SECONDS)
 
-    def _ask(self, request: AgentRequest, kind: type[T], seconds: float) -> T:
+    def _ask(
+        self, request: AgentRequest, kind: type[T], seconds: float, undoing: bool = False
+    ) -> T:
+        seconds = seconds_within_request(seconds, undoing)
         line = agent_protocol.REQUESTS.encode(request) + b"\n"
         if len(line) > agent_protocol.MAX_REQUEST_BYTES:
             raise NodeError(
@@ -84,8 +87,9 @@ class MpsAgentClient:
 
     def _exchange(self, line: bytes, name: str, seconds: float) -> bytes:
         """The line that answers *line*, a request that is called *name*."""
-        deadline = Deadline(seconds)
+        deadline = Deadline(seconds, f"a request before the MPS agent is asked ({name})")
         try:
+            deadline.check()
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(seconds)
                 connection.connect(self._socket)

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from cdi.spec import ContainerEdits, DeviceNode, Mount, Spec
-from dra_driver.k8s.claims import PreparedDevice
+from dra_driver.k8s.claims import ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_plugin.resources import (
     ContainerResponse,
     HostDevice,
     HostMount,
 )
+from dra_driver.model.gpus import DeviceName
 from dra_driver.plan.node_api import KubeletVersion
+from dra_driver.plan.prepare.cdi_spec import cdi_device_id
+from dra_driver.plan.prepare.driver_spec import driver_spec_id
 
 _TAKES_NAMES: Final[KubeletVersion] = (1, 29)  # DevicePluginCDIDevices is on from here
 
@@ -33,6 +36,13 @@ def response_by_names(prepared: Sequence[PreparedDevice]) -> ContainerResponse:
     own = (device.cdi_ids[0] for device in prepared)
     common = (cdi_id for device in prepared for cdi_id in device.cdi_ids[1:])
     return ContainerResponse(cdi_names=tuple(dict.fromkeys((*own, *common))))
+
+
+def response_ahead(ref: ClaimRef, devices: int, driver: str) -> ContainerResponse:
+    """The same for so many *devices* before anything is prepared: the names follow from them."""
+    device = DeviceName("")  # its name is no part of it
+    own = (cdi_device_id(ref.uid, device, None, driver, place) for place in range(devices))
+    return ContainerResponse(cdi_names=(*own, driver_spec_id(driver)))
 
 
 def response_by_files(driver: Spec, allocation: Spec) -> ContainerResponse:

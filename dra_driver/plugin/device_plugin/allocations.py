@@ -22,6 +22,7 @@ from dra_driver.base.errors import (
     ClaimError,
     ClaimInUse,
     DriverError,
+    MpsAgentUnreachable,
     NodeError,
     TimedOut,
     UnknownDevice,
@@ -44,7 +45,11 @@ from dra_driver.plan.device_plugin.allocations import (
     allocation_ref,
     held_claim,
 )
-from dra_driver.plan.device_plugin.container import response_by_files, response_by_names
+from dra_driver.plan.device_plugin.container import (
+    response_ahead,
+    response_by_files,
+    response_by_names,
+)
 from dra_driver.plan.device_plugin.preferred import preferred
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
@@ -117,35 +122,45 @@ class Allocations:
         self._allocate_seconds = allocate_seconds
         self._others_seconds = others_seconds
         self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
+        # Called with devices of a container for which nothing is prepared.
+        self.prepare_soon: Callable[[], None] = lambda: None
 
     def allocate(self, resource: ResourceName, ids: Sequence[DeviceId]) -> ContainerResponse:
-        """Whatever hangs, the kubelet has its answer in time: what is prepared later than that is
-        taken back when no pod has it."""
+        """Whatever hangs, the kubelet has its answer in time. What only takes longer is prepared
+        before the container starts, if the answer can be given without it; what is prepared too
+        late for any pod is taken back."""
         allocation = _allocation(resource, ids)
         with self._observed("allocate"):
-            answer = self._threads.submit(partial(self._allocate, allocation))
+            call = self._threads.submit(partial(self._allocate, allocation))
             try:
-                return answer.result(self._allocate_seconds)
-            except concurrent.futures.TimeoutError as e:
-                answer.cancel()
-                raise TimedOut(
+                return call.result(self._allocate_seconds)
+            except concurrent.futures.TimeoutError:
+                call.cancel()
+                late: NodeError = TimedOut(
                     f"{_text(allocation)}: preparing this took more than "
                     f"{self._allocate_seconds:g} s, and all pods of the node wait for it; create "
                     "the pod again, and look at the log of the plugin if that does not help"
-                ) from e
+                )
+            except (TimedOut, MpsAgentUnreachable) as e:
+                late = e
+            return self._answer_ahead(allocation, late)
+
+    def _answer_ahead(self, allocation: DeviceAllocation, late: NodeError) -> ContainerResponse:
+        if not self._parts.takes_names():
+            raise late
+        facts = {"resource": allocation.resource, "ids": list(allocation.ids)}
+        log.warning("devices are prepared later: %s", late, extra=facts)
+        self.prepare_soon()
+        return response_ahead(allocation_ref(allocation), len(allocation.ids), self._parts.driver)
 
     def _allocate(self, allocation: DeviceAllocation) -> ContainerResponse:
         ref = allocation_ref(allocation)
         with request_deadline(_WORK_SECONDS, _UNDO_SECONDS):
-            prepared: Sequence[PreparedDevice] | None
             if (refusal := self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)) is None:
                 claim = self._claim(allocation_claim, allocation)
-                prepared = self._preparer.allocate(claim, _ALLOCATE)
-            elif self._is_prepared(ref):
-                prepared = self._preparer.recorded(ref, _ALLOCATE.all)
-            else:
-                prepared = None
-            if prepared is None:
+                return self._answer(ref, self._preparer.allocate(claim, _ALLOCATE))
+            prepared = self._is_prepared(ref) and self._preparer.recorded(ref, _ALLOCATE.all)
+            if not prepared:
                 raise NodeError(f"{_text(allocation)}: {refusal}")
             return self._answer(ref, prepared)
 

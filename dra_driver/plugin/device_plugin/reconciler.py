@@ -33,6 +33,7 @@ from dra_driver.plugin.node_api.current import NodeApi
 
 log = logging.getLogger(__name__)
 
+_OFTEN_SECONDS, _OFTEN_FOR_SECONDS = 1.0, 10.0
 _DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end
 _PREPARE_SECONDS: Final = 12.0
 
@@ -52,7 +53,7 @@ class AllocationReconciler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*missing_seconds*: for how long no pod is seen with devices until they are taken back."""
-        self._allocations = allocations
+        self.allocations: Final = allocations
         self._preparer = preparer
         self._ledger = ledger
         self._pods = pods
@@ -60,10 +61,15 @@ class AllocationReconciler:
         self._names = names
         self._missing_seconds = missing_seconds
         self._clock = clock
+        self._often_until = float("-inf")
         self._missing_since: dict[ClaimUid, float] = {}
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         self.ready = False  # a first look has seen what containers have, or could not
         self.mended = 0  # how often something was put right
+
+    def look_often(self) -> None:
+        """For a while: something was given out that is not prepared."""
+        self._often_until = self._clock() + _OFTEN_FOR_SECONDS
 
     def look(self) -> float | None:
         """One look; the seconds until the next. NodeError: nothing is known now."""
@@ -90,6 +96,8 @@ class AllocationReconciler:
         }
         for record in records:
             self._look_at(record, containers, pods)
+        if self._clock() < self._often_until:
+            return _OFTEN_SECONDS
         return _DRAINING_SECONDS if state is ApiState.DRAINING and records else None
 
     def _recorded(self) -> Sequence[ClaimRecord]:
@@ -98,7 +106,7 @@ class AllocationReconciler:
     def _prepare_again(self, allocation: DeviceAllocation) -> None:
         facts = {"resource": allocation.resource, "ids": list(allocation.ids)}
         try:
-            self._allocations.prepare_again(allocation, _PREPARE_SECONDS)
+            self.allocations.prepare_again(allocation, _PREPARE_SECONDS)
         except DriverError as e:
             facts["error"] = str(e)
             log.warning("what a container has cannot be prepared again yet", extra=facts)
@@ -136,7 +144,7 @@ class AllocationReconciler:
         ):
             return
         try:
-            self._allocations.give_to(record, found)
+            self.allocations.give_to(record, found)
         except DriverError as e:
             facts = {"uid": record.claim.uid, "error": str(e)}
             log.warning("what holds for a pod with devices does not hold yet", extra=facts)

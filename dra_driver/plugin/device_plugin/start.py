@@ -127,6 +127,11 @@ def _start_loops(
         if record is None or record.allocation is not None:
             lists.soon()
 
+    def prepare_soon() -> None:
+        reconciler.look_often()
+        looks.soon()
+
+    reconciler.allocations.prepare_soon = prepare_soon
     parts.claim_listeners.append(claim_changed)
     parts.health_listeners.append(lists.soon)
     parts.node_api.listeners += [looks.soon, lists.soon]

@@ -3,12 +3,14 @@
 import pytest
 
 from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
     ContainerResponse,
     HostDevice,
     HostMount,
 )
 from dra_driver.plan.device_plugin.container import (
+    response_ahead,
     response_by_files,
     response_by_names,
     takes_names,
@@ -40,6 +42,16 @@ def test_each_name_comes_once_those_of_the_devices_first():
 
     assert response_by_names(prepared) == ContainerResponse(
         cdi_names=("x/claim=a-0", "x/claim=a-1", "x/driver=files")
+    )
+
+
+def test_the_names_are_known_before_anything_is_prepared():
+    ref = ClaimRef("", "nvidia.com-gpu", ClaimUid("dp-0"))
+
+    assert response_ahead(ref, 2, "gpu.nvidia.com").cdi_names == (
+        "k8s.gpu.nvidia.com/claim=dp-0-0",
+        "k8s.gpu.nvidia.com/claim=dp-0-1",
+        "k8s.gpu.nvidia.com/driver=files",
     )
 
 

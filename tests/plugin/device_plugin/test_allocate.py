@@ -143,15 +143,24 @@ def hang_in(world, where, until):
         world.node.before_nodes = lambda minors: until.wait(60)
     elif where == "the driver's files":
         world.node.before_files = lambda: until.wait(60)
+    elif where == "an agent that is away":
+        world.node.agent = False
     else:
         world.node.before_step = lambda step: until.wait(60)
 
 
+HANGING = ["the device files", "the driver's files", "the MPS agent"]
+
+
+def by_mps(directory):
+    return AllocationWorld(directory, replicas=4, default_strategy=SharingStrategy.MPS)
+
+
 @pytest.mark.point(136)
-@pytest.mark.parametrize("where", ["the device files", "the driver's files", "the MPS agent"])
+@pytest.mark.parametrize("where", HANGING)
 def test_whatever_hangs_the_kubelet_gets_a_clear_error_in_time(tmp_path, where):
-    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
-    world.allocate_seconds = 0.3
+    world = by_mps(tmp_path)
+    world.takes_names, world.allocate_seconds = False, 0.3
     world.start()
     over = threading.Event()
     hang_in(world, where, over)
@@ -164,8 +173,44 @@ def test_whatever_hangs_the_kubelet_gets_a_clear_error_in_time(tmp_path, where):
     over.set()
 
 
+@pytest.mark.point(136)
+@pytest.mark.parametrize("where", [*HANGING, "an agent that is away", "another process"])
+def test_where_names_do_what_takes_longer_is_prepared_before_the_container_starts(tmp_path, where):
+    world = by_mps(tmp_path)
+    expected = world.allocate(replica(0))
+    world.preparer.take_back_if(world.recorded(replica(0)).claim, lambda: True)
+    world.allocate_seconds = 0.3
+    over = threading.Event()
+    if where == "another process":
+        world.start(lease=taken)
+    else:
+        world.start()
+        hang_in(world, where, over)
+
+    assert world.admit("train", replica(0)) == expected
+
+    over.set()
+    world.node.agent = True
+    world.start()
+    assert world.reconciler.look() is None
+    world.run("train", replica(0))
+    assert set(expected.cdi_names) <= world.cdi_names
+    assert world.pods_of(replica(0)) == ["train"]
+
+
+def test_what_was_answered_ahead_is_prepared_soon(tmp_path):
+    world = by_mps(tmp_path)
+    world.node.agent = False
+    world.admit("train", replica(0))
+    world.node.agent = True
+
+    assert world.reconciler.look() == 1.0
+
+    assert world.recorded(replica(0)).completed
+
+
 def test_what_is_prepared_too_late_is_taken_back_since_no_pod_has_it(world):
-    world.allocate_seconds = 0.1
+    world.takes_names, world.allocate_seconds = False, 0.1
     world.start()
     over, began = threading.Event(), threading.Event()
 
@@ -190,8 +235,8 @@ def test_what_is_prepared_too_late_is_taken_back_since_no_pod_has_it(world):
 
 
 def test_an_mps_agent_that_is_away_is_an_error_that_leaves_nothing(tmp_path):
-    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
-    world.node.agent = False
+    world = by_mps(tmp_path)
+    world.takes_names = world.node.agent = False
 
     with pytest.raises(MpsAgentUnreachable):
         world.allocate(replica(0))
@@ -213,11 +258,13 @@ def test_replicas_under_mps_are_served_by_one_server_for_everybody(tmp_path):
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
 
 
-def test_another_process_that_keeps_the_lease_is_an_error_in_time(world):
-    def taken(seconds):
-        assert seconds < 1
-        raise TimedOut("another process did not let go")
+def taken(seconds):
+    assert seconds < 1
+    raise TimedOut("another process did not let go")
 
+
+def test_another_process_that_keeps_the_lease_is_an_error_in_time(world):
+    world.takes_names = False
     world.start(lease=taken)
 
     with pytest.raises(TimedOut, match="did not let go"):
