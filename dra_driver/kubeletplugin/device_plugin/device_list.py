@@ -16,8 +16,8 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 
-# The kubelet may have chosen a device before it read that we do not offer it any longer, and keeps
-# it in its books after the answer. From 1.34 on it crashes if the device is not in the list then.
+# The kubelet may have chosen a device before it read that we do not offer it any longer, and looks
+# for it in the list after the answer. From 1.34 on it crashes if the device is not there.
 LEAVING_SECONDS: Final = 10.0
 
 
@@ -29,8 +29,14 @@ class DeviceList:
     devices that were listed before are listed.
     """
 
-    def __init__(self, resource: ResourceName, clock: Callable[[], float] = time.monotonic) -> None:
-        self._resource = resource
+    def __init__(
+        self,
+        resource: ResourceName,
+        leaving_seconds: float = LEAVING_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.resource = resource
+        self._leaving_seconds = leaving_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._offered: dict[DeviceId, ListedDevice] = {}
@@ -57,7 +63,7 @@ class DeviceList:
             with self._lock:
                 self._allocating.subtract(ids)
                 self._allocating = +self._allocating
-                stays_until = self._clock() + LEAVING_SECONDS
+                stays_until = self._clock() + self._leaving_seconds
                 self._leaving.update(dict.fromkeys(self._leaving.keys() & set(ids), stays_until))
 
     def encoded(self) -> bytes:
@@ -81,10 +87,12 @@ class DeviceList:
 
     def _update(self) -> None:
         now = self._clock()
-        self._leaving = {
-            id: self._leaving.get(id, now + LEAVING_SECONDS)
+        stays_until = {
+            id: self._leaving.get(id, now + self._leaving_seconds)
             for id in self._listed.keys() - self._offered.keys()
-            if id in self._allocating or self._leaving.get(id, now + LEAVING_SECONDS) > now
+        }
+        self._leaving = {
+            id: until for id, until in stays_until.items() if id in self._allocating or until > now
         }
         leaving = {id: replace(self._listed[id], healthy=False) for id in self._leaving}
         devices = self._offered | leaving
@@ -92,7 +100,7 @@ class DeviceList:
         largest = message.ByteSize() + 2 * len(devices)  # "Unhealthy" is longer than "Healthy"
         self._problem = ""
         if largest > MAX_LIST_BYTES:
-            self._problem = _too_large(self._resource, len(devices), largest)
+            self._problem = _too_large(self.resource, len(devices), largest)
             devices = {id: device for id, device in devices.items() if id in self._listed}
             message = encode(devices)
         self._listed, self._encoded = devices, message.SerializeToString()

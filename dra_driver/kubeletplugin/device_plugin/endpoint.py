@@ -8,8 +8,8 @@ that leaves after the next one came: one process at a time has the resource's ``
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Event
 from typing import Final
 
@@ -17,7 +17,12 @@ from dra_driver.base.backoff import Backoff
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError
 from dra_driver.base.threads import StandingThreads
-from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket, KubeletSocketId
+from dra_driver.kubeletplugin.device_plugin.device_list import LEAVING_SECONDS
+from dra_driver.kubeletplugin.device_plugin.registration import (
+    REGISTER_SECONDS,
+    KubeletSocket,
+    KubeletSocketId,
+)
 from dra_driver.kubeletplugin.device_plugin.resources import Resource
 from dra_driver.kubeletplugin.device_plugin.service import DevicePluginService
 from dra_driver.kubeletplugin.device_plugin.sockets import ResourceSockets, remove_dead_sockets
@@ -28,16 +33,26 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 30.0  # between two looks where whatever changes wakes us
 SETTLE_SECONDS: Final = 0.25  # for the kubelet to close its connection after a stream has ended
-_STREAM_SECONDS: Final = 10.0  # after Register until the kubelet asks for the list
+BEGIN_SECONDS: Final = 1.0  # after Register until it asks for the list, where we have to go
+_DRAIN_SECONDS: Final = 5.0  # for a moment without calls
 _STABLE_SECONDS: Final = 10.0  # a stream that lasted so long ended for a new reason
 _OTHER_SECONDS: Final = 1.0  # between two looks whether another process has ended: nothing tells
 _GRACE_SECONDS: Final = 4.0  # for calls over a socket that somebody deleted
 _MODE: Final = 0o750
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePluginTimeouts:
+    """How long a device plugin waits for what."""
+
+    register_seconds: float = REGISTER_SECONDS  # for the kubelet's answer to Register
+    stream_seconds: float = 10.0  # after Register until the kubelet asks for the list
+    leaving_seconds: float = LEAVING_SECONDS  # until a device that is not offered leaves the list
+
+
 class ResourceEndpoint:
-    """Serves and registers one resource. One thread looks after it; ``offer`` and ``problem`` are
-    for any."""
+    """Serves and registers one resource. One thread looks after it, woken by the service's
+    ``on_change``; ``offer`` and ``problem`` are for any."""
 
     def __init__(
         self,
@@ -45,16 +60,15 @@ class ResourceEndpoint:
         sockets: ResourceSockets,
         kubelet: KubeletSocket,
         threads: StandingThreads,
-        wake: Callable[[], None],
+        times: DevicePluginTimeouts,
     ) -> None:
-        """*wake* is called when there is a reason to look."""
         self.problem = f"{service.resource} is not served yet"  # empty: the kubelet has the list
         self._service = service
         self._streams = service.streams
         self._sockets = sockets
         self._kubelet = kubelet
         self._threads = threads
-        self._wake = wake
+        self._times = times
         self._is_left_out = False
         self._server: PluginServer | None = None
         self._deleted: list[PluginServer] = []  # whose sockets are gone, for the calls that go on
@@ -76,8 +90,10 @@ class ResourceEndpoint:
         """Whether it is not offered any longer, and the kubelet knows."""
         if not self._is_left_out or self._registering is not None:
             return False
+        if not self._streams.established:
+            return True
         is_empty = not self._service.devices.encoded()
-        return not self._streams.established or (is_empty and self._streams.up_to_date)
+        return is_empty and self._streams.up_to_date and self._service.drain(0)
 
     def look(self) -> float:
         """Do what is due. In how many seconds to look again, where nothing wakes us before."""
@@ -98,11 +114,9 @@ class ResourceEndpoint:
 
         A Register that fails since we are gone would drop the registration of the next process.
         """
-        if self._registering is not None:
-            self._conclude(deadline.remaining)
-            if not self._reason_to_wait:
-                self._streams.wait_for_stream(min(1.0, deadline.remaining))
-        self._service.drain(deadline.remaining)
+        if self._registering is not None and self._conclude(deadline.remaining):
+            self._streams.wait_for_stream(min(BEGIN_SECONDS, deadline.remaining))
+        self._service.drain(min(_DRAIN_SECONDS, deadline.remaining))
 
     def end_streams(self) -> bool:
         """Have the kubelet close its connection; whether it had one."""
@@ -179,6 +193,8 @@ class ResourceEndpoint:
     def _established(self) -> tuple[float, str]:
         if self._established_at is None:
             self._established_at = time.monotonic()
+        if self._is_left_out:
+            return _OTHER_SECONDS, ""
         if problem := self._service.devices.problem:
             return IDLE_SECONDS, problem
         is_read = self._streams.up_to_date
@@ -204,12 +220,15 @@ class ResourceEndpoint:
             server.close(_GRACE_SECONDS)
         self._deleted = []
         self._registering = self._threads.submit(
-            self._kubelet.register, self._service.resource, self._sockets.endpoint.name
+            self._kubelet.register,
+            self._service.resource,
+            self._sockets.endpoint.name,
+            self._times.register_seconds,
         )
-        self._registering.add_done_callback(lambda _: self._wake())
+        self._registering.add_done_callback(lambda _: self._service.on_change())
 
-    def _conclude(self, timeout_seconds: float) -> None:
-        """What came of Register."""
+    def _conclude(self, timeout_seconds: float) -> bool:
+        """Whether Register succeeded."""
         assert self._registering is not None
         try:
             self._registering.result(timeout_seconds)
@@ -218,10 +237,16 @@ class ResourceEndpoint:
                 log.warning("will try again", extra={"error": str(error)})
             self._wait(self._backoff.next_seconds(), str(error))
         except TimeoutError:
-            return
+            return False
         else:
-            self._wait(_STREAM_SECONDS, "registered, but the kubelet has not asked for the list")
-        self._registering = None
+            self._wait(
+                self._times.stream_seconds, "registered, but the kubelet has not asked for the list"
+            )
+            return True
+        finally:
+            if self._registering.done():
+                self._registering = None
+        return False
 
     def _wait(self, seconds: float, reason: str) -> None:
         self._again_at, self._reason_to_wait = time.monotonic() + seconds, reason

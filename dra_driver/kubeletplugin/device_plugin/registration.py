@@ -24,9 +24,8 @@ KubeletSocketId = tuple[int, int, int]
 class KubeletSocket:
     """``kubelet.sock`` in *directory*."""
 
-    def __init__(self, directory: Path, timeout_seconds: float = REGISTER_SECONDS) -> None:
+    def __init__(self, directory: Path) -> None:
         self.path: Final = directory / "kubelet.sock"
-        self._timeout_seconds = timeout_seconds
 
     def identity(self) -> KubeletSocketId | None:
         """Which kubelet has made it; None: it is not there."""
@@ -38,7 +37,7 @@ class KubeletSocket:
             return None
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
-    def register(self, resource: ResourceName, endpoint: str) -> None:
+    def register(self, resource: ResourceName, endpoint: str, timeout_seconds: float) -> None:
         """Say that *resource* is served at the socket *endpoint* beside it. The kubelet calls us
         before it answers. NodeError: it refused, or did not answer."""
         request = messages.RegisterRequest(
@@ -51,7 +50,7 @@ class KubeletSocket:
                 response_deserializer=messages.Empty.FromString,
             )
             try:
-                call(request, timeout=self._timeout_seconds)
+                call(request, timeout=timeout_seconds)
             except grpc.RpcError as error:
                 raise NodeError(
                     f"the kubelet did not register {resource} at {self.path}: {error.details()}"

@@ -12,12 +12,15 @@ from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, NodeError, join_problems
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import StandingThreads
+from dra_driver.kubeletplugin.device_plugin.device_list import DeviceList
 from dra_driver.kubeletplugin.device_plugin.endpoint import (
+    BEGIN_SECONDS,
     IDLE_SECONDS,
     SETTLE_SECONDS,
+    DevicePluginTimeouts,
     ResourceEndpoint,
 )
-from dra_driver.kubeletplugin.device_plugin.registration import REGISTER_SECONDS, KubeletSocket
+from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
 from dra_driver.kubeletplugin.device_plugin.resources import (
     DevicePluginHandler,
     Resource,
@@ -32,8 +35,8 @@ log = logging.getLogger(__name__)
 _THREADS: Final = MAX_PRE_STARTS + 256  # for the other calls, for streams and for Register
 _LOOK_SECONDS: Final = 5.0  # where the kernel does not tell of changes in the directory
 _LEAST_SECONDS: Final = 0.1  # between two looks: the kubelet writes its checkpoint there, too
+_TIMES: Final = DevicePluginTimeouts()
 _STOP_SECONDS: Final = 2.0  # for calls: we have to be gone 5 s after SIGTERM
-_WITHDRAW_SECONDS: Final = REGISTER_SECONDS + 1.0
 
 
 class DevicePluginServer:
@@ -50,11 +53,14 @@ class DevicePluginServer:
         instance: str,
         handler: DevicePluginHandler,
         on_fatal: Callable[[DriverError], None],
+        times: DevicePluginTimeouts = _TIMES,
     ) -> None:
         self._directory = directory
         self._instance = instance
         self._handler = handler
         self._on_fatal = on_fatal
+        self._times = times
+        self._withdraw_seconds = times.register_seconds + BEGIN_SECONDS
         self._kubelet = KubeletSocket(directory)
         self._threads = StandingThreads("device-plugin", _THREADS)
         self._changes = DirectoryChanges(inotify.NAMES)
@@ -93,10 +99,10 @@ class DevicePluginServer:
             self._changes.set()
             over = self._changed.wait_for(
                 lambda: not (self._withdrawing and self._endpoints and self._thread.is_alive()),
-                _WITHDRAW_SECONDS + 5.0,
+                self._withdraw_seconds + 5.0,
             )
         if not over:
-            log.error("resources were not withdrawn in time", extra={"seconds": _WITHDRAW_SECONDS})
+            log.error("resources were not withdrawn in time")
 
     def stop(self) -> None:
         """Be gone for the kubelet: calls that run (bounded), streams, sockets."""
@@ -129,8 +135,8 @@ class DevicePluginServer:
     def _look_after_resources(self) -> None:
         """Look after something happened in the directory or to a stream, else seldom."""
         while not self._stop.is_set():
-            is_watched = self._watch()  # before looking: no change is missed
-            self._changes.clear()
+            self._changes.clear()  # before watching and looking: no change is missed
+            is_watched = self._watch()
             seconds = self._look()
             if not self._stop.wait(_LEAST_SECONDS):
                 self._changes.wait(seconds if is_watched else min(seconds, _LOOK_SECONDS))
@@ -155,7 +161,7 @@ class DevicePluginServer:
                 self._add_endpoints()
                 over = tuple(name for name, each in self._endpoints.items() if each.is_over)
         if over:
-            self._close(over, _WITHDRAW_SECONDS)
+            self._close(over, self._withdraw_seconds)
         return min((each.look() for each in self._endpoints.values()), default=IDLE_SECONDS)
 
     def _add_endpoints(self) -> None:
@@ -165,10 +171,9 @@ class DevicePluginServer:
             except DriverError as error:
                 self._problem = str(error)
                 continue
-            service = DevicePluginService(name, self._handler, self._changes.set)
-            endpoint = ResourceEndpoint(
-                service, sockets, self._kubelet, self._threads, self._changes.set
-            )
+            devices = DeviceList(name, self._times.leaving_seconds)
+            service = DevicePluginService(devices, self._handler, self._changes.set)
+            endpoint = ResourceEndpoint(service, sockets, self._kubelet, self._threads, self._times)
             endpoint.offer(self._offered[name])
             self._endpoints[name] = endpoint
 

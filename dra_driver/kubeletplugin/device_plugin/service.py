@@ -19,7 +19,6 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ContainerResponse,
     DeviceId,
     DevicePluginHandler,
-    ResourceName,
 )
 
 log = logging.getLogger(__name__)
@@ -35,14 +34,15 @@ _Answer = TypeVar("_Answer")
 
 
 class DevicePluginService:
-    """Serves *resource* with *handler*. *on_change*: a stream of the kubelet begins or ends."""
+    """Serves the resource of *devices* with *handler*. *on_change* is that of ``ListStreams``."""
 
     def __init__(
-        self, resource: ResourceName, handler: DevicePluginHandler, on_change: Callable[[], None]
+        self, devices: DeviceList, handler: DevicePluginHandler, on_change: Callable[[], None]
     ) -> None:
-        self.resource = resource
-        self.devices = DeviceList(resource)
-        self.streams = ListStreams(self.devices, on_change)
+        self.resource = devices.resource
+        self.devices = devices
+        self.on_change = on_change
+        self.streams = ListStreams(devices, on_change)
         self._handler = handler
         self._calls = 0
         self._idle = threading.Condition()
