@@ -137,11 +137,12 @@ class AllocationWorld(ClaimWorld):
         super().open_disk()
         self.ledger = self.ledger_type(self.directory / "claims", f"boot-{self.boot}")
 
-    def reboot(self) -> None:
+    def reboot(self, agent: bool = True) -> None:
         """Nothing that was done to the node is left but the files of pods, which the kubelet keeps
         in its checkpoint with its old answers."""
         self.boot += 1
         self.node = FakeNode(self.node.now)
+        self.node.agent = agent
         self.users.alive.clear()
         for directory in ("cdi", "plugin"):
             for path in sorted((self.directory / directory).rglob("*.json")):

@@ -2,7 +2,9 @@
 
 Layout: ``<directory>/<boot ID>/<claim UID>.json``. What a claim did to a node does not outlive a
 boot, so the records of other boots are void as a whole. For the same reason nothing here is
-fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot.
+fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot. What is left
+of an allocation of another boot is what it holds: the kubelet asks nothing before its container
+starts again.
 
 The record of a claim that is taken back is renamed to ``<claim UID>.ending`` first: that needs no
 room on a disk that is full. One that is damaged is set aside as ``<claim UID>.unreadable`` with its
@@ -37,6 +39,7 @@ from dra_driver.node.state.ledger_files import (
     RECORD_SUFFIX,
     UNREADABLE_SUFFIX,
     DamagedRecord,
+    allocations_of_other_boots,
     decode_record,
     discard_other_boots,
     encode_record,
@@ -159,7 +162,7 @@ class Ledger:
         """Look at the disk and leave it as it is: before this process has its first lease."""
         with self._disk_errors():
             index, aside = read_ledger_directory(self._directory)
-            self._set_index(index, aside)
+            self._set_index(allocations_of_other_boots(self._directory) | index, aside)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process held the lease.
@@ -168,9 +171,12 @@ class Ledger:
         """
         with self._disk_errors():
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            discard_other_boots(self._directory)
             for path in self._directory.glob(".*.tmp"):
                 remove_record(path)  # a write that a crash cut short
+            for uid, record in allocations_of_other_boots(self._directory).items():
+                if not self._path(uid).exists():
+                    write_atomically(self._path(uid), encode_record(record))
+            discard_other_boots(self._directory)
             index, aside = read_ledger_directory(self._directory)
             for uid in index:
                 path = self._path(uid)

@@ -187,9 +187,28 @@ def mark_ending(record: ClaimRecord) -> ClaimRecord:
 
 def discard_other_boots(mine: Path) -> None:
     """Remove what earlier boots recorded: their effects are gone with them."""
-    for old in sorted(mine.parent.iterdir()):
-        if old.is_dir() and not old.is_symlink() and old != mine:
-            shutil.rmtree(old)  # it follows no link
+    for old in _other_boots(mine):
+        shutil.rmtree(old)  # it follows no link
+
+
+def allocations_of_other_boots(mine: Path) -> dict[ClaimUid, ClaimRecord]:
+    """What containers had when the node went down, as if its preparation had begun: the kubelet
+    gives it to them again, and until then its GPUs stay as they were offered. NodeError: that
+    cannot be read now."""
+    return {
+        uid: replace(mark_ending(record), steps=())
+        for old in _other_boots(mine)
+        for uid, record in read_ledger_directory(old)[0].items()
+        if record.allocation is not None
+    }
+
+
+def _other_boots(mine: Path) -> list[Path]:
+    """The directories of earlier boots."""
+    if not mine.parent.is_dir():
+        return []
+    directories = sorted(mine.parent.iterdir())
+    return [old for old in directories if old.is_dir() and not old.is_symlink() and old != mine]
 
 
 def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:

@@ -141,7 +141,7 @@ class Preparer:
         for record in self._ledger.records():
             if record.completed:
                 self._quietly(record, partial(self._recorded_answer, record.claim))
-            else:
+            elif not _is_of_other_boot(record):
                 fields = _log_fields(record)
                 log.warning("taking back a claim whose preparation was cut short", extra=fields)
                 self._quietly(record, partial(self._take_back, record))
@@ -250,8 +250,7 @@ class Preparer:
                 return done
         # while the claim holds its GPU, that is offered as it was
         offer = self._planner.offer(claim)
-        if known is not None:
-            self._take_back(known)  # begun and not completed, or allocated anew since
+        before = self._made_way(known) if known is not None else None
         plan = self._planned(claim, offer, gpus, pods)
         # What may be refused: before anything is done.
         documents = self._documents(plan)
@@ -271,8 +270,16 @@ class Preparer:
             return self._complete(plan, nodes, documents, self._serve(plan.record))
         except (DriverError, PodsNeeded):
             # The first error is reported.
-            self._quietly(plan.record, partial(self._give_up, plan.record, begun))
+            self._quietly(plan.record, partial(self._give_up, plan.record, begun, before))
             raise
+
+    def _made_way(self, known: ClaimRecord) -> ClaimRecord | None:
+        """Take back what is *known*: it was begun and not completed, or allocated anew since. What
+        is of another boot has its place until it is replaced: then it is the answer."""
+        if _is_of_other_boot(known):
+            return known
+        self._take_back(known)
+        return None
 
     def _planned(
         self, claim: Claim, offer: Offer, gpus: Collection[GpuUuid], pods: ClaimPodSpecs | None
@@ -321,11 +328,16 @@ class Preparer:
         self._ledger.write(record)
         return prepared
 
-    def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
+    def _give_up(
+        self, record: ClaimRecord, begun: Collection[CreatePartition], before: ClaimRecord | None
+    ) -> None:
+        """*before*: what is recorded in its place."""
         remaining = with_created(record, begun)
         if remaining != record:  # written first: the next start does not ask what was not begun
             self._quietly(remaining, partial(self._ledger.write, remaining))  # the disk may be full
         self._take_back(remaining)
+        if before is not None:
+            self._ledger.write(before)
 
     def _take_back(self, record: ClaimRecord) -> None:
         """Not while a process uses the claim (InUse): a limit holds as long as that runs."""
@@ -359,6 +371,11 @@ def _is_of(record: ClaimRecord, claim: Claim) -> bool:
     """Whether *record* is of what *claim* is allocated now; a claim can be allocated anew."""
     recorded = {(h.device, h.share, h.admin) for h in record.holdings}
     return recorded == {(a.device, a.share, a.admin) for a in claim.allocations}
+
+
+def _is_of_other_boot(record: ClaimRecord) -> bool:
+    """Whether *record* is of what a container had before a reboot: nothing was done for it yet."""
+    return record.allocation is not None and not record.completed and not record.steps
 
 
 def _log_fields(record: ClaimRecord, error: DriverError | None = None) -> dict[str, str]:

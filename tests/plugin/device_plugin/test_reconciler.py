@@ -12,7 +12,15 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.profiles import SharingStrategy
-from tests.fakes.allocations import DRAINING, GPU, OFF, AllocationWorld, replica
+from tests.fakes.allocations import (
+    DRAINING,
+    GPU,
+    OFF,
+    AllocationWorld,
+    profile_of,
+    replica,
+    whole,
+)
 
 
 @pytest.fixture
@@ -194,3 +202,39 @@ def test_a_node_without_pods_asks_the_api_server_nothing(tmp_path):
     look(world)
 
     assert world.asked == 0
+
+
+def test_after_a_reboot_a_pod_keeps_what_the_profile_offers_otherwise_by_now(world):
+    answer = world.admit("train", replica(0))
+    world.run("train", replica(0))
+    world.profile = profile_of()
+    world.node.agent = False
+    world.reboot(agent=False)
+    look(world)  # the MPS agent starts, too
+    assert not world.recorded(replica(0)).completed
+
+    world.node.agent = True
+    world.run("train", replica(0))
+
+    assert set(answer.cdi_names) <= world.cdi_names
+    assert world.pods_of(replica(0)) == ["train"]
+    world.end("train")
+    look(world)
+    look(world, 60)
+    assert everything_is_gone(world)
+    assert world.allocate(whole(0))
+
+
+@pytest.mark.parametrize("boots", [1, 2])
+def test_what_a_pod_had_that_did_not_come_back_after_a_reboot_is_forgotten(world, boots):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    world.end("train")
+    for _ in range(boots):
+        world.reboot()
+    assert world.recorded(replica(0)).pods
+
+    look(world)
+    look(world, 60)
+
+    assert everything_is_gone(world)
