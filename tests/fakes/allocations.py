@@ -119,6 +119,7 @@ class AllocationWorld(ClaimWorld):
             names=ResourceNames(),
             driver=DRIVER,
             pool=POOL,
+            host_root=self.directory / "host",
         )
         self.allocations = Allocations(dependencies, self.allocate_seconds, self.others_seconds)
         self.allocations.prepare_soon = lambda: self.reconciler.look_often()
@@ -180,7 +181,8 @@ class AllocationWorld(ClaimWorld):
         answer = self.allocate(*ids)
         pod = node_pod(name, **fields)
         self.node_pods.setdefault(pod.pod.uid, pod)
-        self.containers.append(AllocatedContainer(pod.pod.uid, container, GPU, tuple(sorted(ids))))
+        given = AllocatedContainer(pod.pod.uid, container, GPU, tuple(sorted(ids)), answer)
+        self.containers.append(given)
         return answer
 
     def run(self, name: str, *ids: DeviceId) -> None:

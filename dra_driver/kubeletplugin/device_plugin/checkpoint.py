@@ -8,6 +8,8 @@ it as a whole after each Allocate, before the container can start. Pods that hav
 until it is written the next time.
 """
 
+import base64
+import functools
 import json
 import os
 import threading
@@ -15,16 +17,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
+from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import FileSignature, disk_errors, read_file, signature_of
 from dra_driver.k8s.claims import PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
+    ContainerResponse,
     DeviceId,
+    HostDevice,
+    HostMount,
     ResourceName,
 )
 
 _FILE: Final = "kubelet_internal_checkpoint"
+_OTHER_FORM: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(RecursionError, DecodeError),
+)
 
 
 class KubeletCheckpoint:
@@ -46,7 +58,7 @@ class KubeletCheckpoint:
                     self._last = signature, tuple(_containers(read_file(self._path)))
             except FileNotFoundError:
                 return None
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
+            except _OTHER_FORM as e:
                 raise NodeError(
                     f"the kubelet's checkpoint {self._path} says in no known way which container "
                     f"has which devices: {type(e).__name__}: {e}"
@@ -62,7 +74,25 @@ def _containers(text: bytes) -> Iterator[AllocatedContainer]:
             _text(entry["ContainerName"]),
             ResourceName(_text(entry["ResourceName"])),
             tuple(sorted(_ids(entry["DeviceIDs"] or {}))),
+            _answer(entry.get("AllocResp") or ""),
         )
+
+
+@functools.lru_cache(maxsize=1024)  # the kubelet writes all of them again and again
+def _answer(text: str) -> ContainerResponse:
+    message = messages.ContainerAllocateResponse.FromString(base64.b64decode(text))
+    return ContainerResponse(
+        tuple(device.name for device in message.cdi_devices),
+        tuple(sorted(message.envs.items())),
+        tuple(
+            HostMount(mount.host_path, mount.container_path, mount.read_only)
+            for mount in message.mounts
+        ),
+        tuple(
+            HostDevice(device.host_path, device.container_path, device.permissions)
+            for device in message.devices
+        ),
+    )
 
 
 def _ids(by_numa_node: Mapping[str, Any]) -> Iterator[DeviceId]:

@@ -1,7 +1,7 @@
 """What a node lists for the kubelet, and what containers are given of it, as values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol
 
 from dra_driver.k8s.claims import PodUid
@@ -67,6 +67,7 @@ class AllocatedContainer:
     container: str
     resource: ResourceName
     ids: tuple[DeviceId, ...]  # sorted
+    answer: ContainerResponse | None = field(default=None, compare=False)  # which the kubelet kept
 
 
 class DevicePluginHandler(Protocol):

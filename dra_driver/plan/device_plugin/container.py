@@ -5,7 +5,7 @@ others (Kubernetes 1.26 and 1.27 drop such names without a word) get the same ed
 only a spec can say is left out of that: hooks, and options of mounts other than read-only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from cdi.spec import ContainerEdits, DeviceNode, Mount, Spec
@@ -20,6 +20,7 @@ from dra_driver.plan.node_api import KubeletVersion
 from dra_driver.plan.prepare.cdi_spec import cdi_device_id
 from dra_driver.plan.prepare.driver_spec import driver_spec_id
 
+_PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
 _TAKES_NAMES: Final[KubeletVersion] = (1, 29)  # DevicePluginCDIDevices is on from here
 
 
@@ -70,3 +71,23 @@ def _mount(mount: Mount) -> HostMount:
 
 def _device(node: DeviceNode) -> HostDevice:
     return HostDevice(node.host_path or node.path, node.path, node.permissions or "rwm")
+
+
+def kept_answer_problems(
+    kept: ContainerResponse, now: ContainerResponse, is_there: Callable[[str], bool]
+) -> Iterator[str]:
+    """Why a container cannot start by the answer that the kubelet *kept*, file by file, while it
+    would be answered *now*. *is_there*: whether a path of the host exists.
+
+    Names stay right. A device file may be of another GPU by now, and the driver be another one.
+    """
+    for device in kept.devices:
+        if device not in now.devices:
+            yield f"{device.host_path} is not the device file any more"
+    served = dict(now.env).get(_PIPE_DIRECTORY)
+    if (directory := dict(kept.env).get(_PIPE_DIRECTORY)) is not None and directory != served:
+        yield f"its MPS server is not at {directory} any more"
+    shown = {mount.host_path for mount in now.mounts}
+    for mount in kept.mounts:
+        if mount.host_path not in shown and not is_there(mount.host_path):
+            yield f"{mount.host_path} is gone"

@@ -12,6 +12,7 @@ from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
 from dra_driver.k8s.pods import KubeletPod, NodePod, PodSpec
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
+    ContainerResponse,
     DeviceId,
     Resource,
     ResourceName,
@@ -34,6 +35,7 @@ class AllocatedPod:
 
     pod: Pod
     containers: tuple[str, ...]  # sorted
+    answers: tuple[ContainerResponse, ...] = ()  # which the kubelet kept for these
     namespace: str = ""
     spec: PodSpec | None = None
 
@@ -51,22 +53,25 @@ def pods_with(
     The kubelet gives a device to one pod at a time. The app container of a pod can have what an
     init container had.
     """
-    by_pod: dict[PodUid, set[str]] = {}
+    by_pod: dict[PodUid, list[AllocatedContainer]] = {}
     for container in containers:
         if allocation_of(container) == allocation:
-            by_pod.setdefault(container.pod, set()).add(container.container)
+            by_pod.setdefault(container.pod, []).append(container)
     return tuple(
-        _allocated_pod(uid, names, pods.get(uid))
-        for uid, names in sorted(by_pod.items())
+        _allocated_pod(uid, having, pods.get(uid))
+        for uid, having in sorted(by_pod.items())
         if not (uid in pods and pods[uid].ended)
     )
 
 
-def _allocated_pod(uid: PodUid, containers: Collection[str], pod: NodePod | None) -> AllocatedPod:
-    names = tuple(sorted(containers))
+def _allocated_pod(
+    uid: PodUid, containers: Collection[AllocatedContainer], pod: NodePod | None
+) -> AllocatedPod:
+    names = tuple(sorted(each.container for each in containers))
+    answers = tuple(each.answer for each in containers if each.answer is not None)
     if pod is None:
-        return AllocatedPod(Pod(uid, uid), names)
-    return AllocatedPod(pod.pod, names, pod.namespace, pod.spec)
+        return AllocatedPod(Pod(uid, uid), names, answers)
+    return AllocatedPod(pod.pod, names, answers, pod.namespace, pod.spec)
 
 
 def needs_pod(record: ClaimRecord) -> bool:

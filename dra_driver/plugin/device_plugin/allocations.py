@@ -9,11 +9,13 @@ names is made again.
 
 import concurrent.futures
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from cdi.encoding import from_text
@@ -26,6 +28,7 @@ from dra_driver.base.errors import (
     NodeError,
     TimedOut,
     UnknownDevice,
+    join_problems,
 )
 from dra_driver.base.threads import StandingThreads
 from dra_driver.k8s.claims import ClaimRef, PodUid, PreparedDevice
@@ -46,6 +49,7 @@ from dra_driver.plan.device_plugin.allocations import (
     held_claim,
 )
 from dra_driver.plan.device_plugin.container import (
+    kept_answer_problems,
     response_ahead,
     response_by_files,
     response_by_names,
@@ -104,6 +108,7 @@ class AllocationDependencies:
     names: ResourceNames
     driver: str
     pool: str
+    host_root: Path
 
 
 class Allocations:
@@ -176,8 +181,9 @@ class Allocations:
         return known is not None and known.completed
 
     def _answer(self, ref: ClaimRef, prepared: Sequence[PreparedDevice]) -> ContainerResponse:
-        if self._parts.takes_names():
-            return response_by_names(prepared)
+        return response_by_names(prepared) if self._parts.takes_names() else self._files(ref)
+
+    def _files(self, ref: ClaimRef) -> ContainerResponse:
         record = self._ledger.record(ref.uid)
         if record is None or record.spec is None:
             raise NodeError(f"{ref.name}: what was prepared was taken back at once; try again")
@@ -194,6 +200,7 @@ class Allocations:
                 record = self.prepare_again(allocation, deadline.remaining)
                 self._wait_for_others(allocation, pods, deadline)
                 if pods:
+                    self._refuse_kept_answers(record, pods)
                     self.give_to(record, pods)
                 else:
                     self._start_for_nobody(record, unknown)
@@ -228,6 +235,25 @@ class Allocations:
         prepared_claims = self._preparer.prepared_claims
         if not prepared_claims.give_to(record.claim.uid, pods[0].namespace, given):
             raise NodeError(f"{record.claim.name}: it was taken back at once; it is tried again")
+
+    def _refuse_kept_answers(self, record: ClaimRecord, pods: Sequence[AllocatedPod]) -> None:
+        """NodeError: by its old answer the kubelet would give the container something else."""
+        kept = {answer for pod in pods for answer in pod.answers if answer.mounts or answer.devices}
+        now = self._files(record.claim) if kept else ContainerResponse()
+        problems = [
+            problem
+            for answer in kept
+            for problem in kept_answer_problems(answer, now, self._is_on_host)
+        ]
+        if problems:
+            opening = (
+                f"{record.claim.name}: the node has changed since the kubelet was answered, and it "
+                "asks once for each pod; delete the pod: "
+            )
+            raise NodeError(join_problems(opening, problems))
+
+    def _is_on_host(self, path: str) -> bool:
+        return os.path.lexists(self._parts.host_root / path.lstrip("/"))
 
     def _find_pods(self, allocation: DeviceAllocation) -> tuple[Sequence[AllocatedPod], str]:
         """The pods of the container that starts, or why they are not known."""

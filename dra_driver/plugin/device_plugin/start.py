@@ -89,6 +89,7 @@ def _dependencies(
         names=names,
         driver=settings.driver_name,
         pool=settings.node_name,
+        host_root=settings.host_root,
     )
 
 

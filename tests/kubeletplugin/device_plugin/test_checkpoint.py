@@ -1,16 +1,21 @@
 """Which container has which devices, as the kubelet keeps it for itself."""
 
+import base64
 import json
 import os
 
 import pytest
 
+from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
+    ContainerResponse,
     DeviceId,
+    HostDevice,
+    HostMount,
     ResourceName,
 )
 
@@ -23,7 +28,7 @@ def entry(pod="uid-1", container="main", **by_numa_node):
         "ContainerName": container,
         "ResourceName": GPU,
         "DeviceIDs": by_numa_node or {"-1": ["GPU-0"]},
-        "AllocResp": "Cg==",
+        "AllocResp": "",
     }
 
 
@@ -60,6 +65,25 @@ def test_containers_are_known_by_the_uid_of_their_pod_and_their_devices_of_all_n
     )
 
 
+def test_what_the_kubelet_was_answered_is_kept_in_it(checkpoint, tmp_path):
+    answer = messages.ContainerAllocateResponse(
+        envs={"A": "1"},
+        mounts=[messages.Mount(container_path="/in", host_path="/out", read_only=True)],
+        devices=[
+            messages.DeviceSpec(container_path="/dev/a", host_path="/dev/b", permissions="rw")
+        ],
+        cdi_devices=[messages.CDIDevice(name="x/y=z")],
+    )
+    kept = base64.b64encode(answer.SerializeToString()).decode()
+    write(tmp_path, entry() | {"AllocResp": kept})
+
+    (known,) = checkpoint.containers()
+
+    assert known.answer == ContainerResponse(
+        ("x/y=z",), (("A", "1"),), (HostMount("/out", "/in"),), (HostDevice("/dev/b", "/dev/a"),)
+    )
+
+
 def test_it_is_read_again_when_the_kubelet_has_written_it_and_not_before(checkpoint, tmp_path):
     write(tmp_path, entry())
     first = checkpoint.containers()
@@ -82,9 +106,19 @@ def test_a_kubelet_that_gave_nothing_out_may_have_none(checkpoint):
         '{"Data": {"PodDeviceEntries": [{"PodUID": "uid-1"}]}}',
         json.dumps({"Data": {"PodDeviceEntries": [entry() | {"DeviceIDs": ["GPU-0"]}]}}),
         json.dumps({"Data": {"PodDeviceEntries": [entry() | {"DeviceIDs": {"-1": [7]}}]}}),
+        json.dumps({"Data": {"PodDeviceEntries": [entry() | {"AllocResp": "Cg=="}]}}),
         "[" * 100_000,
     ],
-    ids=["empty", "a list", "no data", "half an entry", "ids without nodes", "numbers", "deep"],
+    ids=[
+        "empty",
+        "a list",
+        "no data",
+        "half an entry",
+        "ids without nodes",
+        "numbers",
+        "no answer",
+        "deep",
+    ],
 )
 def test_what_is_no_checkpoint_that_we_know_is_said(checkpoint, tmp_path, text):
     (tmp_path / "kubelet_internal_checkpoint").write_text(text)

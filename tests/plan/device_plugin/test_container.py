@@ -1,5 +1,7 @@
 """What a container gets with its devices: by names, or file by file."""
 
+from dataclasses import replace
+
 import pytest
 
 from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec
@@ -10,6 +12,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     HostMount,
 )
 from dra_driver.plan.device_plugin.container import (
+    kept_answer_problems,
     response_ahead,
     response_by_files,
     response_by_names,
@@ -95,3 +98,31 @@ def test_the_edits_of_both_specs_come_together_and_the_allocations_count():
             HostDevice("/host/gpu1", "/dev/gpu1", "rwm"),
         ),
     )
+
+
+KEPT = ContainerResponse(
+    env=(("CUDA_MPS_PIPE_DIRECTORY", "/mps/a"),),
+    mounts=(HostMount("/lib/a", "/usr/lib/a"),),
+    devices=(HostDevice("/dev/gpu0", "/dev/gpu0"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("now", "problems"),
+    [
+        (KEPT, []),
+        (replace(KEPT, mounts=(), env=(*KEPT.env, ("NEW", "1"))), []),
+        (replace(KEPT, devices=()), ["/dev/gpu0 is not the device file any more"]),
+        (replace(KEPT, env=()), ["its MPS server is not at /mps/a any more"]),
+    ],
+    ids=["the same", "another release", "another number", "another server"],
+)
+def test_an_answer_that_was_kept_holds_while_it_gives_what_one_would_give_now(now, problems):
+    assert list(kept_answer_problems(KEPT, now, lambda path: True)) == problems
+
+
+def test_an_answer_that_names_what_is_gone_does_not_hold():
+    now = replace(KEPT, mounts=())
+
+    assert list(kept_answer_problems(KEPT, now, lambda path: False)) == ["/lib/a is gone"]
+    assert list(kept_answer_problems(KEPT, KEPT, lambda path: False)) == []

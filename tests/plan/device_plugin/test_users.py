@@ -64,7 +64,7 @@ def test_a_pod_has_exactly_what_its_container_was_given():
 
     (pod,) = pods_with(allocation("0"), containers, pods(node_pod("b")))
 
-    assert pod == AllocatedPod(Pod("b", PodUid("uid-b")), ("main",), "ml", node_pod("b").spec)
+    assert pod == AllocatedPod(Pod("b", PodUid("uid-b")), ("main",), (), "ml", node_pod("b").spec)
 
 
 def test_an_init_and_an_app_container_of_one_pod_are_one_pod():

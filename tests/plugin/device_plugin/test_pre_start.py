@@ -11,7 +11,7 @@ from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.profiles import MpsTenants, SharingStrategy
 from dra_driver.plan.memory.pod_limits import pod_memory_shares
-from tests.builders import claim, gpu_uuid
+from tests.builders import claim, gpu, gpu_uuid
 from tests.fakes.allocations import (
     GPU,
     OFF,
@@ -21,6 +21,7 @@ from tests.fakes.allocations import (
     replica,
     whole,
 )
+from tests.fakes.node import FILES
 
 FIRST_REPLICA_BYTES = 81559 // 4 * 1024 * 1024
 
@@ -163,6 +164,44 @@ def test_after_a_reboot_the_old_answer_works_again(world, takes_names, api_down)
     assert world.allocate(replica(0)) == answer
     assert set(answer.cdi_names) <= world.cdi_names
     assert limits(world) == {"uid-train": FIRST_REPLICA_BYTES}
+
+
+class TestAnAnswerByFilesAfterAReboot:
+    @pytest.fixture
+    def world(self, tmp_path):
+        world = AllocationWorld(tmp_path, gpus=2)
+        world.takes_names = False
+        world.admit("train", whole(1))
+        return world
+
+    def refusal(self, world):
+        with pytest.raises(NodeError, match="asks once for each pod; delete the pod") as refused:
+            world.allocations.pre_start(GPU, [whole(1)])
+        assert [name for name, _ in world.told()] == ["train"]
+        return str(refused.value)
+
+    def test_is_refused_where_another_gpu_has_the_number_now(self, world):
+        world.node.now = Inventory((gpu(0, uuid=gpu_uuid(1)), gpu(1, uuid=gpu_uuid(0))))
+        world.reboot()
+
+        assert "/dev/nvidia1 is not the device file any more" in self.refusal(world)
+
+    def test_is_refused_where_the_driver_is_another_one(self, world):
+        library = replace(FILES.libraries[0], host_path="/usr/lib64/libcuda.so.590.1")
+        world.reboot()
+        world.node.files = replace(FILES, version="590.1", libraries=(library,))
+
+        assert "/usr/lib64/libcuda.so.580.95.05 is gone" in self.refusal(world)
+
+    def test_is_good_as_long_as_what_it_names_is_there(self, world):
+        kept = world.directory / "host/usr/lib64/libcuda.so.580.95.05"
+        kept.parent.mkdir(parents=True)
+        kept.touch()
+        world.reboot()
+        world.node.files = replace(FILES, libraries=())
+        world.takes_names = True  # the kubelet was updated, too
+
+        world.allocations.pre_start(GPU, [whole(1)])
 
 
 def test_a_container_that_starts_again_on_a_node_that_cannot_be_looked_at_is_not_kept_from_it(
