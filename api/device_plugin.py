@@ -12,12 +12,19 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from api.strict import StrictModel, field_path
 
-_BY_CLAIM = "containers get what their claim was allocated, by CDI"
+_BY_CDI = (
+    "containers get their devices by CDI; by the device-plugin API before Kubernetes 1.29 file by "
+    "file"
+)
+_BY_UUID = "containers and the kubelet know devices by UUID"
 _HOOKS = "containers are edited without hooks, unless --nvidia-cdi-hook names a program for them"
-_NO_LABELS = "no labels are written on nodes; what they said are attributes of devices"
+_NO_LABELS = "no labels are written on nodes; by DRA, what they said are attributes of devices"
 _NO_HEALTH = "what follows from an XID or an ECC error says the section health of a NodeProfile"
 _NO_IMEX = "no IMEX channels are handed out"
-_NAMES = "the names that pods ask for are those of DeviceClasses (extendedResourceName)"
+_NAMES = (
+    "as with NVIDIA's plugin; the names that pods ask for are values of the chart "
+    "(extendedResourceName)"
+)
 
 
 def _unused(why: str, alias: str | None = None, default: Any = None) -> Any:
@@ -63,17 +70,17 @@ Strategies = Annotated[
 class PluginFlags(StrictModel):
     """Of the plugin alone."""
 
-    pass_device_specs: bool | None = _unused(_BY_CLAIM)
-    device_list_strategy: Strategies | None = _unused(_BY_CLAIM)
-    device_id_strategy: Literal["uuid", "index"] | None = _unused(_BY_CLAIM, "deviceIDStrategy")
-    cdi_annotation_prefix: str | None = _unused(_BY_CLAIM)
+    pass_device_specs: bool | None = _unused("containers always get their device files")
+    device_list_strategy: Strategies | None = _unused(_BY_CDI)
+    device_id_strategy: Literal["uuid", "index"] | None = _unused(_BY_UUID, "deviceIDStrategy")
+    cdi_annotation_prefix: str | None = _unused("CDI names are handed over without annotations")
     nvidia_ctk_path: str | None = _unused(_HOOKS, "nvidiaCTKPath")
     container_driver_root: str | None = _unused("where the host's files are seen is --host-root")
-    kubelet_socket: str | None = _unused("the kubelet is found by --kubelet-dir")
-    cdi_feature_flags: str | None = _unused(_BY_CLAIM)
-    shared_devices_allocation_policy: Literal["distributed", "packed"] | None = _unused(
-        "the scheduler fills one GPU before the next; a claim's constraints spread or join"
+    kubelet_socket: str | None = _unused(
+        "the kubelet is found by --kubelet-dir and --device-plugin-dir"
     )
+    cdi_feature_flags: str | None = _unused(_BY_CDI)
+    shared_devices_allocation_policy: Literal["distributed", "packed"] | None = None
 
 
 class GfdFlags(StrictModel):

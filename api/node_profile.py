@@ -248,7 +248,8 @@ class GpuRules(_Section):
     )
     rename: bool | None = _optional(
         "With `true`, the replicas have the class `shared.gpu.nvidia.com` and the resource name "
-        "`nvidia.com/gpu.shared`. Default: `false`."
+        "`nvidia.com/gpu.shared`. By the device-plugin API, replicas of partitions are renamed, "
+        "too: `nvidia.com/mig-1g.10gb.shared`. Default: `false`."
     )
     fail_requests_greater_than_one: bool | None = _optional(
         "With `true`, a request for more than one replica is refused. Default: `false`."

@@ -274,7 +274,9 @@ def _condition(condition: Condition) -> str:
     field, value = f"self.{condition.field}", json.dumps(condition.value).replace('"', "'")
     relations = {"is": f"{field} == {value}", "over": f"{field} > {value}"}
     relations["lacks"] = f"!({value} in {field})"
-    text = f"{_given(condition.field)} && {relations[condition.relation]}"
+    text = _given(condition.field)
+    if condition.relation != "given":
+        text = f"{text} && {relations[condition.relation]}"
     return text if condition.holds else f"!({text})"
 
 

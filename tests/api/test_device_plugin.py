@@ -73,7 +73,10 @@ def test_every_field_but_those_that_share_or_partition_is_told_to_have_no_meanin
     document = load("everything")
     notes = dict(unused(read(**document)))
 
-    meant = ("sharing", "version", "flags.migStrategy")
+    meant = (
+        *("sharing", "version", "flags.migStrategy"),
+        "flags.plugin.sharedDevicesAllocationPolicy",
+    )
     without_meaning = {each for each in fields(document) if not each.startswith(meant)}
     resource = "sharing.timeSlicing.resources[0]"
     assert set(notes) == without_meaning | {f"{resource}.rename", f"{resource}.devices"}

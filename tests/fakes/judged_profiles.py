@@ -42,6 +42,9 @@ RIGHT: dict[str, Entries] = {
     "not offered": [{"select": {"index": [0]}, "include": False}, {"fractions": "Never"}],
     "64 entries": [{"select": {"index": [index]}} for index in range(63)] + [{}],
     "replicas of which none is renamed": [{"replicas": 1, "rename": False}],
+    "replicas of partitions that are renamed": [
+        {"rename": True, "mig": {"replicas": {"1g.5gb": 2}}}
+    ],
     "one strategy twice": [{"strategies": ["MPS", "MPS"], "mpsServer": "PerNamespace"}],
     **{f"at least {text}": [{"memory": {"least": text}}] for text in ("256Mi", "0.25Gi", "1e9")},
     **{

@@ -132,7 +132,7 @@ def _units(
     for uuid, number in taken.items():
         counts[gpus[uuid].uuid if uuid in gpus else uuid].taken += number
     ids: dict[GpuUuid, list[DeviceId]] = defaultdict(list)
-    for id_ in sorted(candidates, key=lambda id_: (len(id_), id_), reverse=True):
+    for id_ in sorted(sorted(candidates, reverse=True), key=len, reverse=True):  # 10 after 9
         ids[uuid_of(id_)].append(id_)
     known = sorted((gpus[uuid].minor, uuid) for uuid in ids if uuid in gpus)
     in_order = [*(uuid for _, uuid in known), *sorted(uuid for uuid in ids if uuid not in gpus)]

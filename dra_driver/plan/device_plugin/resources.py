@@ -29,7 +29,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.gpus import Gpu, GpuUuid
-from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Replica
+from dra_driver.model.offer import Device, Exclusive, Fractional, Offer, Replica
 from dra_driver.model.records import DeviceAllocation
 
 _SHARED: Final = ".shared"  # as NVIDIA's device plugin calls what it renames
@@ -117,13 +117,17 @@ def resource_of(device: Device, names: ResourceNames) -> ResourceName:
 
 def device_id(device: Device) -> DeviceId | None:
     """How the kubelet knows *device*. None: the API cannot give it out: it is for admin access,
-    its parts have any size, or it exists only while claims hold it."""
-    if isinstance(device.shape, AdminAccess | Fractional) or device.created_for_claims:
-        return None
-    if not device.uuid:  # an instance that is yet to be created
-        return None
-    place = f"{_PLACE}{device.shape.place}" if isinstance(device.shape, Replica) else ""
-    return DeviceId(f"{device.uuid}{place}")
+    its parts have any size, or it exists only while claims hold it, or not yet."""
+    uuid = device.gpu.uuid
+    if device.partition is not None:
+        uuid = device.instance.uuid if device.instance else GpuUuid("")
+    match device.shape:
+        case Replica(place=place) if uuid:
+            return DeviceId(f"{uuid}{_PLACE}{place}")
+        case Exclusive() if uuid:
+            return DeviceId(uuid)
+        case _:
+            return None
 
 
 def uuid_of(id_: DeviceId) -> GpuUuid:

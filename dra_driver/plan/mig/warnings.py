@@ -13,7 +13,7 @@ from dra_driver.model.gpus import (
     UnusableGpuInstance,
     guest_mode_problem,
 )
-from dra_driver.model.offer import Device, Fractional, Replica
+from dra_driver.model.offer import ApiFeatures, Device, Fractional, Replica
 from dra_driver.model.profiles import MigRules, Profile, ProfileEntry, Rules, SharingStrategy
 from dra_driver.plan.mig.partitions import UnmanagedInstances, dynamic_profiles, unmatched_patterns
 from dra_driver.plan.offer.shapes import max_mps_clients
@@ -29,6 +29,7 @@ def mig_warnings(
     gpus: Sequence[Gpu],
     rules: Mapping[GpuUuid, Rules],
     partitions: Sequence[Device],
+    features: ApiFeatures,
 ) -> tuple[str, ...]:
     """A line for each rule for partitions in *profile* that has no effect, or not the expected one.
     *partitions*: those that are offered."""
@@ -47,6 +48,7 @@ def mig_warnings(
             *_fewer_shares(entry, entry_partitions),
             *_fewer_clients(entry, entry_partitions),
             *_several_kinds(entry, entry_partitions, partitions),
+            *([] if features.device_plugin else _not_renamed(entry, entry_partitions)),
         ]
     return tuple(f"profile {profile.name!r}, {where}: {line}" for where, line in lines)
 
@@ -167,6 +169,16 @@ def _fewer_clients(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterato
         )
 
 
+def _not_renamed(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
+    """By DRA. By the device-plugin API they are."""
+    if entry.rules.rename and any(replicas > 1 for replicas, _ in _divided(partitions)):
+        yield (
+            entry.where("rename"),
+            "has no effect on partitions by DRA: pods ask for them by the name that their "
+            "DeviceClass has, without .shared",
+        )
+
+
 def _several_kinds(
     entry: ProfileEntry, partitions: Sequence[Device], all_partitions: Sequence[Device]
 ) -> Iterator[_Line]:
@@ -227,13 +239,18 @@ def _how_to_create_some(gpu: Gpu) -> str:
 def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[int, str, int]]:
     """The replicas of each partition that claims may share by MPS, the name of its profile, and how
     many clients MPS takes."""
+    for replicas, partition in _divided(partitions):
+        if partition.partition and SharingStrategy.MPS in partition.rules.strategies:
+            profile = partition.partition.profile
+            yield replicas, profile.name, max_mps_clients(partition.gpu, profile)
+
+
+def _divided(partitions: Iterable[Device]) -> Iterator[tuple[int, Device]]:
+    """The replicas of each partition that is shared; 1: parts of any size."""
     for partition in partitions:
-        if not partition.partition or SharingStrategy.MPS not in partition.rules.strategies:
-            continue
-        profile = partition.partition.profile
         match partition.shape:
             case Fractional(replicas=replicas) | Replica(of=replicas):
-                yield replicas, profile.name, max_mps_clients(partition.gpu, profile)
+                yield replicas, partition
 
 
 def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:

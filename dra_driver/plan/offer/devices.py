@@ -44,6 +44,7 @@ from dra_driver.plan.offer.shapes import (
     describe_shape,
     device_shapes,
     held_shape,
+    policy_warnings,
     possible_rules,
     same_shape,
     shape_of,
@@ -124,7 +125,8 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
             *profile.warnings,
             *idle,
             *strategy_warnings(profile, inventory.gpus, rules, mps),
-            *mig_warnings(profile, inventory.gpus, rules, partitions),
+            *policy_warnings(profile, features),
+            *mig_warnings(profile, inventory.gpus, rules, partitions, features),
         ),
         tuple(item for gpu_offer in gpu_offers for item in gpu_offer.counter_sets),
     )

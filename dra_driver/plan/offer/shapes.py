@@ -19,7 +19,7 @@ from dra_driver.model.offer import (
     Replica,
     Shape,
 )
-from dra_driver.model.profiles import Profile, Rules, SharingStrategy
+from dra_driver.model.profiles import AllocationPolicy, Profile, Rules, SharingStrategy
 from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 # Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta,
@@ -90,6 +90,20 @@ def strategy_warnings(
                     f"profile {profile.name!r}, {entry.path}: the default strategy is MPS, and on "
                     f"{', '.join(names)} processes take turns instead: {why}"
                 )
+
+
+def policy_warnings(profile: Profile, features: ApiFeatures) -> Iterator[str]:
+    """A line for each entry that says which replicas are given out where the scheduler does."""
+    for entry in profile.entries:
+        if (
+            entry.rules.allocation_policy is not AllocationPolicy.AUTO
+            and not features.device_plugin
+        ):
+            yield (
+                f"profile {profile.name!r}, {entry.where('allocationPolicy')}: has no effect by "
+                "DRA, where the scheduler takes the first that is free; constraints of a claim "
+                "spread or join"
+            )
 
 
 _MIB = 1024 * 1024

@@ -8,6 +8,7 @@ from typing import Any
 from api.device_plugin import DevicePluginConfig, ReplicatedResource, ReplicatedResources, unused
 from api.strict import ConfigError, field_path, show_value, valid_part, validated
 from dra_driver.model.profiles import (
+    AllocationPolicy,
     GpuSelector,
     GuardPolicy,
     GuardRules,
@@ -23,6 +24,7 @@ _GPU = f"{_PREFIX}gpu"
 _PARTITION = f"{_PREFIX}mig-"
 _TIME_SLICING, _MPS = "sharing.timeSlicing", "sharing.mps"
 _STRATEGY = "flags.migStrategy"
+_POLICY = "flags.plugin.sharedDevicesAllocationPolicy"
 _ANY = "*"  # a pattern for every profile
 
 
@@ -54,7 +56,8 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
         *_entries(sharing.time_slicing, _TIME_SLICING, _time_slicing),
         *_entries(sharing.mps, _MPS, _mps),
     )
-    return Profile(name, _with_partitions(entries, config), tuple(warnings))
+    entries = _with_policy(_with_partitions(entries, config), config)
+    return Profile(name, entries, tuple(warnings))
 
 
 def _time_slicing(section: ReplicatedResources, replicas: int) -> Rules:
@@ -84,10 +87,15 @@ def _entries(
     rules: Callable[[ReplicatedResources, int], Rules],
 ) -> tuple[ProfileEntry, ...]:
     return tuple(
-        ProfileEntry(GpuSelector(), rules(section, resource.replicas), where)
+        ProfileEntry(GpuSelector(), rules(section, resource.replicas), where, _named(path))
         for where, resource in _resources(section, path)
         if section and _full_name(resource) == _GPU
     )
+
+
+def _named(section: str) -> tuple[tuple[str, str], ...]:
+    """Where a file says whether replicas are renamed."""
+    return (("rename", field_path(section, "renameByDefault")),)
 
 
 def _with_partitions(
@@ -111,10 +119,34 @@ def _with_partitions(
     elsewhere = (("mig", every), ("mig.strategy", _STRATEGY), *places.items())
     if not entries:
         alone = _time_slicing(section, 1) if section else Rules()
-        entries = (ProfileEntry(GpuSelector(), alone, parts[0][0] if parts else _STRATEGY),)
+        where = parts[0][0] if parts else _STRATEGY
+        named = _named(_TIME_SLICING) if section else ()
+        entries = (ProfileEntry(GpuSelector(), alone, where, named),)
     return tuple(
-        replace(entry, rules=replace(entry.rules, mig=rules), elsewhere=elsewhere)
+        replace(
+            entry,
+            rules=replace(entry.rules, mig=rules),
+            elsewhere=(*entry.elsewhere, *elsewhere),
+        )
         for entry in entries
+    )
+
+
+def _with_policy(
+    entries: tuple[ProfileEntry, ...], config: DevicePluginConfig
+) -> tuple[ProfileEntry, ...]:
+    """*entries*, with what the file says of which replicas and partitions are given out."""
+    word = config.flags.plugin and config.flags.plugin.shared_devices_allocation_policy
+    if not word:
+        return entries
+    policy = AllocationPolicy(word.capitalize())
+    return tuple(
+        replace(
+            entry,
+            rules=replace(entry.rules, allocation_policy=policy),
+            elsewhere=(*entry.elsewhere, ("allocationPolicy", _POLICY)),
+        )
+        for entry in entries or (ProfileEntry(GpuSelector(), Rules(), _POLICY),)
     )
 
 
@@ -141,10 +173,7 @@ def _partition_warnings(config: DevicePluginConfig) -> list[str]:
     """What of partitions is not as with the plugin. That nobody gets more than one share of those
     that take turns (failRequestsGreaterThanOne) is."""
     strategy, sharing = config.flags.mig_strategy, config.sharing
-    warnings = [
-        *_name_warnings(sharing.time_slicing, strategy),
-        *_mps_warnings(sharing.mps, strategy),
-    ]
+    warnings = [*_mps_warnings(sharing.mps, strategy)]
     if strategy == "none":
         warnings.append(
             f"{_STRATEGY}: has no meaning here: partitions that exist are always offered"
@@ -152,20 +181,10 @@ def _partition_warnings(config: DevicePluginConfig) -> list[str]:
     return warnings
 
 
-def _name_warnings(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
-    names = {_full_name(resource) for _, resource in _resources(section, _TIME_SLICING)}
-    of_partitions = sorted(name for name in names if name != _GPU or strategy == "single")
-    if section and section.rename_by_default and of_partitions:
-        yield (
-            f"{_TIME_SLICING}.renameByDefault: has no meaning here for partitions, each kind of "
-            f"which has one name: pods ask for {', '.join(of_partitions)}, without .shared"
-        )
-
-
 def _mps_warnings(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
     why = (
-        "as with NVIDIA's plugin, no partition is divided for MPS; claims share one by MPS as they "
-        "ask for it"
+        "as with NVIDIA's plugin, no partition is divided for MPS; by DRA, claims share one by MPS "
+        "as they ask for it"
     )
     parts = _partitions(section, _MPS)
     for where, resource in parts:

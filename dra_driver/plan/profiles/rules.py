@@ -101,7 +101,8 @@ def _valid_entry(entry: Any) -> GpuRules:
     changes: dict[str, Any] = {}
     if fields.get("select") is not None and rules.select is None:
         changes["select"] = GpuSelectorConfig(product=["*"])  # some GPUs, and not all
-    if fields.get("replicas") is not None and rules.replicas is None:
+    divides = [field for field in ("replicas", "mig") if fields.get(field) is not None]
+    if not rules.model_fields_set.issuperset(divides):
         changes["rename"] = None  # which is without effect only where there are no replicas
     return rules.model_copy(update=changes)
 

@@ -32,14 +32,15 @@ RECOVERS_TOO_LATE = "is more than a day; write 24h or less"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A field of an entry has a value: *is* this one, is *over* it, or is a list that *lacks* it.
+    """A field of an entry is *given*, or has a value: it *is* this one, is *over* it, or is a list
+    that *lacks* it.
 
     A field that is not given fulfils none of these; with ``holds=False`` all that does not.
     """
 
     field: str
-    relation: Literal["is", "over", "lacks"]
-    value: Any
+    relation: Literal["given", "is", "over", "lacks"]
+    value: Any = None
     holds: bool = True
 
     def fulfilled(self, entry: Mapping[str, Any]) -> bool:
@@ -47,6 +48,8 @@ class Condition:
         if value is None:
             return not self.holds
         match self.relation:
+            case "given":
+                return self.holds
             case "is":
                 return (value == self.value) is self.holds
             case "over":
@@ -70,6 +73,7 @@ _NOT_OFFERED = Condition("include", "is", False)
 _WHOLE = Condition("fractions", "is", "Never")
 _DIVIDED = Condition("replicas", "over", 1)
 _UNDIVIDED = Condition("replicas", "over", 1, holds=False)
+_PARTITIONS_UNDIVIDED = Condition("mig.replicas", "given", holds=False)
 
 # Of the rules that name a field, or what it is part of, the first one that applies is told.
 NO_EFFECT = (
@@ -92,7 +96,7 @@ NO_EFFECT = (
     ),
     NoEffect(
         ("rename",),
-        (Condition("rename", "is", True), _UNDIVIDED),
+        (Condition("rename", "is", True), _UNDIVIDED, _PARTITIONS_UNDIVIDED),
         "has no effect without replicas; write how many, from 2 on",
     ),
     NoEffect(

@@ -1,7 +1,5 @@
 """Which devices a container should get by the device-plugin API."""
 
-import random
-import time
 from collections import Counter
 from itertools import combinations
 
@@ -440,46 +438,3 @@ def test_one_replica_is_of_the_fullest_gpu_or_of_the_emptiest(free):
 
     assert free[fullest[0]] == min(number for number in free if number)
     assert free[emptiest[0]] == max(free)
-
-
-@pytest.mark.point(135)
-@pytest.mark.parametrize("policy", AllocationPolicy)
-@pytest.mark.parametrize("size", [1, 8, 2500])
-def test_five_thousand_replicas_are_answered_within_100_ms(policy, size):
-    gpus = [gpu(minor, uuid=f"GPU-{minor:036}") for minor in range(16)]
-    offer = offer_of(*gpus, replicas=313, limited=False, allocation_policy=policy)
-    available = list(listed_devices(offer, NAMES)[GPU])
-    assert len(available) > 5000
-    random.Random(7).shuffle(available)
-
-    assert seconds(offer, available, available[:2], size) < 0.1
-
-
-@pytest.mark.point(135)
-@pytest.mark.parametrize("size", [1, 4, 8, 15])
-def test_sixteen_whole_gpus_are_answered_within_100_ms(size):
-    gpus = placed(16, lambda n: "all", lambda n: f"switch-{n // 2}", lambda n: n // 8)
-    offer = offer_of(*gpus)
-
-    assert seconds(offer, list(listed_devices(offer, NAMES)[GPU]), (), size) < 0.1
-
-
-@pytest.mark.point(135)
-@pytest.mark.parametrize("size", [1, 2500, 5000])
-def test_five_thousand_ids_that_nobody_knows_are_answered_within_100_ms(size):
-    available = [DeviceId(f"GPU-{number:036}") for number in range(5000)]
-
-    assert seconds(Offer(), available, (), size) < 0.1
-
-
-def seconds(offer, available, must, size):
-    """The best of three: the machine may have had something else to do."""
-
-    def once():
-        start = time.perf_counter()
-        chosen = preferred(offer, GPU, available, must, size, NAMES)
-        spent = time.perf_counter() - start
-        assert len(chosen) == size
-        return spent
-
-    return min(once() for _ in range(3))

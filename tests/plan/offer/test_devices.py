@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dra_driver.model.gpus import DeviceName, Inventory, Version
 from dra_driver.model.offer import (
+    DEVICE_PLUGIN_FEATURES,
     AdminAccess,
     ApiFeatures,
     Exclusive,
@@ -19,6 +20,7 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import (
     DEFAULT_PROFILE,
+    AllocationPolicy,
     GpuSelector,
     Profile,
     ProfileEntry,
@@ -425,3 +427,21 @@ def test_shapes_are_described_for_people():
         "monitor",
     ]
     assert gpu_name_of("gpu-3-mon") == gpu_name_of("gpu-3") == gpu_name_of("gpu-3-12") == "gpu-3"
+
+
+@pytest.mark.parametrize("policy", AllocationPolicy)
+def test_which_replicas_are_given_out_is_said_by_profiles_for_the_device_plugin_api_alone(policy):
+    node, everything = Inventory((gpu(0),)), profile(replicas=2, allocation_policy=policy)
+
+    by_dra = build_offer(node, everything, EVERYTHING, {})
+    by_device_plugin = build_offer(node, everything, DEVICE_PLUGIN_FEATURES, {})
+
+    assert by_device_plugin.warnings == ()
+    assert by_dra.warnings == (
+        ()
+        if policy is AllocationPolicy.AUTO
+        else (
+            "profile 'p', spec.gpus[0].allocationPolicy: has no effect by DRA, where the scheduler "
+            "takes the first that is free; constraints of a claim spread or join",
+        )
+    )

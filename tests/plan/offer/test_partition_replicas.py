@@ -228,3 +228,20 @@ def test_a_slice_says_of_a_replica_how_much_memory_it_has():
     assert device["attributes"]["uuid"] == {"string": SECOND.uuid}
     assert device["capacity"]["memory"] == {"value": "2432Mi"}
     assert "allowMultipleAllocations" not in device
+
+
+@pytest.mark.parametrize("features", [ApiFeatures(), NO_CAPACITY, DEVICE_PLUGIN_FEATURES])
+def test_that_partitions_are_not_renamed_by_dra_is_told(features):
+    renamed = {"rename": True, "replicas": 2}
+
+    divided_too = offer_of(features=features, **HALVES, **renamed)
+
+    assert divided_too.warnings == (
+        ()
+        if features.device_plugin
+        else (
+            "profile 'p', spec.gpus[0].rename: has no effect on partitions by DRA: pods ask for "
+            "them by the name that their DeviceClass has, without .shared",
+        )
+    )
+    assert offer_of(features=features, **renamed).warnings == ()

@@ -252,6 +252,11 @@ def test_a_field_changes_its_rule_and_no_other(fields, expected):
             {"include": False, "mig": {"profiles": ["1g.5gb"]}},
             "mig: has no effect with include: false; remove one of them",
         ),
+        (
+            {"rename": True, "mig": {"mode": "Off"}},
+            "rename: has no effect without replicas; write how many, from 2 on",
+        ),
+        ({"rename": True, "mig": {"replicas": 2}}, "mig.replicas: 2 should be a valid dictionary"),
         ({"rename": True}, "rename: has no effect without replicas; write how many, from 2 on"),
         (
             {"shares": 2, "replicas": 4},
@@ -474,6 +479,7 @@ def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
                 GpuSelector(),
                 Rules(replicas=4, rename=True, one_share=True, **WITHOUT_LIMIT),
                 "sharing.timeSlicing.resources[0]",
+                (("rename", "sharing.timeSlicing.renameByDefault"),),
             ),
         ),
         ("flags.migStrategy: has no meaning here: partitions that exist are always offered",),
@@ -589,26 +595,52 @@ def test_that_single_divides_no_partition_for_mps_is_told():
 
 
 @pytest.mark.parametrize(
-    ("resources", "strategy", "names"),
+    ("resources", "strategy", "rename", "entry_rename"),
     [
-        pytest.param(
-            (resource("mig-2g.20gb"), resource("nvidia.com/mig-1g.10gb.me"), resource()),
-            "mixed",
-            "nvidia.com/mig-1g.10gb.me, nvidia.com/mig-2g.20gb",
-            id="partitions by kind",
-        ),
-        pytest.param((resource(),), "single", "nvidia.com/gpu", id="partitions that serve as GPUs"),
+        pytest.param((resource("mig-2g.20gb"), resource()), "mixed", True, True, id="both"),
+        pytest.param((resource("mig-2g.20gb"),), "mixed", True, True, id="partitions"),
+        pytest.param((resource(),), "single", True, True, id="partitions that serve as GPUs"),
+        pytest.param((resource("mig-2g.20gb"),), "mixed", False, False, id="not renamed"),
     ],
 )
-def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources, strategy, names):
-    content = shared("timeSlicing", *resources, renameByDefault=True)
+def test_replicas_of_partitions_are_renamed_as_those_of_gpus(
+    resources, strategy, rename, entry_rename
+):
+    content = shared("timeSlicing", *resources, renameByDefault=rename)
 
-    (note,) = decode_profile(content | {"flags": {"migStrategy": strategy}}, "p").warnings
+    decoded = decode_profile(content | {"flags": {"migStrategy": strategy}}, "p")
 
-    assert note == (
-        "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
-        f"which has one name: pods ask for {names}, without .shared"
-    )
+    (entry,) = decoded.entries
+    assert entry.rules.rename is entry_rename
+    assert entry.where("rename") == "sharing.timeSlicing.renameByDefault"
+    assert decoded.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [("packed", AllocationPolicy.PACKED), ("distributed", AllocationPolicy.DISTRIBUTED)],
+)
+@pytest.mark.parametrize(
+    ("sharing", "rules"),
+    [
+        ({}, Rules()),
+        (shared("timeSlicing", resource()), Rules(replicas=2, **WITHOUT_LIMIT)),
+        (
+            shared("mps", resource()),
+            Rules(replicas=2, one_share=True, default_strategy=SharingStrategy.MPS),
+        ),
+    ],
+    ids=["nothing shared", "time-slicing", "MPS"],
+)
+def test_a_file_says_which_replicas_and_partitions_are_given_out(word, policy, sharing, rules):
+    flags = {"flags": {"plugin": {"sharedDevicesAllocationPolicy": word}}}
+
+    decoded = decode_profile(sharing | flags, "p")
+
+    (entry,) = decoded.entries
+    assert entry.rules == replace(rules, allocation_policy=policy)
+    assert entry.where("allocationPolicy") == "flags.plugin.sharedDevicesAllocationPolicy"
+    assert decoded.warnings == ()
 
 
 def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
@@ -647,9 +679,10 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
 
     (entry,) = decoded.entries
     mig = MigRules(single=True, replicas=(("*", 4),))
-    assert entry.rules == Rules(replicas=4, mig=mig, **WITHOUT_LIMIT)
+    policy = AllocationPolicy.PACKED
+    assert entry.rules == Rules(replicas=4, mig=mig, allocation_policy=policy, **WITHOUT_LIMIT)
     paths = [note.partition(":")[0] for note in decoded.warnings]
-    assert len(paths) == len(set(paths)) == 33
+    assert len(paths) == len(set(paths)) == 32
     assert all(": has no meaning here: " in note for note in decoded.warnings)
 
 
