@@ -112,6 +112,10 @@ class Refused(ApiServerError):
     """400, 405 or 422: the API server will not take this request as it is."""
 
 
+class NotServed(Refused):
+    """The API server serves no version of a group of resources that this driver knows."""
+
+
 class Unreachable(ApiServerError):
     """No answer, 429 or 5xx."""
 

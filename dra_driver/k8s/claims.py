@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
-from dra_driver.base.errors import ClaimError, NotFound
+from dra_driver.base.errors import ClaimError, NotFound, NotServed
 from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Query
 from dra_driver.k8s.resource_api import ResourceApi
 
@@ -276,19 +276,38 @@ class ClaimReader:
             return parse_claim(document, ref, self._driver)
         return None
 
+    def on_this_node(self) -> tuple[str, ...]:
+        """The claims of the cluster with devices of this node, prepared or not, by their names;
+        also with admin access only."""
+
+        def of_this_node(claim: Mapping[str, Any]) -> list[str]:
+            metadata = claim["metadata"]
+            is_here = any(self._is_of_this_node(result) for result in _results(claim))
+            return [f"{metadata['namespace']}/{metadata['name']}"] if is_here else []
+
+        try:
+            return tuple(sorted(self._resources.claims(of_this_node)))
+        except NotServed:
+            return ()
+
     def allocated(self) -> frozenset[str]:
         """The devices of this node that are allocated to claims of the cluster, prepared or not;
-        without those with admin access."""
+        without those with admin access. None, where the API server knows no claims."""
 
         def of_this_node(claim: Mapping[str, Any]) -> list[str]:
             return [
                 result["device"]
                 for result in _results(claim)
-                if (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
-                and not result.get("adminAccess")
+                if self._is_of_this_node(result) and not result.get("adminAccess")
             ]
 
-        return frozenset(self._resources.claims(of_this_node))
+        try:
+            return frozenset(self._resources.claims(of_this_node))
+        except NotServed:
+            return frozenset()
+
+    def _is_of_this_node(self, result: Mapping[str, Any]) -> bool:
+        return (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
 
 
 @dataclass(frozen=True, slots=True, order=True)

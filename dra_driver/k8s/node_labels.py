@@ -1,8 +1,13 @@
-"""Labels and annotations of one Node, as they are now: in an outage, as they were last seen."""
+"""Labels and annotations of one Node, as they are now: in an outage, as they were last seen.
+
+What its status says is known from when the Node was read as a whole, which somebody has to ask for:
+the kubelet writes it every few seconds.
+"""
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dra_driver.base.errors import ApiServerError, DriverError, Gone, NotFound
@@ -14,6 +19,14 @@ log = logging.getLogger(__name__)
 _NODES = "/api/v1/nodes"
 
 Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What the status of a Node says."""
+
+    kubelet_version: str = ""  # "v1.36.3"
+    allocatable: Mapping[str, str] = field(default_factory=dict)  # by resource: how much
 
 
 class NodeLabels:
@@ -33,6 +46,7 @@ class NodeLabels:
         self._labels: Labels | None = None
         self._annotations: Mapping[str, str] = {}
         self._uid = ""
+        self._status: NodeStatus | None = None
         self._selector = {"fieldSelector": f"metadata.name={node}"}
         self._since = ""  # the resource version from which to watch; empty: the Node is read first
         self._error: DriverError = ApiServerError(f"the labels of node {node} were not read yet")
@@ -73,6 +87,16 @@ class NodeLabels:
         return self._annotations
 
     @property
+    def status(self) -> NodeStatus | None:
+        """The status, as of when the Node was read last; None: it was not yet."""
+        return self._status
+
+    def read_status(self) -> NodeStatus:
+        """The status, read now. ApiServerError: it cannot be."""
+        self._status = _status(self._api.get(f"{_NODES}/{self._node}"))
+        return self._status
+
+    @property
     def node(self) -> str:
         """Whose labels."""
         return self._node
@@ -93,6 +117,7 @@ class NodeLabels:
         nodes = self._api.list(_NODES, self._selector)
         if not nodes["items"]:
             raise NotFound(f"node {self._node} has to register with the API server first")
+        self._status = _status(nodes["items"][0])
         self._keep(nodes["items"][0])
         return str(nodes.get("metadata", {}).get("resourceVersion", ""))
 
@@ -131,3 +156,9 @@ class NodeLabels:
         self._tried.set()
         if is_new:
             self._notify()
+
+
+def _status(node: Mapping[str, Any]) -> NodeStatus:
+    status = node.get("status") or {}
+    version = (status.get("nodeInfo") or {}).get("kubeletVersion") or ""
+    return NodeStatus(str(version), status.get("allocatable") or {})

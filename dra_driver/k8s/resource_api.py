@@ -1,10 +1,10 @@
 """``resource.k8s.io`` as one API server serves it: documents of v1 in, documents of v1 out."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from dra_driver.base.errors import Gone, NotFound
+from dra_driver.base.errors import Gone, NotFound, NotServed, Unreachable
 from dra_driver.k8s.api import APPLY_PATCH, MOST_RECENT, Document, KubernetesApi, Query, Watch
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
@@ -29,11 +29,50 @@ class ResourceApi:
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
         self._version = ""
+        self._missing = False
 
     @property
     def version(self) -> str:
-        """The version in use. ApiServerError: the API server cannot be asked, or serves none."""
+        """The version in use. NotServed: there is none. ApiServerError: it cannot be asked for."""
         return self._version or self._discover()
+
+    @property
+    def missing(self) -> bool:
+        """Whether the API server served no version that we know when it was asked last."""
+        return self._missing
+
+    def is_served(self) -> bool:
+        """Whether the API server serves a version that we know, asked now. ApiServerError: it
+        does not say."""
+        try:
+            self._discover()
+        except NotServed:
+            return False
+        return True
+
+    def extended_resource(self, device_class: str) -> str | None:
+        """The resource that pods ask for to get a claim with this DeviceClass; empty: none. None:
+        there is no such class. An API server without the feature says none of any class."""
+        try:
+            document = self._call(
+                lambda base: self._api.get(f"{base}/deviceclasses/{device_class}")
+            )
+        except NotFound:
+            return None
+        return _extended_resource(document)
+
+    def extended_resources(self) -> dict[str, str]:
+        """By the name of the resource: a DeviceClass by which pods that ask for it get claims."""
+
+        def read(base: str) -> dict[str, str]:
+            classes = (
+                (_extended_resource(each), str(each["metadata"]["name"]))
+                for page in self._api.pages(f"{base}/deviceclasses")
+                for each in page.get("items") or ()
+            )
+            return {resource: name for resource, name in classes if resource}
+
+        return self._call(read)
 
     def node_uid(self, node: str) -> str:
         """The UID of the Node. NotFound: it is not (yet) there."""
@@ -144,14 +183,36 @@ class ResourceApi:
     def _discover(self) -> str:
         # No lock: several threads may ask at once, and none waits for another's time-out.
         try:
-            served = self._api.get(f"/apis/{RESOURCE_GROUP}").get("versions") or ()
-        except NotFound:
-            served = ()
-        version = choose_version(version_info["version"] for version_info in served)
+            version = choose_version(self._served_versions())
+        except NotServed:
+            self._version, self._missing = "", True
+            raise
+        self._missing = False
         if version != self._version:
             log.info("API version chosen", extra={"group": RESOURCE_GROUP, "version": version})
         self._version = version
         return version
+
+    def _served_versions(self) -> Iterator[str]:
+        try:
+            group = self._api.get(f"/apis/{RESOURCE_GROUP}")
+        except NotFound:
+            self._refuse_strangers()
+            return
+        yield from (version["version"] for version in group.get("versions") or ())
+
+    def _refuse_strangers(self) -> None:
+        """Unreachable: what answers 404 is no API server, such as a load balancer without any."""
+        try:
+            self._api.get("/version")
+        except NotFound as e:
+            raise Unreachable(
+                f"no API server answers, but something that knows nothing: {e}"
+            ) from e
+
+
+def _extended_resource(device_class: Mapping[str, Any]) -> str:
+    return str((device_class.get("spec") or {}).get("extendedResourceName") or "")
 
 
 def _selector(driver: str, node: str) -> str:

@@ -8,7 +8,7 @@ k8s.io/api/resource; everything newer in v1beta1 went below ``basic`` too.)
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dra_driver.base.errors import Refused
+from dra_driver.base.errors import NotServed
 from dra_driver.k8s.api import Document
 
 RESOURCE_GROUP = "resource.k8s.io"
@@ -18,13 +18,13 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")  # newest first
 def choose_version(served: Iterable[str]) -> str:
     """The newest version that we and the API server know.
 
-    Refused: there is none; it says what to turn on.
+    NotServed: there is none; it says what to turn on.
     """
     served = tuple(served)
     for version in VERSIONS:
         if version in served:
             return version
-    raise Refused(
+    raise NotServed(
         f"the API server serves no version of {RESOURCE_GROUP} that this driver knows "
         f"({', '.join(VERSIONS)}); it serves {', '.join(served) or 'nothing'}. "
         "Kubernetes 1.34 and newer serve v1; on 1.32 and 1.33 turn on the feature gate "

@@ -185,6 +185,7 @@ def test_what_was_allocated_of_this_node_is_known_whether_it_was_prepared_or_not
     server.put(monitor)
 
     assert reader.allocated() == {"gpu-0-mig-1g5gb-19-0", "gpu-1"}
+    assert reader.on_this_node() == ("ns/a", "ns/b", "ns/monitor")
 
 
 def test_a_claim_is_deleted_when_it_or_its_uid_is_gone_and_not_when_it_is_deallocated(
@@ -205,6 +206,7 @@ def test_a_claim_is_deleted_when_it_or_its_uid_is_gone_and_not_when_it_is_deallo
         pytest.param(lambda reader: reader.exists(REF), id="exists"),
         pytest.param(lambda reader: reader.is_deleted(REF), id="is deleted"),
         pytest.param(lambda reader: reader.allocated(), id="what is allocated"),
+        pytest.param(lambda reader: reader.on_this_node(), id="which claims"),
     ],
 )
 def test_what_cannot_be_known_is_an_error_and_no_answer(server, reader, ask, status, error):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dra_driver.base.errors import ApiServerError
-from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.node_labels import NodeLabels, NodeStatus
 from dra_driver.k8s.watch import WatchIntervals
 from tests.waiting import eventually
 
@@ -245,3 +245,30 @@ def test_annotations_of_a_node_that_was_never_read_are_not_known(follow):
 
     with pytest.raises(ApiServerError):
         labels.annotations()
+
+
+def put_with_status(server, kubelet, **allocatable):
+    status = {"nodeInfo": {"kubeletVersion": kubelet}, "allocatable": allocatable}
+    server.put({"kind": "Node", "metadata": {"name": NODE, "uid": "uid"}, "status": status})
+
+
+def test_the_status_is_as_it_was_when_the_node_was_read_until_somebody_asks(server, follow):
+    put_with_status(server, "v1.30.14", cpu="2")
+    labels, _ = follow()
+    assert is_watching(server)
+    assert labels.status == NodeStatus("v1.30.14", {"cpu": "2"})
+
+    put_with_status(server, "v1.36.3")
+    assert labels.status == NodeStatus("v1.30.14", {"cpu": "2"})
+    assert labels.read_status() == labels.status == NodeStatus("v1.36.3", {})
+
+
+def test_in_an_outage_the_last_status_counts(server, follow):
+    labels, _ = follow(wait_seconds=0.0)
+    assert labels.status is None
+    put_with_status(server, "v1.30.14")
+    eventually(lambda: labels.status)
+    server.fail(503, "GET", f"nodes/{NODE}", times=100)
+    with pytest.raises(ApiServerError):
+        labels.read_status()
+    assert labels.status == NodeStatus("v1.30.14", {})
