@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dra_driver.base.errors import NotFound, Refused, Unreachable
+from dra_driver.base.errors import NotFound, NotServed, Refused, Unreachable
 from dra_driver.k8s.api import Document, Watch
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.slices.comparison import comparable_spec, dropped_fields
@@ -63,6 +63,18 @@ class PoolWriter:
         if writes.update or writes.create:
             self._note_dropped(tuple(sorted(dropped)))
         return len(writes)
+
+    def remove(self) -> int:
+        """Remove all slices of the driver on the node: how many there were. An API server that
+        knows no slices has none."""
+        self.forget()
+        try:
+            documents, _ = self._resources.slices(self._driver, self._node)
+        except NotServed:
+            return 0
+        for document in documents:
+            self._delete(document)
+        return len(documents)
 
     def watch(self, seconds: int) -> Watch:
         """What happens to our slices from where we stand."""

@@ -57,6 +57,7 @@ class PublishStatus:
 
     published: bool = False  # the API server has what we want
     standby: bool = False  # another process publishes
+    withdrawn: bool = False  # nothing is to be published, and nothing is
     error: str | None = None  # why the last try failed
     last_success: float | None = None  # Unix time
 
@@ -70,10 +71,13 @@ class Publisher:
         may_publish: Callable[[], bool] = lambda: True,
         observer: PublishObserver | None = None,
         intervals: PublishIntervals | None = None,
+        is_withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
-        """*may_publish*: whether this process may; asked before every look, so cheap."""
+        """*may_publish*: whether this process may. *is_withdrawn*: whether nothing is published
+        now: slices that are there are removed. Both are asked before every look, so cheap."""
         self._slices = slices
         self._may_publish = may_publish
+        self._is_withdrawn = is_withdrawn
         self._observer = observer
         self._intervals = intervals or PublishIntervals()
         self._settle = Backoff(self._intervals.settle, self._intervals.last_settle)
@@ -90,8 +94,9 @@ class Publisher:
         """Begin. Nothing is published before something is wanted."""
         self._watcher.start()
 
-    def want(self, pool: Pool) -> None:
-        """From now on *pool* is what shall be published. Returns at once."""
+    def want(self, pool: Pool | None) -> None:
+        """From now on *pool* is what shall be published; None: what that is will be known later.
+        Returns at once."""
         with self._lock:
             if pool == self._wanted:
                 return
@@ -113,14 +118,17 @@ class Publisher:
 
     def healthy(self) -> bool:
         """Whether what is wanted is published, or another process has to see to that."""
-        return self._status.published or self._status.standby
+        return self._status.published or self._status.standby or self._status.withdrawn
 
     def _look(self, seconds: int) -> Watch | float:
         """Write what is wanted if this process may publish, and watch for changes by others."""
         if not self._may_publish():
             self._slices.forget()
-            self._set_status(published=False, standby=True, error=None)
+            self._set_status(published=False, standby=True, withdrawn=False, error=None)
             return self._intervals.standby
+        if self._is_withdrawn():
+            return self._withdraw()
+        self._set_status(withdrawn=False)
         pool = self._wanted
         if pool is None:
             self._set_status(standby=False)
@@ -131,6 +139,16 @@ class Publisher:
         if self._observer and self._slices.dropped != before:
             self._observer.dropped(self._slices.dropped)
         return self._slices.watch(seconds)
+
+    def _withdraw(self) -> float:
+        """Once nothing is there, nobody else makes any: there is nothing to be watched."""
+        writes = self._slices.remove()
+        self._set_status(published=False, standby=False, withdrawn=True, error=None)
+        if writes:
+            log.info("slices removed", extra={"slices": writes})
+        if self._observer:
+            self._observer.published(0, writes)
+        return math.inf
 
     def _see(self, event: Mapping[str, Any]) -> float | None:
         """Answer a change by others at once, but take part in no quarrel between two writers."""
@@ -159,7 +177,7 @@ class Publisher:
         self._slices.forget(error)
         if isinstance(error, Gone):  # the watch fell too far behind, which happens
             return
-        self._set_status(published=False, standby=False, error=str(error))
+        self._set_status(published=False, standby=False, withdrawn=False, error=str(error))
         self._log_failure(str(error))
         if self._observer:
             self._observer.failed(error)

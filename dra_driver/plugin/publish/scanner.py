@@ -26,10 +26,11 @@ class DeviceScanner:
         self,
         offers: OfferBuilder,
         pool: str,
-        publish: Callable[[Pool], None],
+        publish: Callable[[Pool | None], None],
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """*publish*: takes what slices are to have; None: there are to be none."""
         self._clock = clock
         self._reported: dict[UnavailableGpu, float] = {}
         self._offers = offers
@@ -37,6 +38,8 @@ class DeviceScanner:
         self._publish = publish
         self._metrics = metrics
         self._last: Offer | None = None
+        self._was_published = False
+        self.is_published: Callable[[], bool] = lambda: True  # in slices, what is offered now
         self.error: str | None = None  # why the last scan failed
         self.scanned_at = float("-inf")  # when the last scan began that succeeded
         self.scan_soon: Callable[[], None] = lambda: None
@@ -65,6 +68,7 @@ class DeviceScanner:
 
     def _scan(self) -> float | None:
         began = time.monotonic()
+        is_published = self.is_published()  # first: what is offered next is not older
         try:
             offer = self._offers.refresh()
         except SettingsError as e:  # no pod should come here until somebody mends the profile
@@ -76,7 +80,11 @@ class DeviceScanner:
             return _SOON_SECONDS if isinstance(e, ApiServerError) else None
         self.error = None
         if offer != self._last:
-            self._offer(offer)
+            self._log_changes(offer)
+        if (offer, is_published) != (self._last, self._was_published):
+            self._publish(_pool(self._pool, offer) if is_published else None)
+            self._last, self._was_published = offer, is_published
+            self.offer_changed()
         self._report_unavailable(offer)
         self.scanned_at = began
         return None
@@ -106,7 +114,7 @@ class DeviceScanner:
                 self.report(unavailable)
         self._reported = {unavailable: due.get(unavailable, now) for unavailable in wrong}
 
-    def _offer(self, offer: Offer) -> None:
+    def _log_changes(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
         log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
         for unavailable in offer.unavailable:
@@ -121,11 +129,10 @@ class DeviceScanner:
                 log.warning("part of the profile has no effect", extra={"warning": warning})
         self._metrics.unavailable_devices.set(len(offer.unavailable))
         self._metrics.pending_devices.set(len(offer.pending))
-        self._publish(
-            split_into_slices(self._pool, published_devices(offer), published_counters(offer))
-        )
-        self._last = offer
-        self.offer_changed()
+
+
+def _pool(name: str, offer: Offer) -> Pool:
+    return split_into_slices(name, published_devices(offer), published_counters(offer))
 
 
 def _log_fields(pending: PendingChange) -> dict[str, str]:

@@ -16,6 +16,7 @@ from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher, PublishIntervals
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
+from tests.waiting import eventually
 
 DRIVER, NODE = "gpu.example.com", "n1"
 FAST = PublishIntervals(WatchIntervals(60, 0.01, 0.1), standby=0.05, settle=0.01)
@@ -507,3 +508,97 @@ def test_a_file_lock_that_fails_is_an_error_that_is_tried_again():
 
     assert len(tries) >= 2
     assert publisher.status().error == "cannot read the instances"
+
+
+class Switch:
+    """Whether nothing is published."""
+
+    def __init__(self):
+        self.withdrawn = False
+
+    def __call__(self):
+        return self.withdrawn
+
+
+def is_withdrawn(running):
+    return eventually(lambda: running.publisher.status().withdrawn)
+
+
+def test_what_is_withdrawn_is_removed_and_comes_back_when_it_is_wanted_again(server, run):
+    switch = Switch()
+    running = run(pool("ab", "c"), is_withdrawn=switch)
+    assert running.is_quiet()
+
+    switch.withdrawn = True
+    running.publisher.wake()
+    assert is_withdrawn(running)
+    assert shown(server) == []
+    assert running.publisher.healthy()
+    assert running.recorder.successes[-1] == (0, 2)
+
+    switch.withdrawn = False
+    running.publisher.wake()
+    assert running.recorder.wait(lambda recorder: recorder.successes[-1][0] == 3)
+    assert shown(server) == ["ab", "c"]
+    assert not running.publisher.status().withdrawn
+
+
+def test_while_nothing_is_to_be_published_an_earlier_process_leaves_nothing_and_nobody_watches(
+    server, run
+):
+    run(pool("ab")).close()
+    before = server.count("WATCH")
+    running = run(is_withdrawn=lambda: True)
+    running.publisher.start()
+    assert is_withdrawn(running)
+    assert shown(server) == []
+    assert server.count("WATCH") == before
+
+
+def test_a_pool_that_is_wanted_meanwhile_waits(server, run):
+    switch = Switch()
+    switch.withdrawn = True
+    running = run(pool("a"), is_withdrawn=switch)
+    assert is_withdrawn(running)
+    running.publisher.want(pool("ab"))
+    assert is_withdrawn(running)
+    assert shown(server) == []
+
+    switch.withdrawn = False
+    running.publisher.want(None)
+    assert eventually(lambda: not running.publisher.status().withdrawn)
+    assert shown(server) == []
+    running.publisher.want(pool("abc"))
+    assert server.wait(lambda: shown(server) == ["abc"])
+
+
+def test_an_api_server_without_dra_has_nothing_to_remove(server, run, caplog):
+    server.served = []
+    running = run(is_withdrawn=lambda: True)
+    running.publisher.start()
+    assert is_withdrawn(running)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_slices_that_cannot_be_removed_are_not_withdrawn_until_they_are(server, run):
+    switch = Switch()
+    running = run(pool("ab"), is_withdrawn=switch)
+    assert running.is_quiet()
+    server.deny("delete", "resourceslices")
+    switch.withdrawn = True
+    running.publisher.wake()
+    assert running.recorder.wait(lambda recorder: recorder.failures)
+    assert not running.publisher.status().withdrawn
+    server.heal()
+    assert is_withdrawn(running)
+    assert shown(server) == []
+
+
+def test_slices_of_other_drivers_and_nodes_stay(server, run):
+    spec = {"driver": "other.example.com", "nodeName": NODE, "devices": [{"name": "x"}]}
+    other = {"pool": {"name": "p", "generation": 1, "resourceSliceCount": 1}}
+    server.put({"kind": "ResourceSlice", "metadata": {"name": "theirs"}, "spec": spec | other})
+    running = run(is_withdrawn=lambda: True)
+    running.publisher.start()
+    assert is_withdrawn(running)
+    assert len(server.objects("resourceslices")) == 1

@@ -188,3 +188,23 @@ def test_a_gpu_that_the_profile_leaves_out_is_not_offered_and_nothing_is_wrong()
     assert scene.names() == []
     assert reported == []
     assert scene.scanner.not_ready is None
+
+
+def test_what_is_not_given_out_by_dra_is_offered_and_not_published():
+    scene = Scene()
+    offered = []
+    scene.scanner.offer_changed = lambda: offered.append(len(scene.published))
+    scene.scanner.is_published = lambda: False
+    scene.scanner.scan()
+    assert scene.published == [None]
+    assert offered == [1]
+
+    scene.scanner.is_published = lambda: True
+    scene.scanner.scan()
+    assert scene.names() == ["gpu-0", "gpu-0-mon"]
+    scene.scanner.scan()
+    assert len(scene.published) == 2
+
+    scene.scanner.is_published = lambda: False
+    scene.scanner.scan()
+    assert scene.published[-1] is None
