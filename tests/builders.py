@@ -19,10 +19,11 @@ from dra_driver.k8s.claims import (
     PreparedDevice,
     ShareId,
 )
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Inventory, Topology, Version
 from dra_driver.model.offer import Device, Fractional, Offer, Shape
 from dra_driver.model.profiles import Rules
-from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.records import ClaimRecord, DeviceAllocation, Holding
 
 POOL = "node-1"
 VERSION = "resource.nvidia.com/v1beta1"
@@ -128,6 +129,16 @@ def record(
     values: dict[str, Any] = {"prepared": prepared, "spec": "{}"} if completed else {}
     values["pods"] = tuple(pod(user) if isinstance(user, str) else user for user in pods)
     return ClaimRecord(_ref(of), held, **values | fields)
+
+
+def allocated_record(
+    *ids: str, resource: str = "nvidia.com/gpu", pods: Iterable[str | Pod] = (), **fields: Any
+) -> ClaimRecord:
+    """The record of what a container was given by the device-plugin API; its pod is not known yet
+    where none is named."""
+    allocation = DeviceAllocation(ResourceName(resource), tuple(map(DeviceId, sorted(ids))))
+    of = ref("-".join(allocation.ids), f"dp-{'-'.join(allocation.ids)}", "default" if pods else "")
+    return record(of, pods=pods, allocation=allocation, **fields)
 
 
 def prepared_device(device: str = "gpu-0", request: str = "gpu", *cdi_ids: str) -> PreparedDevice:

@@ -43,7 +43,14 @@ from dra_driver.model.mps import (
     ServedNamespace,
 )
 from dra_driver.model.offer import AdminAccess, Exclusive, Replica
-from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
+from dra_driver.model.profiles import (
+    AllocationApi,
+    GpuSelector,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+)
 from dra_driver.model.steps import (
     PodMemoryLimit,
     SetMemoryLimits,
@@ -63,6 +70,7 @@ from dra_driver.node.state.health_file import HEALTH_STATES, HealthOfBoot
 from dra_driver.node.state.known_gpus import KNOWN_GPUS, GpusOfBoot
 from dra_driver.node.state.ledger_files import CLAIM_RECORDS
 from dra_driver.node.state.mig_state import MIG_STATES, MigStateOfBoot
+from dra_driver.node.state.node_api_file import SERVED_APIS, ServedApi
 from dra_driver.node.state.profile_files import LAST_PROFILES
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.publish.profiles import ProfileCatalog
@@ -90,6 +98,7 @@ CODECS: dict[str, Codec[Any]] = {
     "HealthOfBoot": HEALTH_STATES,
     "MigStateOfBoot": MIG_STATES,
     "Profile": LAST_PROFILES,
+    "ServedApi": SERVED_APIS,
     "ServerState": SERVER_STATES,
     "IncidentDocument": INCIDENT_LOGS,
     "AgentRequest": agent_protocol.REQUESTS,
@@ -196,6 +205,7 @@ HEALTH = HealthState(
     ),
     (Look(HealthReading(GPU, False, True, "NONE", False, False, 18, "", 1, 2, 3, 4), 1e9, 18),),
 )
+SERVED_API = ServedApi(AllocationApi.DEVICE_PLUGIN, draining=True)
 PROFILE = Profile(
     "mine",
     (
@@ -243,6 +253,7 @@ def other_documents() -> Iterator[tuple[str, str]]:
     yield "gpus.json", KNOWN_GPUS.encode(GpusOfBoot("boot", (mig_gpu(),))).decode()
     yield "health.json", HEALTH_STATES.encode(HealthOfBoot("boot", HEALTH), indent=2).decode()
     yield "mig.json", MIG_STATES.encode(MigStateOfBoot("boot", MIG), indent=2).decode()
+    yield "api.json", SERVED_APIS.encode(SERVED_API, indent=2).decode()
     yield "profile.json", LAST_PROFILES.encode(PROFILE).decode()
     yield "mps/state/s0.json", SERVER_STATES.encode(SERVER).decode()
     yield "mps/state/incidents.json", INCIDENT_LOGS.encode(IncidentDocument((RESTART,))).decode()

@@ -9,6 +9,7 @@ import pytest
 
 from dra_driver.agent.state import ServerStateFiles
 from dra_driver.base.codec import RELEASE
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
@@ -16,6 +17,7 @@ from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.ledger_files import decode_record
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from tests.builders import gpu_uuid
 from tests.release_records import (
@@ -180,6 +182,8 @@ def test_every_state_and_message_of_a_release_is_read(tmp_path, release):
     assert MigStateFile(kept / "mig.json", "boot").read().switched == (gpu_uuid(),)
     assert len(KnownGpusFile(kept / "gpus.json", "boot").read()) == 1
     assert len(HealthFile(kept / "health.json", "boot").read().faults) == 2
+    served = ServedApi(AllocationApi.DEVICE_PLUGIN, draining=True)
+    assert ServedApiFile(kept / "api.json").read() == served
     profile = LastProfileFile(kept / "profile.json").read()
     assert profile is not None
     assert profile.name == "mine"

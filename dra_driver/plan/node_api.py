@@ -20,10 +20,14 @@ nothing more is given out by that one; if still nothing is held then, the other 
 is held meanwhile takes the node back.
 """
 
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.device_plugin.resources import ResourceNames
 
 KubeletVersion = tuple[int, int]  # 1.28
 
@@ -120,7 +124,7 @@ def _automatic(facts: NodeApiFacts) -> tuple[AllocationApi | None, str]:
     if not facts.resource:
         return AllocationApi.DRA, "no extended resource is configured"
     if facts.device_class is None:
-        return None, "the DeviceClasses cannot be read"
+        return None, f"it is not known whether a DeviceClass maps {facts.resource}"
     if facts.device_class:
         return AllocationApi.DRA, f"DeviceClass {facts.device_class} maps {facts.resource}"
     return AllocationApi.DEVICE_PLUGIN, f"no DeviceClass maps {facts.resource}"
@@ -137,3 +141,56 @@ def _obstacle(facts: NodeApiFacts, needed: KubeletVersion) -> tuple[str, str] | 
         version, least = (".".join(map(str, each)) for each in (facts.kubelet, needed))
         return f"the kubelet is of {version}", f"update the kubelet to {least} or newer"
     return None
+
+
+def kubelet_version(text: str) -> KubeletVersion | None:
+    """The version in what a Node says; None: it says none.
+
+    >>> kubelet_version("v1.34.1-gke.5"), kubelet_version("")
+    ((1, 34), None)
+    """
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def holder_names(records: Iterable[ClaimRecord], api: AllocationApi) -> tuple[str, ...]:
+    """Who holds something by *api*, for people to read: pods, or claims that no pod is known of."""
+    of_api = [record for record in records if _api_of(record) is api]
+    return tuple(sorted({name for record in of_api for name in _users(record)}))
+
+
+def held_api(records: Sequence[ClaimRecord]) -> AllocationApi | None:
+    """By which API the node gave GPUs out, as its records tell; None: none is held."""
+    return _api_of(records[0]) if records else None
+
+
+def _api_of(record: ClaimRecord) -> AllocationApi:
+    return AllocationApi.DRA if record.allocation is None else AllocationApi.DEVICE_PLUGIN
+
+
+def _users(record: ClaimRecord) -> Iterator[str]:
+    if record.pods:
+        yield from (f"pod {record.claim.namespace}/{pod.name}" for pod in record.pods)
+    elif record.allocation is None:
+        yield f"claim {record.claim}"
+    else:
+        yield f"a container with {record.allocation.resource} ({', '.join(record.allocation.ids)})"
+
+
+def is_ours(resource: str, names: ResourceNames) -> bool:
+    """Whether pods that ask for *resource* mean this driver."""
+    is_partition = bool(names.mig_prefix) and resource.startswith(names.mig_prefix)
+    return bool(resource) and (resource in (names.gpu, names.shared) or is_partition)
+
+
+def other_device_plugin(sockets: Sequence[str], resources: Sequence[str]) -> str:
+    """That somebody else gives out the GPUs of this node, and what to do about it; empty: nobody
+    does. *sockets*: of device plugins for NVIDIA's GPUs. *resources*: of ours, given out by
+    others."""
+    if not (sockets or resources):
+        return ""
+    signs = ", ".join(sockets) or f"{', '.join(resources)} is allocatable on the Node"
+    return (
+        f"another device plugin gives out the GPUs of this node ({signs}): remove it from this "
+        "node (NVIDIA's: its DaemonSet, or devicePlugin.enabled=false of the GPU operator)"
+    )

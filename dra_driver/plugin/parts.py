@@ -16,6 +16,7 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
 from dra_driver.kubeletplugin.serve.services import ClaimHandler
 from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
@@ -32,7 +33,7 @@ from dra_driver.plugin.device_health import NodeDevices
 from dra_driver.plugin.health.monitor import HealthMonitor
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.node_api.current import NodeApi
-from dra_driver.plugin.publish.offers import ApiFeatureProbe, OfferBuilder
+from dra_driver.plugin.publish.offers import OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
 from dra_driver.settings import PluginSettings
 
@@ -52,6 +53,7 @@ class PluginParts:
     events: EventRecorder
     in_use: InUseCheck
     node_api: NodeApi = field(default_factory=NodeApi)  # by which API GPUs are given out
+    # Set by ``node_api.start``; None, as long as the Node was not read.
     kubelet_version: Callable[[], KubeletVersion | None] = field(default=lambda: None)
     resources: ResourceApi = field(init=False)
     claims: ClaimReader = field(init=False)
@@ -74,11 +76,16 @@ class PluginParts:
     labels: NodeLabels = field(init=False)
     profile: ActiveProfile = field(init=False)
     effective_profile: EffectiveProfile = field(init=False)
-    api_features: ApiFeatureProbe = field(init=False)
+    api_features: Callable[[], ApiFeatures] = field(init=False)  # what can be told of devices
     offers: OfferBuilder = field(init=False)
     scan_soon: Callable[[], None] = field(init=False)  # the offer may have changed
     published_since: Callable[[float], bool] = field(init=False)  # a monotonic time
+    slices_withdrawn: Callable[[], bool] = field(init=False)  # there are none, and will be none
     publish: Callable[[], None] = field(init=False)  # for the first time; later by itself
+
+    # Set by what serves the device-plugin API: whether the ledger has a record of each
+    # container with devices, also of those that came before this process.
+    allocations_known: Callable[[], bool] = field(default=lambda: True)
 
     # Set by ``health.start``.
     health: HealthMonitor = field(init=False)

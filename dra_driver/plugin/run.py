@@ -6,13 +6,8 @@ Stopping never touches claims or slices: pods go on, and the next process finds 
 import logging
 from contextlib import ExitStack
 
-from dra_driver.base.errors import NodeError
 from dra_driver.base.files import hanging_disk_calls, removed_directory
 from dra_driver.base.signals import Shutdown
-from dra_driver.kubeletplugin.serve.health import HealthService
-from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
-from dra_driver.kubeletplugin.serve.services import DraService
-from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets, socket_paths
 from dra_driver.node.machine import OpenNode
 from dra_driver.plugin import other_drivers
 from dra_driver.plugin.claims import device_status
@@ -25,6 +20,8 @@ from dra_driver.plugin.memory import start as memory
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig import start as mig
 from dra_driver.plugin.mps import start as mps
+from dra_driver.plugin.node_api import start as node_api
+from dra_driver.plugin.node_api.dra import DraServing
 from dra_driver.plugin.parts import PluginParts, open_parts
 from dra_driver.plugin.publish import start as publish
 from dra_driver.settings import PluginSettings
@@ -33,6 +30,7 @@ log = logging.getLogger(__name__)
 
 CAPABILITIES = (  # each finds in the parts what those before it have set
     publish.start,
+    node_api.start,
     health.start,
     release.start,
     claims.start,
@@ -79,45 +77,27 @@ def _start(
 
 
 def _serve_kubelet(parts: PluginParts, shutdown: Shutdown, stack: ExitStack) -> None:
-    settings = parts.settings
-    sockets = socket_paths(
-        settings.driver_name, settings.plugin_dir, settings.registry, settings.pod_uid or None
-    )
-    plugin = KubeletPlugin(
-        sockets,
-        DraService(parts.claim_handler, parts.metrics),
-        shutdown.on_fatal,
-        on_round=lambda: remove_dead_sockets(sockets),
-    )
-    service = HealthService(parts.devices.health)
-    parts.health_listeners.append(service.changed)
-    plugin.serve_health(service)
-    plugin.start()
-    stack.callback(plugin.stop)
-    _add_checks(parts, plugin)
+    dra = DraServing(parts, shutdown.on_fatal)
+    stack.callback(dra.stop)
+    dra.start()
+    _add_checks(parts, dra)
 
 
-def _add_checks(parts: PluginParts, plugin: KubeletPlugin) -> None:
+def _add_checks(parts: PluginParts, dra: DraServing) -> None:
     """Alive: the kubelet reaches us through our sockets, the host's directories are those that we
     see, and no call to the disk hangs. Where not, a new process can mend it. Ready: a pod with a
-    claim could start here now."""
+    GPU could start here now."""
 
     def directories() -> str | None:
         return removed_directory(parts.settings.directories)
 
-    def sockets() -> str | None:
-        try:
-            plugin.check()
-        except NodeError as e:
-            return str(e)
-        return None
-
-    def registration() -> str | None:
-        return None if plugin.registered else "the kubelet has not accepted us"
-
-    parts.liveness |= {"disk": hanging_disk_calls, "directories": directories, "sockets": sockets}
+    parts.liveness |= {
+        "disk": hanging_disk_calls,
+        "directories": directories,
+        "sockets": dra.socket_problem,
+    }
     parts.readiness |= {
         "directories": directories,
-        "sockets": sockets,
-        "registration": registration,
+        "sockets": dra.socket_problem,
+        "registration": dra.registration_problem,
     }

@@ -269,6 +269,11 @@ class ClaimsSettings(HostSettings):
         return self.state / "mig.json"
 
     @property
+    def served_api(self) -> Path:
+        """By which API GPUs are given out."""
+        return self.state / "api.json"
+
+    @property
     def health_state(self) -> Path:
         """What is known of the health of GPUs."""
         return self.state / "health.json"

@@ -7,13 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.model.profiles import AllocationApi
+from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
     ApiChoice,
     ApiState,
     NodeApiFacts,
     api_state,
     choose_api,
+    held_api,
+    holder_names,
+    is_ours,
+    kubelet_version,
+    other_device_plugin,
 )
+from tests.builders import allocated_record, record
 
 AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 
@@ -171,3 +178,62 @@ def test_one_api_at_most_is_on(facts: NodeApiFacts) -> None:
     choice: ApiChoice = choose_api(facts)
     states = [api_state(choice, api) for api in (DRA, DEVICE_PLUGIN)]
     assert len([state for state in states if state is not ApiState.OFF]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("v1.26.13", (1, 26)),
+        ("v1.34.1-gke.5", (1, 34)),
+        ("v1.30.2+k3s1", (1, 30)),
+        ("1.36.3", (1, 36)),
+        ("", None),
+        ("unknown", None),
+    ],
+)
+def test_the_kubelets_version_is_read_as_distributions_write_it(
+    text: str, version: tuple[int, int] | None
+) -> None:
+    assert kubelet_version(text) == version
+
+
+def test_who_holds_something_is_told_by_api_and_once() -> None:
+    records = [
+        record("a", pods=("train", "other")),
+        record("b", pods=("train",)),
+        record("c"),
+        allocated_record("GPU-1", pods=("old",)),
+        allocated_record("GPU-2", "GPU-3"),
+    ]
+    assert holder_names(records, DRA) == (
+        "claim default/c",
+        "pod default/other",
+        "pod default/train",
+    )
+    assert holder_names(records, DEVICE_PLUGIN) == (
+        "a container with nvidia.com/gpu (GPU-2, GPU-3)",
+        "pod default/old",
+    )
+
+
+def test_what_is_held_tells_by_which_api_it_was_given_out() -> None:
+    assert held_api([]) is None
+    assert held_api([record("a")]) is DRA
+    assert held_api([allocated_record("GPU-1")]) is DEVICE_PLUGIN
+
+
+def test_a_resource_is_ours_by_the_names_that_are_configured() -> None:
+    names = ResourceNames()
+    ours = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb")
+    assert all(is_ours(resource, names) for resource in ours)
+    assert not is_ours("cpu", names)
+    assert not any(is_ours(resource, ResourceNames("", "", "")) for resource in (*ours, ""))
+
+
+def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() -> None:
+    assert other_device_plugin((), ()) == ""
+    by_socket = other_device_plugin(("/d/nvidia-gpu.sock",), ("nvidia.com/gpu",))
+    assert "(/d/nvidia-gpu.sock)" in by_socket
+    by_resource = other_device_plugin((), ("nvidia.com/gpu",))
+    assert "nvidia.com/gpu is allocatable on the Node" in by_resource
+    assert all("remove it from this node" in text for text in (by_socket, by_resource))

@@ -23,7 +23,8 @@ Process = subprocess.Popen[bytes]
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
     with ApiServer() as server:
-        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": POOL}})
+        put_node(server)
+        put_device_class(server)
         yield server
 
 
@@ -44,6 +45,7 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
             "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
             "kubelet-dir": str(home / "kubelet"),
             "cdi-dir": str(home / "cdi"),
+            "device-plugin-dir": str(home / "device-plugins"),
             "host-root": str(own_host(home / "host")),
             "mps-socket": str(home / "agent.sock"),
             "sim": "h100x8",
@@ -69,6 +71,20 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
 def kubelet(home: Path) -> Iterator[FakeKubelet]:
     with FakeKubelet(home / "kubelet") as kubelet:
         yield kubelet
+
+
+def put_node(server: ApiServer, kubelet: str = "v1.36.3", **metadata: object) -> None:
+    """The Node of the plugin, with the status that it has; a new one with such a *kubelet*."""
+    nodes = server.objects("nodes")
+    new = {"nodeInfo": {"kubeletVersion": kubelet}}
+    status = (nodes[0].get("status") or {}) if nodes else new
+    server.put({"kind": "Node", "metadata": {"name": POOL, **metadata}, "status": status})
+
+
+def put_device_class(server: ApiServer, resource: str = "nvidia.com/gpu") -> None:
+    """The DeviceClass of the chart, by which pods that ask for *resource* get claims."""
+    spec = {"extendedResourceName": resource} if resource else {}
+    server.put({"kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": spec})
 
 
 def put(server: ApiServer, *devices: str, name: str = "claim", **fields: object) -> ClaimRef:

@@ -13,7 +13,7 @@ from tests.builders import POOL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.simulated import h100
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, put, put_node
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
@@ -82,7 +82,7 @@ class Scene:
         }
 
     def annotate(self, value: str) -> None:
-        self.server.put({"kind": "Node", "metadata": {"name": POOL, "annotations": {CLEAR: value}}})
+        put_node(self.server, annotations={CLEAR: value})
 
     def annotations(self) -> dict[str, str]:
         (node,) = self.server.objects("nodes")

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from api.names import RELEASE_ANNOTATION, RELEASED_ANNOTATION
-from tests.builders import POOL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, put, put_node
 from tests.plugin.test_health_run import DRIVER, Scene
 
 UNTIL = "2999-01-01T00:00:00Z"
@@ -25,8 +24,7 @@ def scene(server: ApiServer, start: Callable[..., Process], home: Path) -> Scene
 
 
 def annotate(scene: Scene, annotations: Mapping[str, str]) -> None:
-    metadata = {"name": POOL, "annotations": dict(annotations)}
-    scene.server.put({"kind": "Node", "metadata": metadata})
+    put_node(scene.server, annotations=dict(annotations))
 
 
 def test_a_gpu_is_released_and_taken_back_and_claims_end_meanwhile(

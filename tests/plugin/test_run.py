@@ -12,10 +12,10 @@ import pytest
 
 from dra_driver.model.node_profiles import Revision
 from dra_driver.plan.profiles.revisions import canonical_rules, revision_document, revision_name
-from tests.builders import POOL, config
+from tests.builders import config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, put, put_node
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
@@ -73,7 +73,7 @@ def test_a_label_of_the_node_has_its_gpus_partitioned_and_another_one_tells_how_
 ) -> None:
     def label(layout: str) -> None:
         labels = {"nvidia.com/mig.config": layout}
-        server.put({"kind": "Node", "metadata": {"name": POOL, "labels": labels}})
+        put_node(server, labels=labels)
 
     def state() -> str | None:
         (node,) = server.objects("nodes")
@@ -149,9 +149,7 @@ def keep_revision(server: ApiServer, *gpus: dict[str, object]) -> str:
 
 
 def give_revision(server: ApiServer, revision: str) -> None:
-    given = {"gpu.nvidia.com/profile-revision": revision}
-    node = {"kind": "Node", "metadata": {"name": POOL, "annotations": given}}
-    server.put({**node, "status": status_of_node(server)})
+    put_node(server, annotations={"gpu.nvidia.com/profile-revision": revision})
 
 
 def status_of_node(server: ApiServer) -> dict[str, Any]:
@@ -188,7 +186,7 @@ def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
     board = f"gpus: [{{product: H100-80-SXM, bus_id: '0000:10:00.0', {fails}}}]"
     (home / "node.yaml").write_text(board)
     labels = {"nvidia.com/mig.config": "all-1g.10gb"}
-    server.put({"kind": "Node", "metadata": {"name": POOL, "labels": labels}})
+    put_node(server, labels=labels)
 
     start(sim=str(home / "node.yaml"), profile="default")
 

@@ -139,7 +139,7 @@ class StatusSources:
     ledger: PreparedRecords
     of_claim: Callable[[ClaimRecord], Iterator[DeviceHealth]]
     mps_failures: Callable[[], Mapping[ClaimUid, str]]
-    is_newest: Callable[[], bool]
+    may_write: Callable[[], bool]  # this process, to an API server that knows claims
 
 
 class DeviceStatusWriter:
@@ -196,7 +196,7 @@ class DeviceStatusWriter:
 
     def step(self) -> float:
         """Write what is due. Returns the seconds until more is."""
-        if not self._sources.is_newest():
+        if not self._sources.may_write():
             return _LAST_WAIT_SECONDS
         now = self._clock()
         with self._lock:
@@ -342,7 +342,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         parts.ledger,
         devices.of_claim,
         lambda: parts.mps_failures,
-        parts.is_newest,
+        lambda: parts.is_newest() and not parts.resources.missing,
     )
     writer = DeviceStatusWriter(parts.resources, sources)
     parts.claim_listeners.append(writer.claim_changed)

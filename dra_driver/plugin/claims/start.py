@@ -116,7 +116,8 @@ def _start_repairs(
             problem = str(e)
             raise
         problem = None
-        parts.metrics.reconciled_claims.inc(reconciler.look())
+        if not parts.resources.missing:  # an API server without claims says nothing of any
+            parts.metrics.reconciled_claims.inc(reconciler.look())
 
     def retry_setting_restores() -> float | None:
         """Seconds until the next try, where something is left to be restored."""

@@ -44,6 +44,8 @@ def start(
 
     def update_pods() -> float | None:
         kubelet_pods.update()
+        if parts.resources.missing:  # an API server without claims says nothing of their pods
+            return None
         return pod_limits.update_pods()
 
     settling = Loop("pod-limits", parts.while_newest(pod_limits.settle), limits_seconds)

@@ -36,12 +36,7 @@ _UNTIL_DEALLOCATED_SECONDS = 15.0
 def start(parts: PluginParts, stack: ExitStack) -> None:
     """Partitions GPUs as layouts say, switches MIG modes, and finds lost MIG instances."""
     looks = connect(parts, stack)
-
-    def profile_changed() -> None:
-        parts.scan_soon()
-        looks.loop.soon()
-
-    parts.profile.on_change = profile_changed
+    parts.profile.on_change.append(looks.loop.soon)
     parts.claim_listeners.append(looks.claim_changed)
     parts.before_publishing.append(lambda: looks.start(_FIRST_LOOK_SECONDS))
     lost = LostInstances(

@@ -192,7 +192,7 @@ class ActiveProfile:
         self._selector = selector
         self._labels = labels
         # Called in a thread of ours when the profile in force, or what is wrong, is another one.
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._last = last
         before = last.read() if last else None
@@ -272,7 +272,8 @@ class ActiveProfile:
                 self._state = replace(after, since=time.monotonic())
         if changed:
             self._log(before, after)
-            self.on_change()
+            for listener in self.on_change:
+                listener()
 
     def _next(self, before: ActiveProfileState) -> ActiveProfileState:
         selection = self._selector.select(before.profile)

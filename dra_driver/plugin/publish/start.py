@@ -10,8 +10,8 @@ from api.names import (
     RELEASE_ANNOTATION,
     RELEASED_ANNOTATION,
 )
-from dra_driver.base.errors import NodeError
-from dra_driver.base.threads import Loop
+from dra_driver.base.errors import ApiServerError, NodeError
+from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.events import Event, NodeRef
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.kubeletplugin.slices.features import probe_device_features
@@ -19,10 +19,13 @@ from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher
 from dra_driver.model.gpus import UnavailableGpu
 from dra_driver.model.node_profiles import NodeReport
-from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES, ApiFeatures
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.condition import ConditionWriter, node_report
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
@@ -33,16 +36,14 @@ from dra_driver.plugin.publish.selection import NodeProfileReader, ProfileSelect
 log = logging.getLogger(__name__)
 
 _LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first look
+_API_SECONDS = 5.0  # to wait until it is known for the first time by which API GPUs are given out
 
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
     """Nothing is published before ``parts.publish`` is called."""
     settings = parts.settings
     _start_profile(parts, stack)
-    parts.api_features = ApiFeatureProbe(lambda: _api_features(parts))
-    probe = Loop("api-features", parts.api_features.probe, PROBE_SECONDS)
-    probe.start()
-    stack.callback(probe.stop)
+    _start_features(parts, stack)
     parts.offers = OfferBuilder(
         parts.node,
         parts.effective_profile.profile,
@@ -52,10 +53,15 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         health=lambda inventory: parts.health.faults_for(inventory),
     )
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
-    publisher = Publisher(writer, parts.is_newest, parts.metrics)
+    publisher = Publisher(
+        writer, parts.is_newest, parts.metrics, is_withdrawn=lambda: _is_withdrawn(parts.node_api)
+    )
+    parts.slices_withdrawn = lambda: publisher.status().withdrawn
     scanner = _scanner(parts, publisher)
     scan = Loop("scan", _scan(parts, scanner), settings.look_interval)
-    scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
+    scanner.scan_soon = parts.scan_soon = scan.soon
+    parts.profile.on_change.append(scan.soon)
+    parts.node_api.listeners += [publisher.wake, scan.soon]
     parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
     parts.readiness |= {
         "gpus": lambda: scanner.not_ready,
@@ -75,9 +81,42 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.publish = publish
 
 
+def _is_withdrawn(node_api: NodeApi) -> bool:
+    """Whether no slices are published. Before that is known, those of an earlier process stay."""
+    return node_api.serving is not None and not _is_published(node_api)
+
+
+def _is_published(node_api: NodeApi) -> bool:
+    return node_api.state(AllocationApi.DRA) is ApiState.ON
+
+
+def _start_features(parts: PluginParts, stack: ExitStack) -> None:
+    """The API server is asked what it keeps of slices only where some may be published."""
+    node_api = parts.node_api
+    of_slices = ApiFeatureProbe(lambda: _api_features(parts))
+
+    def probe() -> float | None:
+        if node_api.serving is AllocationApi.DEVICE_PLUGIN:
+            return UNTIL_WOKEN
+        return of_slices.probe()
+
+    def features() -> ApiFeatures:
+        api = node_api.wait(_API_SECONDS)
+        if api is None:
+            raise ApiServerError(node_api.refusal(AllocationApi.DRA) or "")
+        return DEVICE_PLUGIN_FEATURES if api is AllocationApi.DEVICE_PLUGIN else of_slices()
+
+    parts.api_features = features
+    loop = Loop("api-features", probe, PROBE_SECONDS)
+    node_api.listeners.append(loop.soon)
+    loop.start()
+    stack.callback(loop.stop)
+
+
 def _scanner(parts: PluginParts, publisher: Publisher) -> DeviceScanner:
     """Tells everybody what changed, and hears of claims."""
     scanner = DeviceScanner(parts.offers, parts.settings.node_name, publisher.want, parts.metrics)
+    scanner.is_published = lambda: _is_published(parts.node_api)
     scanner.report = lambda unavailable: parts.events.emit(_event(parts.labels, unavailable))
     scanner.offer_changed = parts.health_changed
     parts.claim_listeners.append(scanner.claim_changed)

@@ -56,7 +56,7 @@ class Running:
         self.changes = 0
         self.on_change = self.count
         self.choice = choice_of(directory, flag, labels, look_seconds=0.01)
-        self.choice.on_change = lambda: self.on_change()
+        self.choice.on_change.append(lambda: self.on_change())
 
     def start(self, wait_seconds=5.0):
         self.choice.start(wait_seconds)
@@ -202,7 +202,7 @@ def test_files_are_not_looked_at_where_the_kernel_tells_of_changes(tmp_path):
     (profiles / "linked").symlink_to(elsewhere / "file")
     changes = threading.Event()
     choice = choice_of(profiles, "linked", look_seconds=3600)
-    choice.on_change = changes.set
+    choice.on_change.append(changes.set)
     choice.start()
     changes.clear()
 
@@ -216,7 +216,7 @@ def test_a_configmap_that_changes_counts_at_once(tmp_path):
     mounted(tmp_path, "first", 2)
     changes = threading.Event()
     choice = choice_of(tmp_path, "m", look_seconds=3600)
-    choice.on_change = changes.set
+    choice.on_change.append(changes.set)
     choice.start()
     for version, replicas in (("second", 3), ("third", 4)):
         changes.clear()
@@ -229,7 +229,7 @@ def test_a_configmap_that_changes_counts_at_once(tmp_path):
 def test_files_that_cannot_be_watched_are_looked_at(tmp_path):
     changes = threading.Event()
     choice = choice_of(tmp_path / "p", "p", look_seconds=0.01)
-    choice.on_change = changes.set
+    choice.on_change.append(changes.set)
     choice.start()
     assert choice.error
     changes.clear()

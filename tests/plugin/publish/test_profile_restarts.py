@@ -246,7 +246,7 @@ def test_a_disk_that_is_full_keeps_no_revision_from_coming_into_force(server, pl
 def test_the_moment_is_known_since_when_a_revision_is_in_force(server, plugin, given):
     before = plugin.choice.state.since
     changed = threading.Event()
-    plugin.choice.on_change = changed.set
+    plugin.choice.on_change.append(changed.set)
     plugin.node.set(put_revision(server, "inference", 8))
 
     assert changed.wait(20)

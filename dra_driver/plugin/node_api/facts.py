@@ -1,0 +1,148 @@
+"""What the choice of an API depends on, asked of the API server, the kubelet and the ledger."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from dra_driver.base.errors import ApiServerError, DriverError, NotServed
+from dra_driver.k8s.claims import ClaimReader, ClaimUid
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.serve.sockets import answers
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import KubeletVersion, holder_names, is_ours, kubelet_version
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of those of clouds
+_CLASS_SECONDS: Final = 10.0  # Helm installs DeviceClasses last: they may come after the plugin
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the API server says. None: it does not say."""
+
+    dra_served: bool | None = None
+    kubelet: KubeletVersion | None = None
+    device_class: str | None = None  # with the extended resource of ours; empty: none has it
+    allocatable: tuple[str, ...] = ()  # the resources of ours of which the node has any
+
+
+class ClusterFactsReader:
+    """Asks the API server. For one thread; an outage is logged when it begins."""
+
+    def __init__(
+        self,
+        resources: ResourceApi,
+        node: NodeLabels,
+        names: ResourceNames,
+        device_class: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*device_class*: the name of that which probably has the extended resource."""
+        self._resources = resources
+        self._node = node
+        self._names = names
+        self._device_class = device_class
+        self._clock = clock
+        self._class_expected_until = clock() + _CLASS_SECONDS
+        self._logged: dict[str, str] = {}  # by what was asked for: the last error
+
+    def read(self, again: bool = True) -> ClusterFacts:
+        """Ask now. *again*: also for the Node, although its labels are followed and it was read."""
+        dra_served = self._asked("what the API server serves", self._resources.is_served)
+        status = self._node.status
+        if status is None or again:
+            status = self._asked("the Node", self._node.read_status) or status
+        device_class = self._asked("the DeviceClasses", self._mapped) if dra_served else ""
+        if status is None:
+            return ClusterFacts(dra_served, None, device_class)
+        allocatable = sorted(
+            name
+            for name, quantity in status.allocatable.items()
+            if is_ours(name, self._names) and quantity != "0"
+        )
+        kubelet = kubelet_version(status.kubelet_version)
+        return ClusterFacts(dra_served, kubelet, device_class, tuple(allocatable))
+
+    def _mapped(self) -> str | None:
+        """None: the class is about to be installed, perhaps."""
+        resource = self._names.gpu
+        if not resource:
+            return ""
+        mapped = self._resources.extended_resource(self._device_class)
+        if mapped == resource:
+            return self._device_class
+        if other := self._resources.extended_resources().get(resource):
+            return other
+        is_expected = mapped is None and self._clock() < self._class_expected_until
+        return None if is_expected else ""
+
+    def _asked(self, what: str, ask: Callable[[], T]) -> T | None:
+        try:
+            answer = ask()
+        except NotServed:  # it changed between two questions
+            return None
+        except ApiServerError as e:
+            if self._logged.get(what) != str(e):
+                log.info("not known now: %s", what, extra={"error": str(e)})
+            self._logged[what] = str(e)
+            return None
+        self._logged.pop(what, None)
+        return answer
+
+
+Records = tuple[Mapping[ClaimUid, ClaimRecord], Mapping[ClaimUid, DamagedRecord]]
+
+
+class Holders:
+    """Knows who holds GPUs by an API. For one thread."""
+
+    def __init__(
+        self,
+        records: Callable[[], tuple[ClaimRecord, ...]],
+        recorded: Callable[[], Records],
+        claims: ClaimReader,
+        allocations_known: Callable[[], bool],
+    ) -> None:
+        """*records*: what this process knows. *recorded*: what is on the disk, also by another
+        process of ours. *allocations_known*: whether the ledger has all that the kubelet gave out
+        by the device-plugin API."""
+        self._records = records
+        self._recorded = recorded
+        self._claims = claims
+        self._allocations_known = allocations_known
+
+    def names(self, api: AllocationApi) -> tuple[str, ...] | None:
+        """Pods and claims, by name; None: it is not known now. The cluster's claims are listed only
+        where no record tells of any."""
+        try:
+            on_disk, damaged = self._recorded()
+        except DriverError as e:
+            log.info("who holds GPUs is not known now", extra={"error": str(e)})
+            return None
+        records = {record.claim.uid: record for record in self._records()} | dict(on_disk)
+        names = [*holder_names(records.values(), api)]
+        names += (f"the claim with UID {uid}, whose record cannot be read" for uid in damaged)
+        if names:
+            return tuple(names)
+        if api is AllocationApi.DEVICE_PLUGIN:
+            return () if self._allocations_known() else None
+        try:
+            return tuple(f"claim {name}" for name in self._claims.on_this_node())
+        except ApiServerError as e:
+            log.info("which claims are allocated is not known now", extra={"error": str(e)})
+            return None
+
+
+def nvidia_sockets(directory: Path) -> tuple[str, ...]:
+    """Those of other device plugins for NVIDIA's GPUs. What a killed one left does not count."""
+    return tuple(str(path) for path in sorted(directory.glob(_NVIDIA_SOCKETS)) if answers(path))

@@ -1,0 +1,118 @@
+"""Starts what chooses the API by which this node gives its GPUs out, and tells of the choice."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+from dra_driver.base import inotify
+from dra_driver.base.inotify import DirectoryChanges
+from dra_driver.base.threads import Loop
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger_files import read_ledger_directory
+from dra_driver.node.state.node_api_file import ServedApiFile
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import KubeletVersion, held_api, kubelet_version
+from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
+from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.plugin.parts import PluginParts
+
+_LOOK_SECONDS: Final = 30.0  # between looks at this machine, of which the kernel tells us as well
+_STOP_SECONDS: Final = 1.0
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """What was served before is known when this returns; else it will be soon."""
+    settings = parts.settings
+    chooser = ApiChooser(parts.node_api, _inputs(parts), ServedApiFile(settings.served_api))
+    chooser.begin(held_api(parts.ledger.records()))
+    changes = DirectoryChanges(inotify.NAMES)
+
+    def look() -> float:
+        changes.watch([settings.device_plugin_dir])  # before looking: no change is missed
+        return chooser.step()
+
+    loop = Loop("node-api", look, _LOOK_SECONDS, changes)
+    parts.kubelet_version = lambda: _kubelet_version(parts.labels)
+    parts.readiness["api"] = lambda: _not_ready(parts)
+    _look_on_changes(parts, chooser, loop.soon)
+    loop.start()
+    stack.callback(_stop, loop, changes)
+
+
+def _look_on_changes(
+    parts: PluginParts, chooser: ApiChooser, look_soon: Callable[[], None]
+) -> None:
+    labels = parts.labels
+    node = labels.uid
+
+    def node_changed() -> None:
+        """Of a Node that registered again all may be another one; labels say nothing here."""
+        nonlocal node
+        if labels.uid != node:
+            node = labels.uid
+            chooser.ask_again()
+            look_soon()
+
+    def claim_changed(record: ClaimRecord | None) -> None:
+        if chooser.waiting:
+            chooser.given_back()
+            look_soon()
+
+    parts.profile.on_change.append(look_soon)
+    parts.claim_listeners.append(claim_changed)
+    labels.start(node_changed, 0.0)
+
+
+def _inputs(parts: PluginParts) -> ChoiceInputs:
+    settings, profile = parts.settings, parts.profile
+    names = ResourceNames(
+        settings.extended_resource_name,
+        settings.shared_extended_resource_name,
+        settings.mig_extended_resource_prefix,
+    )
+    ledger_directory = settings.ledger_dir / boot_id(settings.host_root)
+    holders = Holders(
+        parts.ledger.records,
+        lambda: read_ledger_directory(ledger_directory),
+        parts.claims,
+        lambda: parts.allocations_known(),
+    )
+
+    def asked() -> AllocationApi | None:
+        in_force = profile.state.profile
+        return in_force.api if in_force else None
+
+    return ChoiceInputs(
+        resource=names.gpu,
+        asked=asked,
+        cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
+        holders=holders.names,
+        other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
+        slices_withdrawn=parts.slices_withdrawn,
+        kubelet_start=KubeletSocket(settings.device_plugin_dir).identity,
+        is_newest=parts.is_newest,
+    )
+
+
+def _kubelet_version(labels: NodeLabels) -> KubeletVersion | None:
+    status = labels.status
+    return kubelet_version(status.kubelet_version) if status else None
+
+
+def _not_ready(parts: PluginParts) -> str | None:
+    """Why this node gives no GPUs out. One that goes to another API does so in seconds."""
+    choice = parts.node_api.choice
+    if choice.serving is None:
+        return parts.node_api.refusal(AllocationApi.DRA)
+    return choice.other_plugin or None
+
+
+def _stop(loop: Loop, changes: DirectoryChanges) -> None:
+    loop.stop()
+    loop.join(_STOP_SECONDS)
+    if not loop.alive:
+        changes.close()
