@@ -95,8 +95,12 @@ class DeviceListing:
         """End the lists; a newer process may begin with its own."""
         if self._listing:
             self._server.withdraw()
-            self._listing = False
-            self._turn.close()
+            self.leave()
+
+    def leave(self) -> None:
+        """The server has ended: another process may list."""
+        self._listing = False
+        self._turn.close()
 
     def _take_turn(self) -> bool:
         """False: an older process still lists."""

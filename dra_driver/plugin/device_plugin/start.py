@@ -66,6 +66,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)
     parts.after_publishing.append(server.start)
+    stack.callback(listing.leave)
     stack.callback(server.stop)
     _start_loops(parts, reconciler, listing, stack)
 
