@@ -140,6 +140,11 @@ class ClaimRecord:
     def completed(self) -> bool:
         return self.prepared is not None
 
+    @property
+    def known_as(self) -> str:
+        """What people know it by: the claim, or the resource that their pod asks for."""
+        return self.allocation.resource if self.allocation else str(self.claim)
+
     def used_in(self, namespace: str) -> "ClaimRecord":
         """The record of an allocation whose pod is in *namespace*."""
         if namespace == self.claim.namespace:

@@ -163,7 +163,7 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         self._requests = Histogram(
             "dra_driver_request_duration_seconds",
-            "Time to prepare or unprepare one claim.",
+            "Time to prepare or unprepare one claim, or for one call of the device-plugin API.",
             ("operation", "outcome"),
             buckets=_BUCKETS,
             registry=self.registry,

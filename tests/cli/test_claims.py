@@ -1,16 +1,18 @@
 """Who holds what on this node, read from the ledger by a process that changes nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import AdminAccess, Fractional
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, DeviceAllocation, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
@@ -184,6 +186,7 @@ def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
             "uid": "uid-notebook",
             "state": "started",
             "pods": ["train-0"],
+            "allocation": None,
             "devices": [
                 {
                     "name": "gpu-0",
@@ -342,3 +345,17 @@ def test_a_file_where_the_ledger_should_be_is_no_empty_ledger(claims, state):
 
     assert (answer.code, answer.out) == (1, "")
     assert "remove the file that stands where the directory should be" in answer.err
+
+
+def test_what_a_container_has_by_the_device_plugin_api_is_shown_with_its_pod(claims, ledger):
+    given = DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId(UUID),))
+    plain = record("dp-0", "gpu-0")
+    ledger.write(replace(plain, allocation=given, pods=(Pod("train", PodUid("p")),)))
+
+    line = next(line for line in claims().out.splitlines() if "nvidia.com/gpu" in line)
+    assert line.split() == ["█", "nvidia.com/gpu", "all", "of", "it", "pod", "default/train"]
+    row = claims("-o", "table").out.splitlines()[1].split()
+    assert row[:4] == ["default", "nvidia.com/gpu", "gpu-0", "prepared"]
+    (known,) = json.loads(claims("-o", "json").out)["claims"]
+    assert known["allocation"] == {"resource": "nvidia.com/gpu", "ids": [UUID]}
+    assert known["pods"] == ["train"]

@@ -8,6 +8,8 @@ from dra_driver.cli.findings import Level
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
+from dra_driver.model.records import DeviceAllocation
 from tests.builders import pod, record, ref
 from tests.fakes import api_server
 from tests.fakes.users import FakeUsers
@@ -94,3 +96,22 @@ def test_what_cannot_be_looked_at_is_an_error_of_the_check(world):
     world.users.hidden = NodeError("too many open files")
     with pytest.raises(NodeError):
         world.found()
+
+
+def test_what_a_pod_had_by_the_device_plugin_api_is_named_once_that_is_gone(world):
+    given = DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId("GPU-0"),))
+    world.records = [record(A, "gpu-0", pods=(pod("train"),), allocation=given)]
+    world.use(A)
+    train = {
+        "kind": "Pod",
+        "metadata": {"namespace": "default", "name": "train", "uid": "uid-train"},
+        "spec": {"nodeName": "node-a", "containers": []},
+    }
+    world.server.put(train)
+    assert [finding.level for finding in world.found()] == [Level.OK]
+
+    world.server.put({**train, "status": {"phase": "Failed"}})
+
+    (finding,) = world.found()
+    assert finding.level is Level.WARN
+    assert finding.message.startswith("nvidia.com/gpu is of no pod any more and holds gpu-0: ")

@@ -56,7 +56,7 @@ def usage_bars(
     rows = [row for usage in usages for row in _rows(usage)]
     style = bar_style(terminal)
     heads = _heads(rows, terminal)
-    names = longest([str(use.record.claim) for row in rows for use in row.usage.held_devices])
+    names = longest([use.record.known_as for row in rows for use in row.usage.held_devices])
     amounts = longest([_amount(use) for row in rows for use in row.usage.held_devices])
     lines = []
     for row, title in zip(rows, heads, strict=True):
@@ -64,7 +64,7 @@ def usage_bars(
         lines.append(title)
         for index, use in enumerate(usage.held_devices):
             mark = style.admin_access if use.holding.admin else style.mark(index)
-            name, amount = str(use.record.claim).ljust(names), _amount(use).rjust(amounts)
+            name, amount = use.record.known_as.ljust(names), _amount(use).rjust(amounts)
             details = ", ".join(filter(None, _use_text(use, mps.of(use.record, use.holding))))
             text = _GAP.join((name, amount, details)).rstrip()
             lines.append(f"{row.indent}{_GAP}{mark} {text}")
@@ -232,5 +232,8 @@ def _limit_text(use: HeldDevice, mps: Sequence[MpsNamespaceUsage]) -> str:
 
 
 def _pod_text(use: HeldDevice) -> str:
-    names = [pod.name for pod in use.record.pods]
+    record = use.record
+    names = [pod.name for pod in record.pods]
+    if record.allocation is not None:  # its own name does not tell the namespace
+        names = [f"{record.claim.namespace}/{name}" for name in names]
     return f"pod{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""

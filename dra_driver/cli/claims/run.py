@@ -22,6 +22,9 @@ agent).
      "claims": [{"namespace", "name", "uid",
                  "state",                             "started" or "prepared"
                  "pods": ["name", ...],
+                 "allocation",                        null, or {"resource", "ids": [id, ...]}: it
+                                                      is no claim, but what the kubelet gave to a
+                                                      container by the device-plugin API
                  "devices": [{"name", "gpu", "share", "adminAccess",
                               "shape",                "exclusive", "sliceable", "4 replicas", ...
                               "whole",                true: no other claim can be on that GPU
@@ -186,6 +189,8 @@ def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
         "uid": record.claim.uid,
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
+        "allocation": record.allocation
+        and {"resource": record.allocation.resource, "ids": list(record.allocation.ids)},
         "devices": [_device(HeldDevice(record, holding), mps) for holding in record.holdings],
         "mpsNamespaces": [
             {"name": use.namespace.name, "gpu": use.gpu, **_mps(use)}
@@ -299,7 +304,7 @@ def _row(record: ClaimRecord) -> tuple[str, ...]:
     devices = Counter(h.device + (" (admin)" if h.admin else "") for h in record.holdings)
     return (
         record.claim.namespace,
-        record.claim.name,
+        record.allocation.resource if record.allocation else record.claim.name,
         ",".join(name if times == 1 else f"{name} x{times}" for name, times in devices.items()),
         _state(record),
         record.claim.uid,

@@ -8,6 +8,7 @@ from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import ClaimRef
+from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
@@ -206,24 +207,34 @@ _END_PROCESS = (
 def check_claims_in_use(
     cluster: CheckedCluster, records: Iterable[ClaimRecord], in_use: InUseCheck
 ) -> Iterator[Finding]:
-    """Of claims that pods are to use nothing is said: there it is as it should be."""
+    """Of claims that pods are to use nothing is said: there it is as it should be. The same of what
+    pods have by the device-plugin API."""
     number = 0
     for record in records:
         try:
             in_use.refuse_while_used(record)
         except ClaimInUse as error:
-            if (why := _unreserved(cluster, record.claim)) is not None:
+            if (why := _unused(cluster, record)) is not None:
                 number += 1
                 devices = abbreviated(sorted({holding.device for holding in record.holdings}))
-                yield warn(
-                    IN_USE, f"claim {record.claim} {why} and holds {devices}: {error}", _END_PROCESS
-                )
+                yield warn(IN_USE, f"{why} and holds {devices}: {error}", _END_PROCESS)
     if not number:
         yield ok(IN_USE, "none that no pod is to use any more")
 
 
-def _unreserved(cluster: CheckedCluster, claim: ClaimRef) -> str | None:
+def _unused(cluster: CheckedCluster, record: ClaimRecord) -> str | None:
     """Why no pod is to use it; None: one is."""
+    if record.allocation is None:
+        why = _unreserved(cluster, record.claim)
+        return None if why is None else f"claim {record.claim} {why}"
+    pods = PodReader(cluster.server).on_node(cluster.node)
+    living = {pod.pod.uid for pod in pods if not pod.ended}
+    if any(pod.uid in living for pod in record.pods):
+        return None
+    return f"{record.known_as} is of no pod any more"
+
+
+def _unreserved(cluster: CheckedCluster, claim: ClaimRef) -> str | None:
     try:
         document = cluster.resources.claim(claim.namespace, claim.name)
     except NotFound:

@@ -74,6 +74,11 @@ def _allocated_pod(
     return AllocatedPod(pod.pod, names, answers, pod.namespace, pod.spec)
 
 
+def names_files_of(answer: ContainerResponse, record: ClaimRecord) -> bool:
+    """Whether it was answered file by file, and by us: another device plugin may have been here."""
+    return any(record.claim.uid in mount.host_path for mount in answer.mounts)
+
+
 def needs_pod(record: ClaimRecord) -> bool:
     """Whether its container may start only once it is known whose it is."""
     strict = any(holding.limit is not None and holding.limit.strict for holding in record.holdings)
@@ -112,6 +117,29 @@ def overlapping(
         for record in records
         if record.allocation and not ids.isdisjoint(record.allocation.ids)
     )
+
+
+def of_same_containers(
+    allocation: DeviceAllocation, containers: Sequence[AllocatedContainer]
+) -> frozenset[DeviceAllocation]:
+    """What the containers with *allocation* have of other resources."""
+    same = {(each.pod, each.container) for each in containers if allocation_of(each) == allocation}
+    return frozenset(
+        allocation_of(each)
+        for each in containers
+        if (each.pod, each.container) in same and each.resource != allocation.resource
+    )
+
+
+def server_problems(record: ClaimRecord, others: Iterable[ClaimRecord]) -> Iterator[str]:
+    """Why a program cannot use what is recorded beside *others*, which its container has, too."""
+    for other in others:
+        if record.namespaces or other.namespaces:
+            yield (
+                f"its container has {other.known_as} besides, and one of the two is under MPS: a "
+                "program under MPS reaches one server and sees no other GPU; use different "
+                "containers"
+            )
 
 
 def pod_problems(record: ClaimRecord, pod: AllocatedPod) -> Sequence[str]:

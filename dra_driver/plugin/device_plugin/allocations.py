@@ -59,9 +59,12 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
     as_recorded,
+    names_files_of,
     needs_pod,
+    of_same_containers,
     overlapping,
     pod_problems,
+    server_problems,
 )
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plan.prepare.driver_spec import driver_spec
@@ -200,6 +203,7 @@ class Allocations:
                 record = self.prepare_again(allocation, deadline.remaining)
                 self._wait_for_others(allocation, pods, deadline)
                 if pods:
+                    self._refuse_two_servers(record, allocation)
                     self._refuse_kept_answers(record, pods)
                     self.give_to(record, pods)
                 else:
@@ -236,9 +240,16 @@ class Allocations:
         if not prepared_claims.give_to(record.claim.uid, pods[0].namespace, given):
             raise NodeError(f"{record.claim.name}: it was taken back at once; it is tried again")
 
+    def _refuse_two_servers(self, record: ClaimRecord, allocation: DeviceAllocation) -> None:
+        """ClaimError: the container has devices besides that its program could not see."""
+        given = of_same_containers(allocation, self._parts.pods.containers())
+        others = [each for each in self._ledger.records() if each.allocation in given]
+        if problems := list(server_problems(record, others)):
+            raise ClaimError(join_problems(f"{record.claim.name}: ", problems))
+
     def _refuse_kept_answers(self, record: ClaimRecord, pods: Sequence[AllocatedPod]) -> None:
         """NodeError: by its old answer the kubelet would give the container something else."""
-        kept = {answer for pod in pods for answer in pod.answers if answer.mounts or answer.devices}
+        kept = {answer for pod in pods for answer in pod.answers if names_files_of(answer, record)}
         now = self._files(record.claim) if kept else ContainerResponse()
         problems = [
             problem

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from dra_driver.base.errors import ApiServerError, NodeError
@@ -38,6 +39,7 @@ class NodePods:
         self._pods: Pods = {}
         self._questions = 0  # that were begun
         self._failed_until = float("-inf")
+        self._error = ""
 
     def now(self) -> Pods:
         """Asked now. ApiServerError: it does not answer."""
@@ -51,19 +53,21 @@ class NodePods:
         with self._lock:
             is_asked = self._questions > before or self._clock() < self._failed_until
             if not is_asked and not self._pods.keys() >= set(uids):
-                try:
+                with suppress(ApiServerError):
                     self._ask()
-                except ApiServerError as e:
-                    log.info("the pods of this node are not known now", extra={"error": str(e)})
             return self._pods
 
     def _ask(self) -> Pods:
         self._questions += 1
         try:
             self._pods = {pod.pod.uid: pod for pod in self._read()}
-        except ApiServerError:
+        except ApiServerError as e:
             self._failed_until = self._clock() + _FAILED_SECONDS
+            if str(e) != self._error:
+                self._error = str(e)
+                log.warning("the pods of this node are not known now", extra={"error": str(e)})
             raise
+        self._error = ""
         return self._pods
 
 
@@ -106,8 +110,7 @@ class AllocatedPods:
         """All pods of this node, asked now; None: the API server does not tell."""
         try:
             return self._pods.now()
-        except ApiServerError as e:
-            log.info("the pods of this node are not known now", extra={"error": str(e)})
+        except ApiServerError:
             return None
 
     def _listed(self) -> tuple[AllocatedContainer, ...]:

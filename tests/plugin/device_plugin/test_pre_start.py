@@ -8,8 +8,14 @@ import pytest
 
 from dra_driver.base.errors import ClaimError, ClaimInUse, NodeError
 from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    ContainerResponse,
+    HostDevice,
+    ResourceName,
+)
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.profiles import MpsTenants, SharingStrategy
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.plan.memory.pod_limits import pod_memory_shares
 from tests.builders import claim, gpu, gpu_uuid
 from tests.fakes.allocations import (
@@ -18,6 +24,7 @@ from tests.fakes.allocations import (
     AllocationWorld,
     listed,
     node_pod,
+    profile_of,
     replica,
     whole,
 )
@@ -349,6 +356,32 @@ def test_a_pod_that_the_profile_keeps_out_of_mps_does_not_start(tmp_path, tenant
     with pytest.raises(ClaimError, match=f"pod ml/train, container 'main'.*{why}"):
         world.allocations.pre_start(GPU, [replica(0)])
     assert [name for name, _ in world.told()] == ["train"]
+
+
+def test_a_container_with_another_resource_beside_one_under_mps_does_not_start(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4, default_strategy=SharingStrategy.MPS)
+    shared, other = replica(0), replica(1, 1)
+    world.admit("train", shared)
+    world.containers.append(
+        replace(world.containers[0], resource=ResourceName("nvidia.com/gpu.shared"), ids=(other,))
+    )
+    world.allocations.pre_start(GPU, [shared])
+    world.profile = profile_of(replicas=4, default_strategy=SharingStrategy.MPS, rename=True)
+    world.allocations.prepare_again(
+        DeviceAllocation(ResourceName("nvidia.com/gpu.shared"), (other,)), 5
+    )
+
+    with pytest.raises(ClaimError, match=r"container has nvidia.com/gpu.shared besides, and one"):
+        world.allocations.pre_start(GPU, [shared])
+
+
+def test_what_another_device_plugin_answered_is_not_ours_to_judge(tmp_path):
+    world = AllocationWorld(tmp_path)
+    world.admit("train", whole(0))
+    theirs = ContainerResponse(devices=(HostDevice("/dev/nvidia7", "/dev/nvidia7"),))
+    world.containers = [replace(world.containers[0], answer=theirs)]
+
+    world.allocations.pre_start(GPU, [whole(0)])
 
 
 def test_whose_pod_it_is_has_to_be_asked_where_the_profile_keeps_pods_out_of_mps(tmp_path):
