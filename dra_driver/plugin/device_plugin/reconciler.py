@@ -6,16 +6,17 @@ our records are lost: what they name is made again before it is needed.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from dra_driver.base.errors import ClaimInUse, DriverError
 from dra_driver.base.threads import UNTIL_WOKEN
-from dra_driver.k8s.claims import ClaimUid
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
 from dra_driver.model.profiles import AllocationApi
-from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.model.records import ClaimRecord, DeviceAllocation, is_allocation
 from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     Pods,
@@ -65,6 +66,7 @@ class AllocationReconciler:
         self._missing_since: dict[ClaimUid, float] = {}
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         self.ready = False  # a first look has seen what containers have, or could not
+        self.knows_all = False  # the last look saw all that containers have, and it is recorded
         self.mended = 0  # how often something was put right
 
     def look_often(self) -> None:
@@ -74,6 +76,7 @@ class AllocationReconciler:
     def look(self) -> float | None:
         """One look; the seconds until the next. NodeError: nothing is known now."""
         state = self._api.state(AllocationApi.DEVICE_PLUGIN)
+        self.knows_all = False
         try:
             return self._look(state)
         finally:
@@ -88,6 +91,9 @@ class AllocationReconciler:
         if state is not ApiState.OFF:
             for allocation in unrecorded(containers, self._recorded(), pods, self._names):
                 self._prepare_again(allocation)
+        missing = unrecorded(containers, self._recorded(), pods, self._names)
+        self.knows_all = not missing
+        self._forget_damaged({allocation_uid(allocation) for allocation in missing})
         records = self._recorded()
         self._missing_since = {
             uid: since
@@ -99,6 +105,21 @@ class AllocationReconciler:
         if self._clock() < self._often_until:
             return _OFTEN_SECONDS
         return _DRAINING_SECONDS if state is ApiState.DRAINING and records else None
+
+    def _forget_damaged(self, missing: Collection[ClaimUid]) -> None:
+        """Of a record that cannot be read nothing is known but the devices that containers have:
+        what these have is recorded again by now, or *missing*."""
+        for aside in self._ledger.set_aside():
+            if is_allocation(aside.uid) and not aside.release and aside.uid not in missing:
+                facts = {"uid": aside.uid, "path": str(aside.path), "reason": aside.reason}
+                try:
+                    self._preparer.take_back_if(ClaimRef("", "", aside.uid), lambda: True)
+                except DriverError as e:
+                    facts["error"] = str(e)
+                    log.warning("cannot settle an unreadable record yet", extra=facts)
+                else:
+                    self.mended += 1
+                    log.warning("forgot an unreadable record that no pod needs", extra=facts)
 
     def _recorded(self) -> Sequence[ClaimRecord]:
         return [record for record in self._ledger.records() if record.allocation is not None]

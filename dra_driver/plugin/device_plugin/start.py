@@ -64,6 +64,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         parts.is_newest,
         reconciler,
     )
+    parts.allocations_known = lambda: reconciler.knows_all
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)
     parts.after_publishing.append(server.start)
     stack.callback(listing.leave)

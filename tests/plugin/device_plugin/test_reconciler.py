@@ -238,3 +238,44 @@ def test_what_a_pod_had_that_did_not_come_back_after_a_reboot_is_forgotten(world
     look(world, 60)
 
     assert everything_is_gone(world)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_damaged_record_that_no_pod_needs_is_forgotten_once_nothing_uses_it(world, used):
+    world.admit("train", replica(0))
+    world.run("train", replica(0))
+    world.end("train")
+    users = world.users.alive[world.uid(replica(0))]
+    if used:
+        users.add(Pod("train", PodUid("uid-train")))
+    (path,) = (world.directory / "claims/boot-1").glob("*.json")
+    path.write_text("{")
+    world.start()
+
+    look(world)
+    assert bool(world.ledger.set_aside()) == used
+    users.clear()
+    look(world)
+
+    assert not world.ledger.set_aside()
+    assert world.nothing_left
+
+
+def test_it_is_known_that_nobody_else_has_anything_only_where_that_was_seen(world):
+    assert not world.reconciler.knows_all
+    world.admit("train", replica(0))
+    look(world)
+    assert world.reconciler.knows_all
+
+    world.node.agent = False
+    world.admit("other", replica(1))
+    look(world)
+    assert not world.reconciler.knows_all, "what the other pod has is not recorded"
+    world.node.agent = True
+    look(world)
+    assert world.reconciler.knows_all
+
+    world.checkpoint_error = NodeError("it cannot be read")
+    with pytest.raises(NodeError):
+        look(world)
+    assert not world.reconciler.knows_all
