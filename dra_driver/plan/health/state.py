@@ -87,12 +87,12 @@ def after_reading(
     if before is not None:
         for problem, grows in _growth(before, reading, now):
             _observe(faults, Fault(reading.gpu, problem, "", None, now), grows)
-        if _is_more(before.reading.uncorrectable_ecc, reading.uncorrectable_ecc):
-            _missed_event(faults, reading.gpu, rules, now)
         if not before.faulty_since and _recovered(before.reading, reading):
             for fault in [fault for fault in faults.values() if fault.gpu == reading.gpu]:
                 if PROBLEMS[fault.problem].lasts:
                     _observe(faults, replace(fault, since=now), False)
+        if _is_more(before.reading.uncorrectable_ecc, reading.uncorrectable_ecc):
+            _missed_event(faults, reading.gpu, rules, now)
         reading = _completed(reading, before.reading)
     looks = [look for look in state.looks if look.reading.gpu != reading.gpu]
     return _state(state, faults, [*looks, Look(reading, now, most_nvlinks)])
@@ -121,12 +121,13 @@ def after_registration(
 
 
 def settled(state: HealthState, rules: RulesByGpu, now: float) -> HealthState:
-    """Without the faults that are over."""
-    faults = {
-        key: fault
-        for key, fault in _by_key(state).items()
-        if fault.well_since is None or now < fault.well_since + _recovery_seconds(fault, rules)
-    }
+    """Without the faults that are over. One that was well at a time to come, since the clock was
+    set back, is well since now."""
+    faults: _FaultsByKey = {}
+    for key, fault in _by_key(state).items():
+        well_since = None if fault.well_since is None else min(fault.well_since, now)
+        if well_since is None or now < well_since + _recovery_seconds(fault, rules):
+            faults[key] = replace(fault, well_since=well_since)
     return _state(state, faults, state.looks)
 
 
@@ -269,9 +270,11 @@ def _is_more(earlier: int | None, count: int | None) -> bool:
 
 
 def _missed_event(faults: _FaultsByKey, gpu: GpuUuid, rules: RulesByGpu, now: float) -> None:
-    """The counter of uncorrectable errors grew. Where an event told of it, it is known already."""
+    """The counter of uncorrectable errors grew. Where an event told of it, it is known already, and
+    not about to be over."""
     problem = Problem.UNCORRECTABLE_ECC
-    if any(fault.gpu == gpu and fault.problem is problem for fault in faults.values()):
+    known = (fault for fault in faults.values() if (fault.gpu, fault.problem) == (gpu, problem))
+    if any(fault.well_since is None for fault in known):
         return
     if effect_of(problem, "", rules.get(gpu, DEFAULT_HEALTH_RULES)) is not Effect.NONE:
         _observe(faults, Fault(gpu, problem, "", None, now), True)

@@ -193,6 +193,14 @@ def test_a_clock_that_is_set_back_does_not_keep_a_fault():
     assert settled(known, 1060).faults == ()
 
 
+def test_a_clock_that_is_set_back_does_not_keep_what_a_reset_ended():
+    known = after(saw(xid(79)), looked(energy_mj=1000), looked(energy_mj=7), now=5000)
+    known = settled(known, 1000)
+
+    assert state.next_settlement(known, {}) == 1060
+    assert settled(known, 1060).faults == ()
+
+
 def test_links_are_missing_that_were_there_before():
     known = after(looked(nvlinks=16), looked(nvlinks=18), looked(nvlinks=15))
 
@@ -231,6 +239,19 @@ def test_the_counter_adds_nothing_to_an_event():
     known = after(looked(uncorrectable_ecc=0), saw(event), looked(uncorrectable_ecc=1))
 
     assert known.faults == (Fault(gpu_uuid(), Problem.UNCORRECTABLE_ECC, since=110),)
+
+
+@pytest.mark.parametrize("seen", [{"energy_mj": 2}, {"energy_mj": 0}])
+def test_an_error_after_a_reset_whose_event_was_missed_is_not_over_with_the_reset(seen):
+    """At the look after the reset, or at the one that sees it."""
+    event = GpuEvent(gpu_uuid(), Problem.UNCORRECTABLE_ECC)
+    before = [saw(event), looked(energy_mj=1000, uncorrectable_ecc=0)]
+    reset = [looked(energy_mj=1, uncorrectable_ecc=0)] if seen["energy_mj"] else []
+
+    known = after(*before, *reset, looked(uncorrectable_ecc=1, **seen))
+
+    assert problems(known) == [(Problem.UNCORRECTABLE_ECC, "")]
+    assert not is_over(known)
 
 
 def test_the_counter_has_no_more_effect_than_the_event():
