@@ -167,14 +167,16 @@ def cleared(
     return _state(state, faults, state.looks)
 
 
-def with_events_of(state: HealthState, other: HealthState) -> HealthState:
-    """*state*, before its first look, with what *other*, which was the same, has been told since by
-    events."""
-    faults = _by_key(state)
-    for fault in other.faults:
-        if PROBLEMS[fault.problem].lasts:
-            faults.setdefault(_key(fault), fault)
-    return _state(state, faults, other.looks)
+def taken_over(state: HealthState, kept: HealthState) -> HealthState:
+    """*state*, which was read at the start and has seen no event and no look since, once another
+    process has *kept* what it saw until now, and what an administrator cleared there."""
+    faults = {
+        _key(fault): fault
+        for known, is_told_here in ((kept, False), (state, True))
+        for fault in known.faults
+        if (fault.problem in _TOLD_ELSEWHERE) is is_told_here
+    }
+    return _state(state, faults, kept.looks)
 
 
 def label_value(text: str) -> str:

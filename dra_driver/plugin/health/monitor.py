@@ -28,7 +28,7 @@ from dra_driver.plan.health.state import (
     after_scan,
     next_settlement,
     settled,
-    with_events_of,
+    taken_over,
 )
 from dra_driver.plan.profiles.rules import rules_by_gpu
 
@@ -279,7 +279,7 @@ class HealthMonitor:
         self._took_over = True
         kept = self._read()
         with self._lock:
-            self._state = with_events_of(self._state, kept)
+            self._state = taken_over(self._state, kept)
         self._is_kept, self._kept_at = False, float("-inf")
 
     def _follow(self) -> None:

@@ -289,14 +289,21 @@ def test_exactly_those_that_are_named_are_and_at_once(those, problem):
     assert after(those(), known=known, now=120).faults == ()
 
 
-def test_what_another_process_was_told_by_events_alone_is_added():
-    mine = after(saw(xid(79)), looked(thermal_slowdown=True))
-    other = after(saw(xid(79)), looked(power_brake=True), saw(xid(95, 1)))
+def test_what_another_process_saw_meanwhile_is_known_and_what_was_cleared_there_is_not():
+    at_the_start = after(saw(xid(79), xid(119)), looked(thermal_slowdown=True))
+    mine = after(scanned(0, 1, lost=(1,)), released(2), known=at_the_start, now=200)
+    kept = after(cleared(0), saw(xid(79), xid(95, 1)), known=at_the_start, now=150)
 
-    joined = state.with_events_of(mine, other)
+    known = state.taken_over(mine, kept)
 
-    assert problems(joined) == [(Problem.THERMAL, ""), (Problem.XID, "79"), (Problem.XID, "95")]
-    assert joined.looks == other.looks
+    assert [(fault.problem, fault.value, fault.since) for fault in known.faults] == [
+        (Problem.THERMAL, "", 110),
+        (Problem.XID, "79", 160),
+        (Problem.LOST, "", 200),
+        (Problem.XID, "95", 160),
+        (Problem.RELEASED, "", 210),
+    ]
+    assert known.looks == kept.looks
 
 
 def test_an_administrator_ends_what_no_look_would():

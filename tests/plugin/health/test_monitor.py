@@ -288,6 +288,18 @@ def test_what_happens_while_a_newer_process_starts_is_kept_for_it(world, tmp_pat
     assert world.start().faults == ()
 
 
+def test_what_is_cleared_while_a_newer_process_starts_stays_cleared(world, tmp_path):
+    world.step(xid(79))
+    newer = World(tmp_path)
+    world.requests.edit = cleared
+    world.step(after=1)  # it does not know of the newer one yet
+
+    newer.step(after=1)
+
+    assert newer.published() == []
+    assert world.start().faults == ()
+
+
 def test_before_the_first_scan_nothing_is_forgotten(world):
     world.step(xid(79))
     world.start()
