@@ -135,11 +135,13 @@ class HealthMonitor:
         """What is wrong with the GPUs of *inventory*: one that it has lost is among them. The same
         inventory again says that a GPU answers of which an event said that it does not."""
         with self._lock:
-            is_first, self._scanned = self._scanned is None, inventory
+            last, self._scanned = self._scanned, inventory
             self._log_losses(inventory)
+            if last is not None and last is not inventory:
+                self._look_at_returned(last, inventory)
             before = self._state
             self._state = after_scan(before, inventory, self._inputs.epoch())
-            if self._state.faults is not before.faults or is_first:
+            if self._state.faults is not before.faults or last is None:
                 self._publish_now()
                 self.wake()
             return self._faults
@@ -149,6 +151,15 @@ class HealthMonitor:
             if self._lost.get(gpu) != reason:
                 log.warning("a GPU does not answer", extra={"gpu": gpu, "reason": reason})
         self._lost = dict(inventory.lost)
+
+    def _look_at_returned(self, last: Inventory, inventory: Inventory) -> None:
+        """A GPU that did not answer at the *last* scan may have been reset: look at it, although
+        looks have become rare. The lock is held."""
+        answered = {gpu.uuid for gpu in last.answering}
+        if any(gpu.uuid not in answered for gpu in inventory.answering):
+            soon = max(self._inputs.clock(), self._looked_at + _BETWEEN_LOOKS_SECONDS)
+            self._look_at = min(self._look_at, soon)
+            self.wake()
 
     def saw(self, events: Sequence[GpuEvent]) -> None:
         """Events of the driver; returns at once. Equal ones are counted."""
@@ -170,7 +181,8 @@ class HealthMonitor:
 
     def look_soon(self) -> None:
         """Look at the GPUs without waiting for the time to be over."""
-        self._look_at = self._inputs.clock()
+        with self._lock:
+            self._look_at = self._inputs.clock()
         self.wake()
 
     def step(self) -> float | None:
@@ -197,7 +209,8 @@ class HealthMonitor:
         self._keep(state, now)
         self._publish()
         self._report.update(state.faults, events, scanned.gpus, rules)
-        seconds = self._requests.done()
+        # What could not be kept is asked for again after a restart.
+        seconds = self._requests.done() if self._is_kept else None
         return min(self._seconds_to_next(state, rules), seconds or math.inf)
 
     def _seen(
@@ -221,13 +234,11 @@ class HealthMonitor:
     def _take_events(self, now: float) -> Sequence[GpuEvent]:
         with self._lock:
             pending, self._pending = self._pending, {}
-        if not pending:
-            return ()
+            if not pending:
+                return ()
+            soon = max(now + _AFTER_EVENT_SECONDS, self._looked_at + _BETWEEN_LOOKS_SECONDS)
+            self._look_at = min(self._look_at, soon)
         self._events_at = now
-        self._look_at = min(
-            self._look_at,
-            max(now + _AFTER_EVENT_SECONDS, self._looked_at + _BETWEEN_LOOKS_SECONDS),
-        )
         return [replace(key, count=count, at=at) for key, (count, at) in pending.items()]
 
     def _readings(self, now: float) -> Sequence[HealthReading]:
@@ -235,7 +246,9 @@ class HealthMonitor:
         less often."""
         if now < self._look_at:
             return ()
-        self._looked_at = now
+        self._looked_at, next_at = now, now + self._inputs.look_seconds
+        with self._lock:
+            self._look_at = next_at
         try:
             answers = self._inputs.readings()
         except NodeError as error:
@@ -248,9 +261,10 @@ class HealthMonitor:
                 log.debug("the health of a GPU cannot be read", extra=facts)
         if readings:
             self._backoff.reset()
-            self._look_at = now + self._inputs.look_seconds
-        else:
-            self._look_at = now + self._backoff.next_seconds()
+            return readings
+        with self._lock:
+            if self._look_at == next_at:  # else somebody asked for a look meanwhile
+                self._look_at = now + self._backoff.next_seconds()
         return readings
 
     def _known_rules(self, gpus: tuple[Gpu, ...]) -> RulesByGpu:

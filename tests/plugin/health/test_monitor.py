@@ -154,6 +154,43 @@ def test_gpus_of_which_none_answers_are_looked_at_less_and_less_often(world):
     assert 5 < world.looks < 13
 
 
+@pytest.mark.parametrize("gone", ["lost", "gpus"])
+def test_gpus_that_answer_again_are_looked_at_soon(world, gone):
+    """Lost, or without a driver for a while: they may have been reset meanwhile."""
+    world.step(xid(79))
+    world.step(after=6)
+    there, readings = world.inventory, world.readings
+    reasons = tuple((gpu.uuid, "it is lost") for gpu in there.gpus)
+    world.inventory = replace(there, **{gone: reasons if gone == "lost" else ()})
+    world.readings = dict.fromkeys(readings, NodeError("it does not answer"))
+    for _ in range(3600):
+        world.step(after=1)
+    world.readings = {uuid: HealthReading(uuid, energy_mj=1) for uuid in readings}
+    world.inventory = there
+    for _ in range(70):
+        world.step(after=1)
+
+    assert world.published() == []
+
+
+def test_a_look_that_is_asked_for_during_another_is_not_forgotten(world):
+    world.readings = {gpu_uuid(0): NodeError("it does not answer")}
+    look = world.look
+
+    def look_and_be_asked():
+        world.look = look
+        world.monitor.look_soon()
+        return look()
+
+    world.look = look_and_be_asked
+    world.start()
+    assert world.step() <= 0.01
+
+    world.step(after=0.1)
+
+    assert world.looks == 2
+
+
 def test_one_gpu_that_does_not_answer_keeps_no_other_from_being_looked_at(world):
     world.readings[gpu_uuid(0)] = NodeError("it does not answer")
     world.readings[gpu_uuid(1)] = HealthReading(gpu_uuid(1), remap_failed=True)
@@ -224,6 +261,22 @@ def test_an_administrator_says_that_a_gpu_is_well_once_that_is_kept(world):
     assert world.requests.done_count == done + 1
     world.start()
     assert world.published() == [(gpu_uuid(1), Problem.XID, "48")]
+
+
+def test_what_an_administrator_says_is_not_forgotten_while_the_disk_fails(tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        world = World(disk.path)
+        world.step(xid(79))
+        disk.make("ro")
+        world.requests.edit = cleared
+        done = world.requests.done_count
+        world.step(after=1)
+        assert (world.published(), world.requests.done_count) == ([], done)
+
+        disk.make("rw")
+        world.step(after=11)
+
+        assert world.requests.done_count == done + 1
 
 
 def test_who_lets_go_of_a_gpu_has_that_published_by_the_next_step(world):
