@@ -60,7 +60,7 @@ def after_events(
         if effect is Effect.NONE:
             continue
         lasts = PROBLEMS[event.problem].lasts
-        partition = _partition(by_uuid.get(event.gpu), event.gi) if lasts else None
+        partition = partition_of(by_uuid.get(event.gpu), event.gi) if lasts else None
         fault = Fault(event.gpu, event.problem, label_value(event.value), partition, now)
         known = faults.get(_key(fault), replace(fault, count=0))
         faults[_key(fault)] = replace(
@@ -177,6 +177,15 @@ def taken_over(state: HealthState, kept: HealthState) -> HealthState:
         if (fault.problem in _TOLD_ELSEWHERE) is is_told_here
     }
     return _state(state, faults, kept.looks)
+
+
+def partition_of(gpu: Gpu | None, gi: int | None) -> PartitionKey | None:
+    """The partition of *gpu* that is its GPU instance *gi*; None: it is of no instance, or of one
+    that is not known."""
+    if gpu is None or gpu.mig is None or gi is None:
+        return None
+    usable = {instance.gi: instance.key for instance in gpu.mig.instances}
+    return ({instance.gi: instance.key for instance in gpu.mig.unusable} | usable).get(gi)
 
 
 def label_value(text: str) -> str:
@@ -316,13 +325,6 @@ def _exactly(
     for gpu in gpus:
         _observe(faults, Fault(gpu, problem, "", None, now), True)
     return _state(state, faults, state.looks)
-
-
-def _partition(gpu: Gpu | None, gi: int | None) -> PartitionKey | None:
-    if gpu is None or gpu.mig is None or gi is None:
-        return None
-    usable = {instance.gi: instance.key for instance in gpu.mig.instances}
-    return ({instance.gi: instance.key for instance in gpu.mig.unusable} | usable).get(gi)
 
 
 def _recovery_seconds(fault: Fault, rules: RulesByGpu) -> float:

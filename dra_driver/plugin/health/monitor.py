@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ from dra_driver.plan.health.state import (
     after_registration,
     after_scan,
     next_settlement,
+    partition_of,
     settled,
     taken_over,
 )
@@ -71,6 +72,7 @@ class ClearRequests(Protocol):
 class HealthInputs:
     """What the monitor asks."""
 
+    scan: Callable[[], Inventory]  # now
     readings: Callable[[], Mapping[GpuUuid, HealthReading | NodeError]]
     unmonitored: Callable[[], Mapping[GpuUuid, str]]
     profile: Callable[[], Profile]
@@ -201,14 +203,15 @@ class HealthMonitor:
         if self._pending and now < self._events_at + _FLOOD_SECONDS:
             return self._events_at + _FLOOD_SECONDS - now
         events = self._take_events(now)
+        gpus = self._gpus_of(events, scanned.gpus)
         readings = self._readings(now)
-        rules = self._known_rules(scanned.gpus)
+        rules = self._known_rules(gpus)
         with self._lock:
-            self._state = self._seen(self._state, events, readings, scanned.gpus, rules)
+            self._state = self._seen(self._state, events, readings, gpus, rules)
             state = self._state
         self._keep(state, now)
         self._publish()
-        self._report.update(state.faults, events, scanned.gpus, rules)
+        self._report.update(state.faults, events, gpus, rules)
         # What could not be kept is asked for again after a restart.
         seconds = self._requests.done() if self._is_kept else None
         return min(self._seconds_to_next(state, rules), seconds or math.inf)
@@ -240,6 +243,21 @@ class HealthMonitor:
             self._look_at = min(self._look_at, soon)
         self._events_at = now
         return [replace(key, count=count, at=at) for key, (count, at) in pending.items()]
+
+    def _gpus_of(self, events: Iterable[GpuEvent], gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """*gpus* with the MIG instances that *events* are of: a claim may have got one since the
+        last scan. Its problem is none of the whole GPU."""
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        concerned = [
+            (by_uuid[e.gpu], e.gi) for e in events if e.gi is not None and e.gpu in by_uuid
+        ]
+        if all(partition_of(gpu, gi) is not None for gpu, gi in concerned):
+            return gpus
+        try:
+            return self._inputs.scan().gpus
+        except NodeError as error:
+            log.warning("the instance of an event is not known", extra={"error": str(error)})
+            return gpus
 
     def _readings(self, now: float) -> Sequence[HealthReading]:
         """A look at every GPU, if it is time. GPUs of which none answers are looked at less and
@@ -303,10 +321,12 @@ class HealthMonitor:
         scanned = self._scanned
         if kept == before and not self._follows and scanned is not None:
             now = self._inputs.clock()
-            events, rules = self._take_events(now), self._known_rules(scanned.gpus)
+            events = self._take_events(now)
+            gpus = self._gpus_of(events, scanned.gpus)
+            rules = self._known_rules(gpus)
             with self._lock:
                 epoch = self._inputs.epoch()
-                self._state = after_events(self._state, events, scanned.gpus, rules, epoch)
+                self._state = after_events(self._state, events, gpus, rules, epoch)
                 state = self._state
             if events:
                 self._keep(state, now)

@@ -22,7 +22,7 @@ from dra_driver.model.processes import ContainerProcess
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.health.messages import describe_event, describe_fault, meaning
 from dra_driver.plan.health.problems import effect_of
-from dra_driver.plan.health.state import RulesByGpu
+from dra_driver.plan.health.state import RulesByGpu, partition_of
 from dra_driver.plan.health.taints import share_memory
 from dra_driver.plugin.metrics import HealthMetrics
 
@@ -99,7 +99,7 @@ class HealthReporter:
     def _report_event(self, event: GpuEvent, gpus: Mapping[GpuUuid, Gpu]) -> None:
         message = f"{_name(event.gpu, gpus)}: {describe_event(event)}"
         log.info("a GPU reported something: %s", message)
-        partition = _partition(gpus.get(event.gpu), event.gi)
+        partition = partition_of(gpus.get(event.gpu), event.gi)
         holders = list(_holders(self._records(), event.gpu, partition))
         pod = self._pod_of(event.pid)
         of_pod = [record for record in holders if any(user.uid == pod for user in record.pods)]
@@ -153,11 +153,6 @@ def _holders(
 def _is_concerned(holding: Holding, gpu: GpuUuid, partition: PartitionKey | None) -> bool:
     is_of_gpu = holding.gpu == gpu and not holding.admin
     return is_of_gpu and share_memory(partition, holding.partition)
-
-
-def _partition(gpu: Gpu | None, gi: int | None) -> PartitionKey | None:
-    instances = gpu.mig.instances if gpu is not None and gpu.mig is not None else ()
-    return next((each.key for each in instances if each.gi == gi), None)
 
 
 def _name(uuid: GpuUuid, gpus: Mapping[GpuUuid, Gpu]) -> str:

@@ -31,6 +31,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     requests = ClearAnnotation(parts.api, labels.node, labels.annotations, time.monotonic)
     inputs = HealthInputs(
+        scan=node.refresh,
         readings=node.health_readings,
         unmonitored=lambda: node.events.unmonitored,
         profile=parts.profile.current,

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.health import Effect, GpuEvent, HealthReading, HealthRules, Problem
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plan.health.state import after_release, cleared
-from tests.builders import gpu_uuid
+from tests.builders import gpu, gpu_uuid
 from tests.fakes.disk import FailingCalls, small_disk
+from tests.fakes.mig import H100, ONE, instance, partition
 from tests.fakes.mortal import Killed
 from tests.plugin.health.world import World, xid
 
@@ -43,6 +45,33 @@ def test_an_error_of_a_program_is_told_and_nothing_is_published(world):
 
     assert world.published() == []
     assert world.told() == [("node-1", "GPUHealthEvent")]
+
+
+def test_an_error_of_an_instance_since_the_last_scan_is_of_its_partition(world):
+    """It was created for a claim a moment before."""
+    before, after = (
+        Inventory((gpu(0, mig=MigInfo(True, True, True, H100, instances)),))
+        for instances in ((), (instance(ONE, 2, 9),))
+    )
+    world.inventory = before
+    world.step()
+    world.inventory_now = after
+
+    world.step(xid(48, gi=9))
+    world.inventory = after
+    world.step(xid(48, gi=9), xid(79), after=1)
+
+    assert {fault.partition for fault in world.scan()} == {None, partition(ONE, 2).key}
+    assert world.scans == 1, "the second time it was known"
+
+
+def test_an_error_of_an_instance_is_of_the_gpu_while_no_scan_is_possible(world):
+    world.step()
+    world.inventory_now = NodeError("the PCI bus cannot be read")
+
+    world.step(xid(48, gi=9))
+
+    assert world.published() == [(gpu_uuid(0), Problem.XID, "48")]
 
 
 def test_a_gpu_that_is_lost_is_in_the_faults_of_that_very_scan(world, caplog):

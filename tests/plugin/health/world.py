@@ -45,6 +45,8 @@ class World:
         self.boot = "boot"
         self.now = 1000.0
         self.inventory: Inventory = inventory(8)
+        self.inventory_now: Inventory | NodeError | None = None
+        self.scans = 0  # that the monitor asked for
         self.readings: dict[GpuUuid, HealthReading | NodeError] = {
             gpu.uuid: HealthReading(gpu.uuid, energy_mj=1000) for gpu in self.inventory.gpus
         }
@@ -81,6 +83,7 @@ class World:
             lambda pid: None,
         )
         inputs = HealthInputs(
+            scan=self.scan_now,
             readings=self.look,
             unmonitored=lambda: self.unmonitored,
             profile=lambda: self.profile,
@@ -110,6 +113,13 @@ class World:
     def look(self) -> dict[GpuUuid, HealthReading | NodeError]:
         self.looks += 1
         return dict(self.readings)
+
+    def scan_now(self) -> Inventory:
+        """GPUs as they are now, where that is another than at the last scan."""
+        self.scans += 1
+        if isinstance(self.inventory_now, NodeError):
+            raise self.inventory_now
+        return self.inventory_now or self.inventory
 
     def scan(self) -> Faults:
         return self.monitor.faults_for(self.inventory)
