@@ -159,6 +159,7 @@ class DeviceStatusWriter:
         self._lock = threading.Lock()
         self._due: dict[ClaimUid, float] = {}  # when each is looked at, by the clock
         self._all_due: float | None = clock() + random.uniform(_AFTER_SECONDS, _START_SECONDS)
+        self._wakes_at = float("-inf")  # when the thread looks for what is due, by the clock
         self._written: dict[ClaimUid, tuple[ClaimRef, Statuses]] = {}  # of the thread alone
         self._unread: set[ClaimUid] = set()  # somebody else may have changed what these say
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS, randomized=True)
@@ -178,9 +179,10 @@ class DeviceStatusWriter:
             due = self._clock() + _REMOVE_AFTER_SECONDS
             self._unread.add(uid)  # the API server forgets it when the claim is allocated anew
         with self._lock:
-            is_first = not self._due and self._all_due is None
             self._due[uid] = min(due, self._due.get(uid, due))
-        if is_first:  # else the thread wakes by itself
+            is_sooner = due < self._wakes_at
+            self._wakes_at = min(self._wakes_at, due)
+        if is_sooner:  # else the thread wakes by itself
             self.loop.soon()
 
     def health_changed(self) -> None:
@@ -196,6 +198,14 @@ class DeviceStatusWriter:
 
     def step(self) -> float:
         """Write what is due. Returns the seconds until more is."""
+        with self._lock:
+            self._wakes_at = float("inf")  # what comes from here on may not be seen any more
+        seconds = self._write_due()
+        with self._lock:
+            self._wakes_at = self._clock() + seconds
+        return seconds
+
+    def _write_due(self) -> float:
         if not self._sources.may_write():
             return _LAST_WAIT_SECONDS
         now = self._clock()

@@ -391,6 +391,28 @@ def test_a_claim_that_is_not_as_it_was_prepared_is_left_alone(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("path", ["resourceclaims/a/", "resourceclaims"])
+def test_a_claim_that_cannot_be_written_for_long_keeps_no_later_one_waiting(
+    world: World, path: str
+) -> None:
+    """It is tried less and less often: alone, or since the API server does not answer."""
+    world.server.fail(500, "PATCH", path, times=100)
+    world.prepare("gpu-0")
+    world.go_on(600.0)
+    assert world.writer.step() > 60
+    if path == "resourceclaims":
+        world.server.heal()
+    woken: list[float] = []
+    world.writer.loop.soon = lambda: woken.append(world.now)  # type: ignore[method-assign]
+
+    world.prepare("gpu-1", name="b")
+    world.prepare("gpu-2", name="c")
+    assert len(woken) == 1, "the other one is written then, too"
+    world.go_on(5.0)
+
+    assert world.ready("b") == world.ready("c") == [PREPARED]
+
+
 def test_a_right_that_is_missing_is_logged_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
