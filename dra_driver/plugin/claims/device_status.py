@@ -255,8 +255,9 @@ class DeviceStatusWriter:
         record = self._sources.ledger.known(uid)
         if record is None or not record.completed:
             self._unread.discard(uid)
-            if (left := self._written.pop(uid, None)) is not None:
-                self._apply(left[0], ())
+            if uid in self._written:
+                self._apply(self._written[uid][0], ())
+                del self._written[uid]
             return
         failure = self._sources.mps_failures().get(uid, "")
         wanted = device_statuses(record, self._sources.of_claim(record), failure)

@@ -327,6 +327,16 @@ def test_the_status_goes_with_the_preparation(world: World) -> None:
     assert world.devices() == []
 
 
+def test_the_status_goes_although_the_api_server_was_away(world: World) -> None:
+    made = world.prepare("gpu-0")
+    world.go_on()
+    world.server.fail(500, "PATCH", "resourceclaims", times=3)
+    world.unprepare(made)
+    world.go_on(120.0)
+
+    assert world.devices() == []
+
+
 def test_a_claim_that_is_allocated_anew_says_it_again(world: World) -> None:
     made = world.prepare("gpu-0")
     world.go_on()
