@@ -167,6 +167,16 @@ def test_gpus_are_cleared_by_the_plugin_of_their_node(ask, plugin):
     assert "publishes no" not in ask("clear", "all", "--node", "node-a").out
 
 
+def test_what_somebody_else_said_to_be_well_a_moment_before_is_cleared_too(server, client_of):
+    put_node(server, **{CLEAR_FAULTS_ANNOTATION: "gpu-3,gpu-0"})
+    command = run.HealthCommand(client_of(server), DRIVER, wait_seconds=0)
+
+    with pytest.raises(run.HealthError, match="has not taken note yet"):
+        command.clear("node-a", ["gpu-0", "gpu-1"])
+
+    assert annotations(server) == {CLEAR_FAULTS_ANNOTATION: "gpu-3,gpu-0,gpu-1"}
+
+
 def test_a_node_lets_go_of_gpus_until_it_is_told_otherwise(server, ask, plugin):
     answer = ask("release", "GPU-0", "--node", "node-a", "--for", "2h")
 

@@ -81,7 +81,7 @@ class HealthCommand:
     def clear(self, node: str, gpus: Sequence[str]) -> str:
         """Say that *gpus* of *node* are well, and wait until its plugin has taken note."""
         request = _listed(gpus)
-        self._annotate(node, {CLEAR_FAULTS_ANNOTATION: request})
+        self._ask_to_clear(node, request)
         self._wait(
             lambda: CLEAR_FAULTS_ANNOTATION not in self._annotations(node),
             lambda: f"the plugin of {node} has not taken note yet: is it running?",
@@ -153,6 +153,19 @@ class HealthCommand:
                 )
             try:
                 wanted = {RELEASE_ANNOTATION: str(release)}
+                return self._annotate(node, wanted, metadata["resourceVersion"])
+            except Conflict:
+                if not tries_left:
+                    raise
+
+    def _ask_to_clear(self, node: str, request: str) -> None:
+        """Beside what somebody else asked for a moment before."""
+        for tries_left in reversed(range(_TRIES)):
+            metadata = self._node(node)["metadata"]
+            there = (metadata.get("annotations") or {}).get(CLEAR_FAULTS_ANNOTATION, "")
+            words = dict.fromkeys([*there.split(","), *request.split(",")])
+            wanted = {CLEAR_FAULTS_ANNOTATION: ",".join(word for word in words if word)}
+            try:
                 return self._annotate(node, wanted, metadata["resourceVersion"])
             except Conflict:
                 if not tries_left:
