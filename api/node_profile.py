@@ -24,7 +24,7 @@ which nodes it holds for, too (``NodeProfileObjectSpec``).
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -33,6 +33,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
@@ -299,6 +300,9 @@ def _not_in_a_file(value: Any) -> Any:
 _ObjectOnly = Annotated[SkipJsonSchema[Any], AfterValidator(_not_in_a_file)]
 
 
+EMPTY_SPEC = "says nothing of GPUs; write gpus, or api"
+
+
 class NodeProfileSpec(_Section):
     """The rules, first match first. The last fields are those of objects, refused in a file."""
 
@@ -307,13 +311,20 @@ class NodeProfileSpec(_Section):
         "API. With `Auto`, by claims where Kubernetes makes them for pods that ask for "
         "`nvidia.com/gpu`. Default: `Auto`."
     )
-    gpus: Annotated[list[GpuRules], _SomeOf] = Field(
-        description="What holds for which GPUs: for each GPU the first entry that selects it."
+    gpus: Annotated[list[GpuRules], _SomeOf] | None = Field(
+        default=None,
+        description="What holds for which GPUs: for each GPU the first entry that selects it.",
     )
     node_selector: _ObjectOnly = None
     priority: _ObjectOnly = None
     rollout: _ObjectOnly = None
     revision_history_limit: _ObjectOnly = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.gpus is None and self.api is None:
+            raise ValueError(EMPTY_SPEC)
+        return self
 
 
 class NodeProfileMetadata(StrictModel):
@@ -406,7 +417,7 @@ class NodeProfileObjectSpec(NodeProfileSpec):
     In the API server. ``gpus`` is as it is written; ``decode_profile`` says what it means.
     """
 
-    gpus: Annotated[list[Any], _SomeOf]
+    gpus: Annotated[list[Any], _SomeOf] | None = None
     node_selector: Annotated[dict[_LabelKey, _LabelValue], Field(max_length=MOST_ENTRIES)] = Field(
         default={},
         description="The profile holds for the nodes that have all of these labels. Default: every "

@@ -22,6 +22,7 @@ import yaml
 from api.names import CONFIG_GROUP, CONFIG_VERSION
 from api.node_profile import (
     DURATION_PATTERN,
+    EMPTY_SPEC,
     GpuSelectorConfig,
     NodeProfileObjectSpec,
     NodeProfileSpec,
@@ -160,6 +161,7 @@ def _schema() -> Schema:
             _rule(rule, message) for rule, message in rules
         )
     spec["properties"] |= {"gpus": gpus}
+    spec["x-kubernetes-validations"] = [_rule("has(self.gpus) || has(self.api)", EMPTY_SPEC)]
     name = _rule(
         f"size(self.metadata.name) <= {LONGEST_NAME}",
         f"metadata.name: has more than {LONGEST_NAME} characters, and a node's label has to be "

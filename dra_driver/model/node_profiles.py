@@ -133,7 +133,7 @@ class NodeProfileObject:
     generation: int = 0
     created: str = ""  # RFC 3339
     deleting: bool = False
-    rules: str = '{"gpus":[]}'  # canonical JSON
+    rules: str = "{}"  # canonical JSON
     revision: str = ""  # the name of the revision that *rules* amount to
     node_selector: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0

@@ -233,7 +233,7 @@ def test_everything_that_is_wrong_is_said_at_once():
     ("document", "problem"),
     [
         ({**HEAD}, "spec: missing"),
-        ({**HEAD, "spec": {}}, "spec.gpus: missing"),
+        ({**HEAD, "spec": {}}, "spec: {} says nothing of GPUs; write gpus, or api"),
         ({**HEAD, "spec": {"gpus": []}}, "spec.gpus: is empty; say what is meant, or leave it out"),
         ({**HEAD, "spec": {"gpus": {}}}, "spec.gpus: {} should be a valid list"),
     ],

@@ -224,6 +224,14 @@ def test_what_only_objects_say_has_its_defaults(api: ApiClient) -> None:
     assert read.model_dump(by_alias=True, exclude_none=True) == spec
 
 
+def test_a_profile_says_of_gpus_or_of_the_api(api: ApiClient) -> None:
+    alone = {**profile([{}]), "spec": {"api": "DevicePlugin"}}
+    nothing = {**alone, "spec": {"priority": 1}}
+
+    assert "gpus" not in taken(api, alone)["spec"]
+    assert "says nothing of GPUs; write gpus, or api" in refusal(api, nothing)
+
+
 @pytest.mark.parametrize("word", ["Auto", "DRA", "DevicePlugin"])
 def test_the_api_of_a_profile_is_one_of_three_words(api: ApiClient, word: str) -> None:
     assert taken(api, profile([{}], api=word))["spec"]["api"] == word

@@ -59,7 +59,7 @@ class ObjectMetadata(ApiDocument):
 class _RevisionSpec(ApiDocument):
     model_config = ConfigDict(extra="allow")
 
-    gpus: list[Any]
+    gpus: list[Any] | None = None
 
 
 class _RevisionData(ApiDocument):
@@ -148,7 +148,7 @@ def read_revision(document: Any) -> Revision:
     metadata = parsed.metadata
     profile = (metadata.labels or {}).get(REVISION_PROFILE_LABEL, "")
     # What a later release keeps beside it is part of the name.
-    rules = _canonical(parsed.data.spec.model_dump())
+    rules = _canonical(parsed.data.spec.model_dump(exclude_unset=True))
     if metadata.name != revision_name(profile, rules):
         raise ConfigError(
             [

@@ -71,7 +71,7 @@ def decode_profile(document: Any, name: str) -> Profile:
     ]
     try:
         spec = validated(NodeProfile, document | head).spec
-        entries, api = spec.gpus, spec.api
+        entries, api = spec.gpus or [], spec.api
     except ConfigError as e:
         entries, api = _valid_entries(document), None
         problems += e.problems

@@ -111,10 +111,16 @@ def test_the_revision_is_of_the_gpus_as_the_api_server_has_them():
     assert (read.rules, read.problem) == ('{"gpus":[{"a field of later":null}]}', "")
 
 
+def test_a_profile_may_say_of_the_api_alone():
+    read = read_node_profile(document({"api": "DRA", "nodeSelector": {"pool": "x"}}))
+
+    assert (read.rules, read.problem) == ('{"api":"DRA"}', "")
+
+
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        pytest.param({}, "spec.gpus: missing", id="no gpus"),
+        pytest.param({}, "spec: {} says nothing of GPUs; write gpus, or api", id="no gpus"),
         pytest.param("x", "spec: 'x' should be a mapping", id="no spec"),
         pytest.param(
             {"gpus": [{}], "rollout": {"strategy": "x"}},

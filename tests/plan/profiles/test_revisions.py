@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.strict import ConfigError
 from dra_driver.model.node_profiles import RevisionChange
-from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.profiles import AllocationApi, Profile
 from dra_driver.plan.profiles.revisions import (
     canonical_rules,
     decode_rules,
@@ -138,6 +138,14 @@ def test_a_revision_keeps_the_api_beside_the_gpus():
     assert read == revision
     assert revision.name != revision_name("inference", gpus(4))
     assert decode_rules(read.rules, "inference").api is AllocationApi.DEVICE_PLUGIN
+
+
+def test_a_revision_may_keep_the_api_alone():
+    rules = canonical_rules({"api": "DRA"})
+    revision = replace(kept(4), name=revision_name("inference", rules), rules=rules)
+
+    assert read_revision(document(revision)) == revision
+    assert decode_rules(rules, "inference") == Profile("inference", api=AllocationApi.DRA)
 
 
 def test_a_revision_of_a_later_release_is_read_and_says_what_is_not_known():

@@ -140,6 +140,12 @@ def test_a_profile_says_by_which_api_gpus_are_given_out(word, api):
     assert decode_profile(written, "p") == replace(profile({}), api=api)
 
 
+def test_a_profile_that_says_of_the_api_alone_changes_nothing_of_gpus():
+    decoded = decode_profile({**HEAD, "spec": {"api": "DevicePlugin"}}, "p")
+
+    assert decoded == Profile("p", api=AllocationApi.DEVICE_PLUGIN)
+
+
 def test_an_api_that_there_is_not_is_told_with_all_else_that_is_wrong():
     with pytest.raises(ConfigError) as refused:
         decode_profile({**HEAD, "spec": {"api": "CDI", "gpus": [{"replicas": 0}]}}, "p")
