@@ -297,6 +297,8 @@ _MESSAGE = """
 """
 
 _TEMPLATE = """\
+{{- if and (include "dra-driver-gpu.admission-policies" .) \
+(include "dra-driver-gpu.resource-api" .) -}}
 # Written by hack/update-policy: change api/claim_configs.py or hack/admission_policy.py instead.
 #
 # Refuses, when they are applied, opaque configurations that no node would accept. The spec of a
@@ -337,6 +339,7 @@ spec:
       message: an opaque configuration for driver {{ .Values.driverName }} is wrong
       messageExpression: |-
 %(message)s
+{{- end }}
 """
 
 

@@ -86,7 +86,7 @@ _TEMPLATE = """\
 Written by hack/update-crd: change api/node_profile.py, plan/profiles/validation.py or hack/crd.py
 instead.
 */ -}}
-{{- if include "dra-driver-gpu.node-profiles" . }}
+{{- define "dra-driver-gpu.node-profiles.crd" }}
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
@@ -96,6 +96,15 @@ metadata:
   annotations:
     helm.sh/resource-policy: keep  # with it all NodeProfiles would be deleted
 %(spec)s
+{{- end }}
+{{- if include "dra-driver-gpu.node-profiles" . }}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}
+{{- include "dra-driver-gpu.node-profiles.crd" . }}
+{{- else }}
+{{- $crd := include "dra-driver-gpu.node-profiles.crd" . | fromYaml }}
+{{- include "dra-driver-gpu.without-rules" $crd }}
+{{ toYaml $crd }}
+{{- end }}
 {{- end }}
 """
 

@@ -1,5 +1,6 @@
 """``dra-driver uninstall-check``: which claims still need the driver, anywhere in the cluster."""
 
+from dra_driver.base.errors import NotServed
 from dra_driver.cli.findings import abbreviated
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import HeldClaim, held_claims
@@ -9,8 +10,14 @@ _MAX_SHOWN = 20  # claims; the kubelet keeps 2 KiB of what a container says at i
 
 
 def uninstall_problem(api: KubernetesApi, driver: str) -> str:
-    """Which claims *driver* has to go on serving; empty: none. ApiServerError: it is not known."""
-    claims = sorted(held_claims(ResourceApi(api), driver))
+    """Which claims *driver* has to go on serving; empty: none. ApiServerError: it is not known.
+
+    Containers with GPUs by the device-plugin API can end without it.
+    """
+    try:
+        claims = sorted(held_claims(ResourceApi(api), driver))
+    except NotServed:
+        return ""
     if not claims:
         return ""
     lines = [f"  {_line(claim)}" for claim in claims[:_MAX_SHOWN]]

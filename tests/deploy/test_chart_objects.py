@@ -82,7 +82,7 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
         ("", "nodes/status"): ["patch"],
         ("resource.nvidia.com", "nodeprofiles"): ["get", "list"],
         ("", "events"): ["create", "patch"],
-        ("", "pods"): ["get"],
+        ("", "pods"): ["get", "list"],
     }
     [revisions] = CHART["Role"]["rules"]
     assert revisions == {

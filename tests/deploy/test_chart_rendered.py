@@ -15,6 +15,7 @@ from tests.deploy.chart import (
     MPS_AGENT,
     NODE_POLICY,
     RENDER_GOLDEN,
+    STATUS_POLICY,
     UNINSTALL,
     helm,
     host_paths,
@@ -65,6 +66,58 @@ def test_the_classes_are_of_the_newest_version_that_the_cluster_has(
     of_a_profile = rendered["mig-7g-80gb.gpu.nvidia.com"]
     assert of_a_profile["apiVersion"] == f"resource.k8s.io/{version}"
     assert ("extendedResourceName" in of_a_profile["spec"]) is (version == "v1")
+
+
+WITH_POLICIES = ("1.30.14", "1.31.14-eks-1")
+
+
+@pytest.mark.parametrize("kubernetes", ["1.26.13", "1.28.15", *WITH_POLICIES])
+def test_before_dra_all_but_its_objects_are_there_and_policies_where_the_cluster_has_them(
+    kubernetes: str,
+) -> None:
+    newest, rendered = render(), render("--kube-version", kubernetes)
+    missing = {name: each for name, each in newest.items() if name not in rendered}
+    kinds = {each["kind"] for each in missing.values()}
+    policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert rendered.keys() <= newest.keys()
+    assert kinds - policies == {
+        *("DeviceClass", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
+    }
+    kept = {name for name, each in rendered.items() if each["kind"] in policies}
+    assert ({NODE_POLICY, STATUS_POLICY, EVENTS_POLICY} <= kept) is (kubernetes in WITH_POLICIES)
+    assert not {CONFIGS_POLICY, "ValidatingAdmissionPolicy"} & kept
+    for name, each in rendered.items():
+        if name not in ("DaemonSet", "CustomResourceDefinition"):
+            assert each == newest[name]
+
+
+@pytest.mark.parametrize("kubernetes", ["1.26.13", "1.29.15", "1.30.14"])
+def test_nodeprofiles_have_rules_where_the_api_server_knows_their_functions(
+    kubernetes: str,
+) -> None:
+    kind = "CustomResourceDefinition"
+    newest, crd = render()[kind], render("--kube-version", kubernetes)[kind]
+    assert crd == (newest if kubernetes == "1.30.14" else without_rules(newest))
+    assert without_rules(newest) != newest
+
+
+def without_rules(part: Any) -> Any:
+    match part:
+        case dict():
+            rules = "x-kubernetes-validations"
+            return {key: without_rules(value) for key, value in part.items() if key != rules}
+        case list():
+            return [without_rules(each) for each in part]
+    return part
+
+
+def test_the_plugin_is_told_what_pods_ask_for_by_name() -> None:
+    options = "extendedResourceName=a.b/gpu,sharedExtendedResourceName=,kubeletCdi=true"
+    told = variables(pod_spec(render("--set-string", options)))
+    assert told["EXTENDED_RESOURCE_NAME"] == "a.b/gpu"
+    assert told["SHARED_EXTENDED_RESOURCE_NAME"] == ""
+    assert told["MIG_EXTENDED_RESOURCE_PREFIX"] == "nvidia.com/mig-"
+    assert told["KUBELET_CDI"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -169,16 +222,14 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
     assert variables(pod)["PROFILE"] == "any"
 
 
-def test_without_the_controller_the_plugin_looks_at_no_nodeprofile_and_writes_no_condition() -> (
-    None
-):
+def test_without_the_controller_the_plugin_looks_at_no_nodeprofile() -> None:
     rendered = render("--set", "controller.enabled=false")
     rights = [
         resource for rule in rendered["ClusterRole"]["rules"] for resource in rule["resources"]
     ]
     assert "REVISION_NAMESPACE" not in variables(pod_spec(rendered))
-    assert not {"nodes/status", "nodeprofiles"} & set(rights)
-    assert not {"Role", "RoleBinding", "node-status ValidatingAdmissionPolicy"} & set(rendered)
+    assert "nodeprofiles" not in rights
+    assert not {"Role", "RoleBinding"} & set(rendered)
 
 
 def test_without_the_status_of_devices_the_plugin_may_not_write_into_claims() -> None:
@@ -265,14 +316,13 @@ def test_a_simulated_node_has_the_pods_of_a_real_one_with_one_more_variable(
     assert simulated == render(*(("--set", more) if more else ()))[kind]
 
 
-def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> None:
+def test_without_mps_there_is_no_agent_and_no_class_of_it() -> None:
     rendered = render("--set", "mps.enabled=false")
     assert not any(key.startswith(MPS_AGENT) for key in rendered)
     classes = {name for name, each in rendered.items() if each["kind"] == "DeviceClass"}
     assert {name for name in classes if not name.startswith("mig-")} == set(CLASSES) - {
         f"mps.{names.DRIVER}"
     }
-    assert not any("pods" in rule["resources"] for rule in rendered["ClusterRole"]["rules"])
     pod = pod_spec(rendered)
     assert variables(pod)["MPS_SOCKET"] == ""
     assert "dra-driver-gpu/mps" not in str([pod["volumes"], pod["containers"][0]["volumeMounts"]])
@@ -442,6 +492,7 @@ def test_other_directories_are_the_same_inside_and_out() -> None:
         "registry": "/data/kubelet/plugins_registry",
         "pod-resources": "/data/kubelet/pod-resources",
         "cdi": "/etc/cdi",
+        "device-plugins": "/var/lib/kubelet/device-plugins",  # which the kubelet does not move
     }
     assert expected.items() <= inside.items()
     assert expected.items() <= host_paths(pod).items()

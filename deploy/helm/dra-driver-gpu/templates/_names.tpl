@@ -82,18 +82,37 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/*
-The newest version of resource.k8s.io that the cluster serves, or nothing. The Kubernetes version is asked as well,
-because `helm template` without a cluster takes everything that Helm knows for served: with --kube-version it is right.
+"true" where there is no cluster to ask, as with `helm template`: Helm knows no kinds then, not even Pod. It takes all groups
+that it was built with for served, and an older Helm does not know newer ones: the Kubernetes version tells.
+*/}}
+{{- define "dra-driver-gpu.offline" -}}
+{{- if not (.Capabilities.APIVersions.Has "v1/Pod") -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/*
+The newest version of resource.k8s.io that the cluster serves, or nothing: before 1.34 Dynamic Resource Allocation is off by
+default, and before 1.32 there is none that this driver knows. GPUs are then given out by the device-plugin API only.
 */}}
 {{- define "dra-driver-gpu.resource-api" -}}
 {{- $kube := .Capabilities.KubeVersion.Version -}}
 {{- $served := .Capabilities.APIVersions -}}
-{{- if and ($served.Has "resource.k8s.io/v1") (semverCompare ">=1.34.0-0" $kube) -}}
+{{- $offline := include "dra-driver-gpu.offline" . -}}
+{{- if and (or $offline ($served.Has "resource.k8s.io/v1")) (semverCompare ">=1.34.0-0" $kube) -}}
 resource.k8s.io/v1
 {{- else if and ($served.Has "resource.k8s.io/v1beta2") (semverCompare ">=1.33.0-0" $kube) -}}
 resource.k8s.io/v1beta2
-{{- else if $served.Has "resource.k8s.io/v1beta1" -}}
+{{- else if and ($served.Has "resource.k8s.io/v1beta1") (semverCompare ">=1.32.0-0" $kube) -}}
 resource.k8s.io/v1beta1
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where the cluster has validating admission policies: from 1.30 on. Before, RBAC alone limits the accounts. */}}
+{{- define "dra-driver-gpu.admission-policies" -}}
+{{- $expected := and (include "dra-driver-gpu.offline" .) (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if or $expected (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") -}}
+true
 {{- end -}}
 {{- end -}}
 
@@ -109,11 +128,11 @@ true
 
 {{/*
 "true" where the class of claims with adminAccess is rewritten: wanted, and the cluster has mutating admission policies
-(on by default from 1.36 on, as is what gives out GPUs in fractions). Without a cluster Helm knows no kinds, not even Pod.
+(on by default from 1.36 on, as is what gives out GPUs in fractions).
 */}}
 {{- define "dra-driver-gpu.rewrites-admin-access" -}}
 {{- $served := .Capabilities.APIVersions -}}
-{{- $expected := and (not ($served.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $expected := and (include "dra-driver-gpu.offline" .) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- if and .Values.rewriteAdminAccess (not .Values.besideOtherDriver) (or $expected ($served.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")) -}}
 true
 {{- end -}}
@@ -132,6 +151,19 @@ becomes this one's with `--take-ownership`; without it, Helm refuses.
 {{- if or (not $release) (and (eq $release .Release.Name) (eq $space .Release.Namespace)) -}}
 true
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Takes the rules in CEL out of a schema, wherever they stand. Before 1.30 the API server lacks functions that they use, and would
+refuse the CRD. The plugin and the controller refuse the same, only later.
+*/}}
+{{- define "dra-driver-gpu.without-rules" -}}
+{{- if kindIs "map" . -}}
+{{- $_ := unset . "x-kubernetes-validations" -}}
+{{- range $key, $value := . -}}{{- include "dra-driver-gpu.without-rules" $value -}}{{- end -}}
+{{- else if kindIs "slice" . -}}
+{{- range . -}}{{- include "dra-driver-gpu.without-rules" . -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 
