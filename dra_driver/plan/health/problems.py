@@ -21,6 +21,9 @@ _RESET = "reset the GPU (dra-driver health release) or reboot the node"
 _REBOOT = "reboot the node; if it happens again, have the GPU examined"
 _EXAMINE = "if it happens again, have the GPU examined"
 
+NO_ACTION = "NONE"
+"""The recovery action of a GPU that needs none (NVML_GPU_RECOVERY_ACTION_NONE)."""
+
 RECOVERY_ACTIONS: Mapping[str, str] = {
     "GPU_RESET": _RESET,
     "NODE_REBOOT": "reboot the node",
@@ -256,7 +259,7 @@ def xid_entry(number: str) -> XidEntry:
 def needs_recovery(action: str | None) -> bool:
     """Whether the GPU needs what the driver asks for. To recover the IMEX domain is asked for when
     another node is in trouble."""
-    return action not in (None, "", "NONE", "RECOVER_IMEX_DOMAIN")
+    return action not in (None, "", NO_ACTION, "RECOVER_IMEX_DOMAIN")
 
 
 def effect_of(problem: Problem, value: str, rules: HealthRules) -> Effect:

@@ -26,6 +26,7 @@ from dra_driver.model.health import (
 )
 from dra_driver.plan.health.problems import (
     MOST_REPLAYS_PER_MINUTE,
+    NO_ACTION,
     PROBLEMS,
     effect_of,
     needs_recovery,
@@ -258,7 +259,7 @@ def _conditions(reading: HealthReading, most_nvlinks: int) -> Iterator[tuple[Pro
         if is_there is not None:
             yield problem, "" if is_there else None
     if action := reading.recovery_action:
-        yield Problem.RECOVERY_ACTION, None if action == "NONE" else label_value(action)
+        yield Problem.RECOVERY_ACTION, None if action == NO_ACTION else label_value(action)
     if reading.fabric is not None:
         yield Problem.FABRIC, label_value(reading.fabric) if reading.fabric else None
     if reading.nvlinks is not None:
@@ -295,7 +296,7 @@ def _recovered(before: HealthReading, reading: HealthReading) -> bool:
     """Whether the GPU was reset, or its driver loaded anew, between two looks: the driver asks no
     longer for a recovery action, or a counter that only grows fell. That is the one of energy,
     where there is one: those of ECC can be cleared by hand."""
-    if needs_recovery(before.recovery_action) and reading.recovery_action == "NONE":
+    if needs_recovery(before.recovery_action) and reading.recovery_action == NO_ACTION:
         return True
     for counter in ("energy_mj", "pcie_replays", "uncorrectable_ecc", "correctable_ecc"):
         earlier, count = getattr(before, counter), getattr(reading, counter)

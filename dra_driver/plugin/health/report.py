@@ -5,6 +5,7 @@ Events are about the Node, and about the claims and pods that have a part of the
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
@@ -21,7 +22,7 @@ from dra_driver.model.health import (
 from dra_driver.model.processes import ContainerProcess
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.health.messages import describe_event, describe_fault, meaning
-from dra_driver.plan.health.problems import effect_of
+from dra_driver.plan.health.problems import NO_ACTION, effect_of
 from dra_driver.plan.health.state import RulesByGpu, partition_of
 from dra_driver.plan.health.taints import share_memory
 from dra_driver.plugin.metrics import HealthMetrics
@@ -63,8 +64,8 @@ class HealthReporter:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         for event in events:
             self._metrics.event(event)
-            if _effect(event, rules) is Effect.NONE:
-                self._report_event(event, by_uuid)
+        for event, pod in self._without_effect(events, rules):
+            self._report_event(event, pod, by_uuid)
         now = {_id(fault): fault for fault in faults}
         places = {(fault.gpu, fault.problem, fault.partition) for fault in faults}
         for fault_id, fault in now.items():
@@ -96,12 +97,31 @@ class HealthReporter:
             holders = _holders(self._records(), fault.gpu, fault.partition)
             self._emit(_objects(holders), "GPURecovered", about, message)
 
-    def _report_event(self, event: GpuEvent, gpus: Mapping[GpuUuid, Gpu]) -> None:
+    def _without_effect(
+        self, events: Iterable[GpuEvent], rules: RulesByGpu
+    ) -> Iterable[tuple[GpuEvent, PodUid | None]]:
+        """Those that leave no fault, and whose they are; of the processes of one pod, thousands of
+        which may fail within a moment, as one that counts them. That no recovery action is needed
+        any more is no event to tell of."""
+        counted: dict[tuple[GpuEvent, PodUid | None], GpuEvent] = {}
+        for event in events:
+            is_over = (event.problem, event.value) == (Problem.RECOVERY_ACTION, NO_ACTION)
+            if is_over or _effect(event, rules) is not Effect.NONE:
+                continue
+            pod = self._pod_of(event.pid)
+            key = (replace(event, pid=None, count=0, at=0.0), pod)
+            if (before := counted.get(key)) is not None:
+                event = replace(event, pid=None, count=before.count + event.count)
+            counted[key] = event
+        return [(event, pod) for (_, pod), event in counted.items()]
+
+    def _report_event(
+        self, event: GpuEvent, pod: PodUid | None, gpus: Mapping[GpuUuid, Gpu]
+    ) -> None:
         message = f"{_name(event.gpu, gpus)}: {describe_event(event)}"
         log.info("a GPU reported something: %s", message)
         partition = partition_of(gpus.get(event.gpu), event.gi)
         holders = list(_holders(self._records(), event.gpu, partition))
-        pod = self._pod_of(event.pid)
         of_pod = [record for record in holders if any(user.uid == pod for user in record.pods)]
         about = _about(event.gpu, event.problem, event.value)
         objects = _objects(of_pod, pod) if of_pod else _objects(holders)
@@ -127,7 +147,8 @@ class HealthReporter:
 def _objects(holders: Iterable[ClaimRecord], only: PodUid | None = None) -> Iterator[Regarding]:
     """The claims and their pods; *only*: of the pods this one alone."""
     for record in holders:
-        yield record.claim
+        if record.allocation is None:  # else the API server has no such claim
+            yield record.claim
         for pod in record.pods:
             if only in (None, pod.uid):
                 yield PodRef(record.claim.namespace, pod.name, pod.uid)

@@ -6,9 +6,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from dra_driver.k8s.events import NodeRef
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.gpus import GpuUuid, MigInfo, MigInstance
 from dra_driver.model.health import Fault, GpuEvent, Problem
 from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.plugin.health.report import HealthReporter
 from dra_driver.plugin.metrics import HealthMetrics, Metrics
 from tests.builders import gpu, gpu_uuid, holding, pod, record
@@ -156,6 +158,41 @@ def test_an_error_of_a_process_that_is_not_known_is_told_to_all_on_the_gpu(scene
     told = scene.update(events=[xid(31, pid=pid)])
 
     assert [name for name, _ in told] == ["node-1", "training", "trainer"]
+
+
+def test_errors_of_thousands_of_processes_are_told_each_pod_once(scene):
+    scene.records = (
+        record("a", holding("a"), pods=("a-1", "a-2")),
+        record("b", holding("b"), pods=("b-1",)),
+    )
+    for pid in range(3000):
+        user = ("a-1", "b-1", "elsewhere")[pid % 3]
+        scene.processes[pid] = ContainerProcess(pid, 1, pod(user).uid, "c")
+
+    told = scene.update(events=[xid(31, pid=pid) for pid in range(3000)])
+
+    assert {name for name, _ in told} == {"node-1", "a", "a-1", "a-2", "b", "b-1"}
+    assert len(told) == 3 + 3 + 6  # those of nobody who has the GPU: to all
+    messages = {event.message for event in scene.events}
+    assert len(messages) == 1
+    assert ", 1000 times;" in messages.pop()
+
+
+def test_that_no_recovery_action_is_needed_any_more_is_no_event(scene):
+    assert scene.update(events=[GpuEvent(gpu_uuid(), Problem.RECOVERY_ACTION, "NONE")]) == []
+    [told, *_] = scene.update(
+        events=[GpuEvent(gpu_uuid(), Problem.RECOVERY_ACTION, "RECOVER_IMEX_DOMAIN")]
+    )
+    assert told == ("node-1", "GPUHealthEvent")
+
+
+def test_a_pod_without_a_claim_is_told_and_no_claim_is(scene):
+    """It has the GPU by the device-plugin API."""
+    made = record("dp-1", holding("dp-1", "gpu-0"), pods=("user",))
+    allocated = DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId("gpu-0"),))
+    scene.records = (replace(made, allocation=allocated),)
+
+    assert [name for name, _ in scene.update(LOST)] == ["node-1", "user"]
 
 
 def test_who_only_looks_at_a_gpu_is_told_nothing(scene):
