@@ -11,6 +11,7 @@ from dra_driver.plan.health.messages import describe_faults
 from dra_driver.plan.health.problems import effect_of, taint_key
 
 _BY_STRENGTH = (Effect.NONE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE)
+_MOST_TAINTS = 4  # of a device in Kubernetes 1.33 and 1.34 (DeviceTaintsMaxLength); later 16
 
 
 def device_taints(device: Device, faults: Faults) -> tuple[DeviceTaint, ...]:
@@ -36,6 +37,22 @@ def device_taints(device: Device, faults: Faults) -> tuple[DeviceTaint, ...]:
         )
         for problem, same in sorted(by_problem.items())
     )
+
+
+def few_taints(taints: tuple[DeviceTaint, ...]) -> tuple[DeviceTaint, ...]:
+    """As many of *taints* as an older API server takes: of too many it would refuse the slice, and
+    offer the device as if it were well. Those stay that evict, that an administrator waits for, and
+    that are there the longest, so that none goes because another one comes."""
+    first = sorted(
+        taints,
+        key=lambda taint: (
+            -_BY_STRENGTH.index(taint.effect),
+            taint.key != taint_key(Problem.RELEASED),
+            taint.since,
+            taint.key,
+        ),
+    )[:_MOST_TAINTS]
+    return tuple(taint for taint in taints if taint in first)
 
 
 def concerns(fault: Fault, device: Device) -> bool:

@@ -25,7 +25,7 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import Profile, Rules
 from dra_driver.model.records import HoldingsByGpu
-from dra_driver.plan.health.taints import device_taints
+from dra_driver.plan.health.taints import device_taints, few_taints
 from dra_driver.plan.mig import dynamic
 from dra_driver.plan.mig.dynamic import GpuContext, MigOffer, PartitionDevices, partition_devices
 from dra_driver.plan.mig.partitions import (
@@ -140,8 +140,10 @@ def _with_taints(
     by_gpu = faults_by_gpu(faults)
     if not by_gpu:
         return devices, ()
+    # Who keeps counters of other slices takes more taints, too: both came with Kubernetes 1.35.
+    fitting = few_taints if not features.counters else tuple
     tainted = [
-        replace(device, taints=device_taints(device, faults_of_gpu))
+        replace(device, taints=fitting(device_taints(device, faults_of_gpu)))
         if (faults_of_gpu := by_gpu.get(device.gpu.uuid))
         else device
         for device in devices

@@ -49,6 +49,26 @@ def test_the_devices_of_a_sick_gpu_are_tainted_since_it_is_sick_and_no_others():
     assert offer(XID).by_name["gpu-1"] == offer().by_name["gpu-1"]
 
 
+def test_an_older_api_server_is_sent_no_more_taints_than_it_takes():
+    """Kubernetes 1.33 and 1.34 refuse a slice with more than four taints of a device."""
+    problems = (
+        *(Problem.UNCORRECTABLE_ECC, Problem.LOST, Problem.RECOVERY_ACTION),
+        *(Problem.REMAP_FAILED, Problem.XID, Problem.RELEASED),
+    )
+    faults = [Fault(gpu_uuid(), problem, "1", since=n) for n, problem in enumerate(problems, 1)]
+    effects = HealthRules(((Problem.REMAP_FAILED, Effect.NO_EXECUTE),))
+    evict = Profile("p", (ProfileEntry(GpuSelector(), Rules(health=effects), "spec.gpus[0]"),))
+
+    def keys(**features):
+        sick = offer(*faults, profile=evict, **features)
+        return [taint["key"].removeprefix("gpu.nvidia.com/") for taint in taints(sick)["gpu-0"]]
+
+    assert keys() == sorted(problems)
+    assert keys(counters=False) == [
+        *("gpu-lost", "released", "row-remap-failed", "uncorrectable-ecc")
+    ]
+
+
 def test_a_taint_without_a_value_has_none():
     (taint,) = taints(offer(LOST))["gpu-0"]
 
