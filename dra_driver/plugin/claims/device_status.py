@@ -162,7 +162,9 @@ class DeviceStatusWriter:
         self._wakes_at = float("-inf")  # when the thread looks for what is due, by the clock
         self._written: dict[ClaimUid, tuple[ClaimRef, Statuses]] = {}  # of the thread alone
         self._unread: set[ClaimUid] = set()  # somebody else may have changed what these say
+        self._failing: set[ClaimUid] = set()  # these could not be written the last time
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS, randomized=True)
+        self._again_at = float("-inf")  # when those are tried again
         self._logged_error: type[DriverError] | None = None
         self.loop: Final = Loop("device-status", self.step, _LAST_WAIT_SECONDS)
 
@@ -220,6 +222,7 @@ class DeviceStatusWriter:
         for uid in due:
             with self._lock:
                 del self._due[uid]
+            self._failing.discard(uid)
             try:
                 self._look_at(uid)
             except Unreachable as e:
@@ -228,18 +231,25 @@ class DeviceStatusWriter:
                 self._failed(uid, e)
             else:
                 self._backoff.reset()
+                self._again_at = float("-inf")
         with self._lock:
             moments = [*self._due.values(), *(() if self._all_due is None else (self._all_due,))]
         return max(_TOGETHER_SECONDS, min(moments) - self._clock()) if moments else UNTIL_WOKEN
 
     def _failed(self, uid: ClaimUid, error: DriverError) -> float:
-        seconds = self._backoff.next_seconds()
+        """The seconds until it is tried again. However many claims fail meanwhile, or how often
+        this thread is woken, the wait gets longer only when it was waited for."""
+        now = self._clock()
+        if now >= self._again_at:
+            self._again_at = now + self._backoff.next_seconds()
+        seconds = self._again_at - now
+        self._failing.add(uid)
         if type(error) is not self._logged_error:  # messages name the claim
             facts = {"error": str(error), "seconds": round(seconds, 1)}
             log.warning("the status of a claim cannot be written", extra=facts)
         self._logged_error = type(error)
         with self._lock:
-            self._due.setdefault(uid, self._clock() + seconds)
+            self._due.setdefault(uid, self._again_at)
         return seconds
 
     def _find_changes(self, now: float) -> None:
@@ -249,6 +259,8 @@ class DeviceStatusWriter:
         self._unread |= prepared - self._written.keys()
         with self._lock:
             for uid in prepared | self._written.keys():
+                if uid in self._failing:  # what is due later was to say something else
+                    self._due[uid] = now
                 self._due.setdefault(uid, now)
 
     def _look_at(self, uid: ClaimUid) -> None:
