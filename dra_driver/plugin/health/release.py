@@ -22,7 +22,12 @@ from dra_driver.model.gpus import GpuUuid, Inventory
 from dra_driver.model.health import Problem
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
-from dra_driver.plan.health.release import Release, wanted_release
+from dra_driver.plan.health.release import (
+    DEFAULT_SECONDS,
+    Release,
+    new_release,
+    wanted_release,
+)
 from dra_driver.plan.health.state import after_release
 from dra_driver.plugin.health.clear_requests import named_gpus
 from dra_driver.plugin.health.monitor import HealthMonitor
@@ -80,8 +85,13 @@ class GpuRelease:
         self._logged = ""
 
     def begin(self) -> None:
-        """Close NVML before anything opens it, if that is wanted already."""
-        if (release := self._wanted()) is not None:
+        """Close NVML before anything opens it, if that is wanted already. While the API server is
+        away: for ten minutes, if GPUs were released before the restart."""
+        release = self._wanted()
+        if release is None and (released := self._released()) and not self._is_node_known():
+            ends = self._doors.epoch() + DEFAULT_SECONDS
+            release = new_release(",".join(sorted(released)), ends)
+        if release is not None:
             self._close(release)
 
     def step(self) -> float | None:
@@ -106,6 +116,13 @@ class GpuRelease:
             self._is_unreadable = True
             self._log(f"annotation {RELEASE_ANNOTATION}: {e}")
             return None
+
+    def _is_node_known(self) -> bool:
+        try:
+            self._doors.labels.now()
+        except ApiServerError:
+            return False
+        return True
 
     def _let_go(self, release: Release) -> float:
         gpus, unknown = self._named(release)

@@ -318,6 +318,37 @@ def test_an_outage_of_the_api_server_changes_nothing_until_the_time_is_over(scen
     assert scene.annotations() == {"kept": "x"}
 
 
+def test_after_a_restart_in_an_outage_nvml_is_not_opened_for_ten_minutes(scene):
+    """Somebody may be resetting a GPU."""
+    scene.ask("gpu-0 2999-01-01T00:00:00Z")
+    scene.step()
+    scene.known, scene.gpus.closed = False, False
+    scene.start()
+
+    scene.release.begin()
+    scene.step(after=599)
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    scene.known = True
+    scene.step(after=600)
+    assert (scene.gpus.closed, scene.answer) == (True, "gpu-0 2999-01-01T00:00:00Z")
+
+    scene.known, scene.gpus.closed = False, False
+    scene.start()
+    scene.release.begin()
+    scene.step(after=601)
+    assert not scene.gpus.closed
+
+
+def test_a_restart_in_an_outage_opens_nvml_where_nothing_was_released(scene):
+    scene.known = False
+    scene.start()
+
+    scene.release.begin()
+    scene.step()
+
+    assert not scene.gpus.closed
+
+
 @pytest.mark.parametrize("request_text", ["", "all 2026-24-11T00:00:00Z"])
 def test_a_wrong_annotation_releases_nothing_and_is_said_once(scene, request_text, caplog):
     scene.ask(request_text)
