@@ -204,35 +204,42 @@ class HealthMonitor:
             return self._events_at + _FLOOD_SECONDS - now
         events = self._take_events(now)
         gpus = self._gpus_of(events, scanned.gpus)
-        readings = self._readings(now)
         rules = self._known_rules(gpus)
         with self._lock:
-            self._state = self._seen(self._state, events, readings, gpus, rules)
-            state = self._state
-        self._keep(state, now)
-        self._publish()
+            self._state = self._told(self._state, events, gpus, rules)
+        if events:  # now: a look takes long where a GPU hangs
+            self._keep_and_publish(now)
+        readings = self._readings(now)
+        with self._lock:
+            self._state = self._seen(self._state, readings, rules)
+        state = self._keep_and_publish(now)
         self._report.update(state.faults, events, gpus, rules)
         # What could not be kept is asked for again after a restart.
         seconds = self._requests.done() if self._is_kept else None
         return min(self._seconds_to_next(state, rules), seconds or math.inf)
 
+    def _told(
+        self, state: HealthState, events: Sequence[GpuEvent], gpus: Sequence[Gpu], rules: RulesByGpu
+    ) -> HealthState:
+        state = self._requests.apply(state, gpus)  # first: what comes now is not what was cleared
+        return after_events(state, events, gpus, rules, self._inputs.epoch())
+
     def _seen(
-        self,
-        state: HealthState,
-        events: Sequence[GpuEvent],
-        readings: Sequence[HealthReading],
-        gpus: Sequence[Gpu],
-        rules: RulesByGpu,
+        self, state: HealthState, readings: Sequence[HealthReading], rules: RulesByGpu
     ) -> HealthState:
         now = self._inputs.epoch()
-        state = self._requests.apply(state, gpus)  # first: what comes now is not what was cleared
-        state = after_events(state, events, gpus, rules, now)
         for reading in readings:
             state = after_reading(state, reading, rules, now)
         lost = {fault.gpu for fault in state.faults if fault.problem is Problem.LOST}
         unmonitored = self._inputs.unmonitored().keys() - lost
         state = after_registration(state, unmonitored, now)
         return settled(state, rules, now)
+
+    def _keep_and_publish(self, now: float) -> HealthState:
+        state = self._state
+        self._keep(state, now)
+        self._publish()
+        return state
 
     def _take_events(self, now: float) -> Sequence[GpuEvent]:
         with self._lock:

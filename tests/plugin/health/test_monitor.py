@@ -175,6 +175,34 @@ def test_an_event_asks_for_a_look_soon(world):
     assert world.looks == 2
 
 
+def test_an_event_is_published_before_the_gpus_are_looked_at(world):
+    """One of them may hang, and a look takes seconds then."""
+    published = []
+    look = world.look
+
+    def slow_look():
+        published.append((world.published(), world.changes))
+        return look()
+
+    world.look = slow_look
+    world.start()
+    world.step()
+    changes = world.changes
+    world.step(xid(79), after=31)
+
+    assert published[1:] == [([SICK], changes + 1)]
+
+
+def test_a_problem_that_comes_back_at_the_last_look_was_never_over(world):
+    for after, is_failed in ((0, True), (30, False), (30, False), (30, True)):
+        world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), remap_failed=is_failed)
+        world.step(after=after)
+    world.step(xid(79), after=30)
+
+    assert world.scan()[0].since == 1000
+    assert world.changes == 2
+
+
 def test_gpus_of_which_none_answers_are_looked_at_less_and_less_often(world):
     world.readings = {gpu_uuid(0): NodeError("it does not answer")}
     for _ in range(3600):
