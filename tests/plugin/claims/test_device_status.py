@@ -449,3 +449,47 @@ def test_one_claim_that_is_refused_keeps_no_other_from_being_written(world: Worl
     world.go_on()
 
     assert world.ready("b") == [PREPARED]
+
+
+def test_many_claims_that_fail_at_once_are_tried_again_soon(world: World) -> None:
+    """As of a plugin that starts while the API server is away."""
+    names = [f"claim-{n}" for n in range(12)]
+    for name in names:
+        world.prepare("gpu-0", name=name)
+    world.server.fail(403, "PATCH", "resourceclaims", times=2 * len(names))
+    world.go_on(1.5)
+    assert world.writes >= len(names)
+
+    world.go_on(20.0)
+
+    assert [world.ready(name) for name in names] == [[PREPARED]] * len(names)
+
+
+def test_changes_while_the_api_server_is_away_make_the_wait_no_longer(world: World) -> None:
+    world.server.fail(500, "PATCH", "resourceclaims", times=100)
+    for name in ("a", "b", "c"):
+        world.prepare("gpu-0", name=name)
+    world.go_on(2.0)
+    for n in range(20):
+        world.sick = {"gpu-0": (HealthStatus.UNHEALTHY, f"Xid {n}")}
+        world.writer.health_changed()
+        world.writer.step()
+    world.server.heal()
+    world.go_on(20.0)
+
+    told = [("False", "Unhealthy", "Xid 19")]
+    assert [world.ready(name) for name in ("a", "b", "c")] == [told] * 3
+
+
+def test_a_change_of_health_does_not_wait_for_what_failed_before(world: World) -> None:
+    world.server.fail(403, "PATCH", "resourceclaims", times=100)
+    for name in ("a", "b"):
+        world.prepare("gpu-0", name=name)
+    world.go_on(1200.0)
+    world.server.heal()
+    world.sick = {"gpu-0": (HealthStatus.UNHEALTHY, "Xid 79")}
+    world.writer.health_changed()
+    world.go_on(5.0)
+
+    told = [("False", "Unhealthy", "Xid 79")]
+    assert [world.ready(name) for name in ("a", "b")] == [told] * 2
