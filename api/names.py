@@ -71,6 +71,7 @@ DEVICE_PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"  # as NVID
 # label of a ControllerRevision that names its profile.
 PROFILE_REVISION_ANNOTATION: Final = "gpu.nvidia.com/profile-revision"
 GPUS_CONFIGURED: Final = "GPUsConfigured"
+GPUS_ALLOCATED_BY: Final = "GPUsAllocatedBy"  # the condition that says by which API, and why
 REVISION_PROFILE_LABEL: Final = f"{CONFIG_GROUP}/node-profile"
 
 # The annotation of a Node by which an administrator says which GPUs are well again: "gpu-0,gpu-3",

@@ -28,6 +28,12 @@ from enum import StrEnum
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_conditions import (
+    LONGEST_MESSAGE,
+    NodeCondition,
+    bounded,
+    first_names,
+)
 
 KubeletVersion = tuple[int, int]  # 1.28
 
@@ -194,3 +200,36 @@ def other_device_plugin(sockets: Sequence[str], resources: Sequence[str]) -> str
         f"another device plugin gives out the GPUs of this node ({signs}): remove it from this "
         "node (NVIDIA's: its DaemonSet, or devicePlugin.enabled=false of the GPU operator)"
     )
+
+
+def api_condition(choice: ApiChoice) -> NodeCondition | None:
+    """What the Node says of *choice*. None: nothing is chosen yet.
+
+    ============================  ====== =====================
+    the node                      status reason
+    ============================  ====== =====================
+    gives GPUs out by an API      True   ``DRA``, ``DevicePlugin``
+    goes to the other one now     False  the one that it leaves
+    another device plugin does    False  ``OtherDevicePlugin``
+    ============================  ====== =====================
+    """
+    if choice.serving is None:
+        return None
+    status = "True" if choice.offering else "False"
+    if choice.other_plugin:
+        message = bounded(choice.other_plugin, LONGEST_MESSAGE)
+        return NodeCondition(status, "OtherDevicePlugin", message)
+    return NodeCondition(status, str(choice.serving), choice_text(choice, LONGEST_MESSAGE))
+
+
+def choice_text(choice: ApiChoice, room: int) -> str:
+    """Why it is that API, what the node goes to, and who it waits for, as far as there is room."""
+    if choice.wanted in (None, choice.serving):
+        return bounded("; ".join(filter(None, (choice.why, choice.problem))), room)
+    because = "; ".join(filter(None, (choice.why, choice.problem)))
+    text = bounded(f"{choice.wanted} is to come: {because}", room // 2)
+    if not choice.waits_for:
+        return f"{text}; nothing is given out meanwhile"
+    text += "; waits for "
+    count = len(choice.waits_for)
+    return text + (first_names(choice.waits_for, count, room - len(text)) or f"{count} pods")

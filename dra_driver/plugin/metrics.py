@@ -1,6 +1,7 @@
 """What the plugin counts, for Prometheus. ``run`` makes one registry for the process."""
 
 from collections.abc import Callable, Iterable, Sequence, Sized
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +16,7 @@ from dra_driver.base.errors import DriverError
 from dra_driver.k8s.claims import ClaimRef
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import Faults, GpuEvent, Problem
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.memory.usage import ClaimMemoryUsage
 from dra_driver.plan.mps.usage import ClaimMpsUsage
 
@@ -150,6 +152,10 @@ class HealthMetrics:
 _BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
+def _number(is_on: Callable[[AllocationApi], bool], api: AllocationApi) -> float:
+    return 1 if is_on(api) else 0
+
+
 class Metrics:
     """Observed by the service (requests), the publisher (slices) and the loops of ``run``.
 
@@ -189,6 +195,12 @@ class Metrics:
         self._lost_instances = self._gauge("mig_lost_instances", "Claims that lost a MIG instance.")
         self._profile_problems = self._gauge(
             "profile_problems", "1 while the profile that the node should have cannot be used."
+        )
+        self._api = Gauge(
+            "dra_driver_allocation_api",
+            "1 for the API by which this node gives its GPUs out now: DRA or DevicePlugin.",
+            ("api",),
+            registry=self.registry,
         )
         self._limits_offered = self._gauge(
             "memory_limits_offered", "1 if NVIDIA's driver limits memory by cgroup on this node."
@@ -232,6 +244,11 @@ class Metrics:
     def watch_profile(self, problem: Callable[[], str | None]) -> None:
         """Ask at each scrape."""
         self._profile_problems.set_function(lambda: 1 if problem() else 0)
+
+    def watch_api(self, is_on: Callable[[AllocationApi], bool]) -> None:
+        """Ask at each scrape."""
+        for api in (AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN):
+            self._api.labels(api.value).set_function(partial(_number, is_on, api))
 
     def watch_memory_limits(self, offered: Callable[[], bool]) -> None:
         """Ask at each scrape."""

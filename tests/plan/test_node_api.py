@@ -12,6 +12,7 @@ from dra_driver.plan.node_api import (
     ApiChoice,
     ApiState,
     NodeApiFacts,
+    api_condition,
     api_state,
     choose_api,
     held_api,
@@ -20,6 +21,7 @@ from dra_driver.plan.node_api import (
     kubelet_version,
     other_device_plugin,
 )
+from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
 from tests.builders import allocated_record, record
 
 AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
@@ -237,3 +239,49 @@ def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() ->
     by_resource = other_device_plugin((), ("nvidia.com/gpu",))
     assert "nvidia.com/gpu is allocatable on the Node" in by_resource
     assert all("remove it from this node" in text for text in (by_socket, by_resource))
+
+
+def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
+    assert api_condition(ApiChoice(why="the profile is not known")) is None
+    served = choose_api(NEW)
+    because = "DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
+    assert api_condition(served) == NodeCondition("True", "DRA", because)
+    refused = choose_api(replace(NEW, asked=DRA, kubelet=(1, 28)))
+    condition = api_condition(refused)
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("True", "DevicePlugin")
+    assert "the profile says api: DRA, but" in condition.message
+
+
+def test_the_node_says_what_it_waits_for_and_when_it_changes() -> None:
+    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("pod default/train",))
+    because = "DRA is to come: DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
+    assert api_condition(choose_api(node)) == NodeCondition(
+        "True", "DevicePlugin", f"{because}; waits for pod default/train"
+    )
+    assert api_condition(choose_api(replace(node, holders=()))) == NodeCondition(
+        "False", "DevicePlugin", f"{because}; nothing is given out meanwhile"
+    )
+
+
+def test_the_node_names_another_device_plugin() -> None:
+    choice = choose_api(replace(NEW, other_plugin="another device plugin is here"))
+    assert api_condition(choice) == NodeCondition(
+        "False", "OtherDevicePlugin", "another device plugin is here"
+    )
+
+
+@given(
+    st.lists(st.text("abc-/", min_size=1, max_size=253), max_size=200),
+    st.text("x ", max_size=3000),
+    st.text("y ", max_size=3000),
+)
+def test_whoever_the_node_waits_for_the_condition_is_bounded(
+    names: list[str], why: str, problem: str
+) -> None:
+    for waits_for in ((), tuple(names)):
+        for wanted in (DRA, DEVICE_PLUGIN):
+            choice = ApiChoice(DRA, True, wanted, why, waits_for, problem)
+            condition = api_condition(choice)
+            assert condition is not None
+            assert len(condition.message) <= LONGEST_MESSAGE

@@ -66,6 +66,14 @@ def offered(server: ApiServer) -> bool:
     return bool(server.objects("resourceslices"))
 
 
+def told(server: ApiServer) -> str:
+    """What the Node says of the API."""
+    (node,) = server.objects("nodes")
+    conditions = node["status"].get("conditions") or ()
+    said = (each for each in conditions if each["type"] == "GPUsAllocatedBy")
+    return next((f"{each['reason']}: {each['message']}" for each in said), "")
+
+
 def make_old(server: ApiServer) -> None:
     """A cluster before DRA."""
     server.served = []
@@ -155,13 +163,17 @@ def test_a_node_goes_to_the_device_plugin_api_once_its_claims_have_ended_and_bac
 ) -> None:
     train = put(server, "gpu-0", name="train")
     kubelet.prepare([train])
+    assert server.wait(lambda: told(server) == "DRA: the profile says api: DRA")
     choose(server, "plugin")
-    time.sleep(1.0)
+    waits = "DRA: DevicePlugin is to come: the profile says api: DevicePlugin; waits for claim "
+    assert server.wait(lambda: told(server) == f"{waits}default/train")
     assert offered(server)
     node.give_back(train)
     kubelet.wait_until_gone(DRIVER)
     assert not offered(server)
     assert '"DevicePlugin"' in served_api(home)
+    because = "DevicePlugin: the profile says api: DevicePlugin"
+    assert server.wait(lambda: told(server) == because)
 
     choose(server, "dra")
     node.wait_for_dra()

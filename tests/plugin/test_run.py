@@ -158,8 +158,8 @@ def status_of_node(server: ApiServer) -> dict[str, Any]:
 
 
 def message_of_node(server: ApiServer) -> str:
-    conditions = status_of_node(server).get("conditions") or [{"message": ""}]
-    return str(conditions[0]["message"])
+    conditions = status_of_node(server).get("conditions") or ()
+    return next((str(c["message"]) for c in conditions if c["type"] == "GPUsConfigured"), "")
 
 
 def offered(server: ApiServer) -> list[str]:

@@ -10,8 +10,7 @@ the message has the names, so that it is read back::
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import intern
 from typing import Any
 
@@ -21,9 +20,14 @@ from pydantic import Field
 from api.names import GPUS_CONFIGURED, PROFILE_REVISION_ANNOTATION
 from api.strict import ConfigError, problem_message, show_name
 from dra_driver.model.node_profiles import NodeReport, NodeView
+from dra_driver.plan.node_conditions import (
+    LONGEST_MESSAGE,
+    NodeCondition,
+    bounded,
+    first_names,
+)
 from dra_driver.plan.profiles.revisions import ApiDocument, ObjectMetadata
 
-LONGEST_MESSAGE = 1024  # characters
 _PROFILE_IN_FORCE = "ProfileInForce"
 _GPUS_PENDING = "GPUsPending"
 _PROFILE_REFUSED = "ProfileRefused"
@@ -42,16 +46,7 @@ _PENDING = re.compile(
 _MORE = re.compile(r" and [0-9]+ more$")
 
 
-@dataclass(frozen=True, slots=True)
-class ReportCondition:
-    """The fields of the condition that a report becomes; the times are for who writes it."""
-
-    status: str  # "True" or "False"
-    reason: str
-    message: str
-
-
-class _NodeCondition(ApiDocument):
+class _ReportedCondition(ApiDocument):
     type: str
     status: str
     message: str = ""
@@ -66,7 +61,7 @@ class _Node(ApiDocument):
     status: _NodeStatus = Field(default_factory=_NodeStatus)
 
 
-def report_condition(report: NodeReport) -> ReportCondition:
+def report_condition(report: NodeReport) -> NodeCondition:
     """The condition that says *report*: at most LONGEST_MESSAGE characters, the number of pending
     GPUs always among them."""
     name = show_name(report.profile)
@@ -78,17 +73,17 @@ def report_condition(report: NodeReport) -> ReportCondition:
         head = f"NodeProfile {name}: "
     room = LONGEST_MESSAGE - len(head)
     if report.refusal:
-        refusal = _bounded(_REFUSED + report.refusal, room)
-        return ReportCondition("False", _PROFILE_REFUSED, head + refusal)
+        refusal = bounded(_REFUSED + report.refusal, room)
+        return NodeCondition("False", _PROFILE_REFUSED, head + refusal)
     if report.pending:
-        return ReportCondition("True", _GPUS_PENDING, head + _pending(report, room))
-    return ReportCondition("True", _PROFILE_IN_FORCE, head + _IN_FORCE)
+        return NodeCondition("True", _GPUS_PENDING, head + _pending(report, room))
+    return NodeCondition("True", _PROFILE_IN_FORCE, head + _IN_FORCE)
 
 
 def read_report(condition: Any) -> NodeReport | None:
     """The report that *condition*, a part of a Node, says. None: it says none."""
     try:
-        parsed = _NodeCondition.model_validate(condition)
+        parsed = _ReportedCondition.model_validate(condition)
     except pydantic.ValidationError:
         return None
     match = _MESSAGE.fullmatch(parsed.message)
@@ -146,19 +141,5 @@ def _pending(report: NodeReport, room: int) -> str:
     count = report.pending
     one = "1 GPU changes when no claim holds it"
     text = one if count == 1 else f"{count} GPUs change when no claim holds them"
-    names = _first_names(report.pending_gpus, count, room - len(text) - len(": "))
+    names = first_names(report.pending_gpus, count, room - len(text) - len(": "))
     return f"{text}: {names}" if names else text
-
-
-def _first_names(names: Sequence[str], count: int, room: int) -> str:
-    """As many of *names* as there is *room* for; how many of *count* are not named."""
-    for shown in range(len(names), 0, -1):
-        more = f" and {count - shown} more" if count > shown else ""
-        text = ", ".join(names[:shown]) + more
-        if len(text) <= room:
-            return text
-    return ""
-
-
-def _bounded(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"

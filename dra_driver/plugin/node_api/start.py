@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
+from api.names import GPUS_ALLOCATED_BY
 from dra_driver.base import inotify
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
@@ -15,9 +16,16 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
-from dra_driver.plan.node_api import KubeletVersion, held_api, kubelet_version
+from dra_driver.plan.node_api import (
+    ApiState,
+    KubeletVersion,
+    api_condition,
+    held_api,
+    kubelet_version,
+)
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
 
 _LOOK_SECONDS: Final = 30.0  # between looks at this machine, of which the kernel tells us as well
@@ -39,8 +47,26 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.kubelet_version = lambda: _kubelet_version(parts.labels)
     parts.readiness["api"] = lambda: _not_ready(parts)
     _look_on_changes(parts, chooser, loop.soon)
+    _tell(parts, chooser, stack)
     loop.start()
     stack.callback(_stop, loop, changes)
+
+
+def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
+    """The Node says which API it is, and so do metrics."""
+    node_api = parts.node_api
+    condition = ConditionWriter(
+        parts.api,
+        parts.labels,
+        GPUS_ALLOCATED_BY,
+        lambda: api_condition(node_api.choice),
+        parts.is_newest,
+    )
+    chooser.changed = condition.update
+    parts.labels.start(condition.update, 0.0)  # it is gone with a Node that registered again
+    parts.metrics.watch_api(lambda api: node_api.state(api) is ApiState.ON)
+    condition.loop.start()
+    stack.callback(condition.loop.stop)
 
 
 def _look_on_changes(

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
+    GPUS_CONFIGURED,
     PROFILE_REVISION_ANNOTATION,
     RELEASE_ANNOTATION,
     RELEASED_ANNOTATION,
@@ -18,16 +19,18 @@ from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher
 from dra_driver.model.gpus import UnavailableGpu
-from dra_driver.model.node_profiles import NodeReport
 from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES, ApiFeatures
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.known_gpus import KnownGpusFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.node_api import ApiState
+from dra_driver.plan.node_conditions import NodeCondition
+from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plugin.node_api.current import NodeApi
+from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
-from dra_driver.plugin.publish.condition import ConditionWriter, node_report
+from dra_driver.plugin.publish.condition import node_report
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
 from dra_driver.plugin.publish.scanner import DeviceScanner
@@ -143,15 +146,16 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
     if not parts.settings.revision_namespace:
         return
 
-    def report() -> NodeReport | None:
+    def report() -> NodeCondition | None:
         scanned_at = scanner.scanned_at  # first: what is read next is not older
         state, gpus = parts.profile.state, dict.fromkeys(scanner.pending_gpus)
         if layouts := parts.pending_layouts:
             every = parts.node.inventory().gpus
             gpus |= dict.fromkeys(gpu.name for gpu in every if gpu.uuid in layouts)
-        return node_report(state, scanned_at, gpus)
+        reported = node_report(state, scanned_at, gpus)
+        return report_condition(reported) if reported else None
 
-    condition = ConditionWriter(parts.api, parts.labels, report, parts.is_newest)
+    condition = ConditionWriter(parts.api, parts.labels, GPUS_CONFIGURED, report, parts.is_newest)
     scanner.scanned = condition.update
     parts.labels.start(condition.update, 0.0)  # it is gone with a Node that registered again
     condition.loop.start()

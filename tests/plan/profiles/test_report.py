@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from api.strict import ConfigError
 from dra_driver.model.node_profiles import NodeReport, NodeView
+from dra_driver.plan.node_conditions import LONGEST_MESSAGE
 from dra_driver.plan.profiles.report import (
-    LONGEST_MESSAGE,
     read_node,
     read_report,
     report_condition,

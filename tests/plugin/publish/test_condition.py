@@ -9,8 +9,10 @@ import pytest
 from dra_driver.base.errors import NodeError, NotFound, SettingsError, Unreachable
 from dra_driver.model.node_profiles import NodeReport
 from dra_driver.model.profiles import Profile
+from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plan.profiles.selection import SelectedProfile
-from dra_driver.plugin.publish.condition import ConditionWriter, node_report
+from dra_driver.plugin.node_condition import ConditionWriter
+from dra_driver.plugin.publish.condition import node_report
 from dra_driver.plugin.publish.profiles import ActiveProfileState
 from tests.plugin.publish.node_profiles import NODE, ChoosingNode
 from tests.plugin.publish.test_scanner import Scene
@@ -34,7 +36,11 @@ class Reporting:
 
     def restart(self, client):
         self.writer = ConditionWriter(
-            client, self.node, lambda: self.report, lambda: self.is_newest
+            client,
+            self.node,
+            "GPUsConfigured",
+            lambda: self.report and report_condition(self.report),
+            lambda: self.is_newest,
         )
 
     def write(self, report=None):

@@ -1,0 +1,30 @@
+"""Conditions of a Node as values, and how much fits into one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LONGEST_MESSAGE = 1024  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """What a condition says; the times are for who writes it."""
+
+    status: str  # "True" or "False"
+    reason: str
+    message: str
+
+
+def first_names(names: Sequence[str], count: int, room: int) -> str:
+    """As many of *names* as there is *room* for; how many of *count* are not named."""
+    for shown in range(len(names), 0, -1):
+        more = f" and {count - shown} more" if count > shown else ""
+        text = ", ".join(names[:shown]) + more
+        if len(text) <= room:
+            return text
+    return ""
+
+
+def bounded(text: str, room: int) -> str:
+    """*text*, as far as there is *room* for it."""
+    return text if len(text) <= room else f"{text[: room - 1]}…"
