@@ -96,8 +96,14 @@ def _policy(devices: DevicesById) -> AllocationPolicy:
 class _Gpu:
     """What others have of a GPU, and what this container has."""
 
+    listed: int = 0  # all devices of it
     given_out: int = 0
     taken: int = 0
+
+    @property
+    def used(self) -> float:
+        """How much of it others have, 0 … 1."""
+        return self.given_out / self.listed if self.listed else 0.0
 
 
 @dataclass(slots=True)
@@ -127,8 +133,9 @@ def _units(
     counts: dict[GpuUuid, _Gpu] = defaultdict(_Gpu)
     given_out = Counter(map(uuid_of, devices.keys() - {*free, *included}))
     taken = Counter(map(uuid_of, included))
-    for uuid, number in given_out.items():
-        counts[gpus[uuid].uuid].given_out += number
+    for uuid, number in Counter(map(uuid_of, devices)).items():
+        counts[gpus[uuid].uuid].listed += number
+        counts[gpus[uuid].uuid].given_out += given_out[uuid]
     for uuid, number in taken.items():
         counts[gpus[uuid].uuid if uuid in gpus else uuid].taken += number
     ids: dict[GpuUuid, list[DeviceId]] = defaultdict(list)
@@ -153,8 +160,8 @@ def _spread(units: Sequence[_Unit], number: int, *, most_used: bool) -> Iterator
     given out, or least."""
     sign = -1 if most_used else 1
 
-    def rank(unit: _Unit) -> tuple[int, ...]:
-        used = (sign * unit.gpu.given_out, sign * unit.given_out)
+    def rank(unit: _Unit) -> tuple[float, ...]:
+        used = (sign * unit.gpu.used, sign * unit.given_out)
         return (unit.gpu.taken, unit.taken, *used, unit.place)
 
     queue = [(rank(unit), unit.place, unit) for unit in units]

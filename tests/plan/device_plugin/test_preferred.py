@@ -86,6 +86,17 @@ def test_replicas_are_chosen_as_the_profile_says(policy, free, size, expected):
     assert Counter(minor for minor, _ in places(chosen)) == expected
 
 
+@pytest.mark.parametrize(("policy", "minor"), [(AUTO, 0), (DISTRIBUTED, 1)])
+def test_of_gpus_with_different_replicas_the_part_counts_that_is_given_out(policy, minor):
+    """A half of GPU 0 is more than three tenths of GPU 1."""
+    rules = Rules(allocation_policy=policy)
+    parts = [Device(gpu(0), Replica(place, 2, None), rules) for place in range(2)]
+    tenths = [Device(gpu(1), Replica(place, 10, None), rules) for place in range(10)]
+    free = [replica(0, 1), *(replica(1, place) for place in range(3, 10))]
+
+    assert places(choose(Offer((*parts, *tenths)), free, 1))[0][0] == minor
+
+
 def test_of_one_gpu_the_first_replicas_are_taken():
     offer = offer_of(gpu(0), replicas=12, limited=False)
     free = [replica(0, place) for place in (11, 10, 2, 9)]
