@@ -56,6 +56,7 @@ class FakeNode:
         self.namespaces: dict[MpsNamespaceName, MpsNamespace] = {}  # that the MPS agent serves
         self.agent = True  # whether there is one
         self.protocol = 3
+        self.pipe_directory = "/run/mps/pipe"  # with protocol 2
         self.offers_limits = True
         self.mig = FakeMig(inventory)
 
@@ -150,7 +151,7 @@ class FakeNode:
         if self.namespaces.setdefault(namespace.name, namespace) != namespace:
             raise NodeError(f"namespace {namespace.name} exists already with other limits")
         protocol = self.protocol
-        directory = f"/run/mps/{namespace.name}" if protocol == 3 else "/run/mps/pipe"
+        directory = f"/run/mps/{namespace.name}" if protocol == 3 else self.pipe_directory
         return ServedNamespace(
             namespace, protocol, directory, "" if protocol == 3 else "/run/mps/shm"
         )

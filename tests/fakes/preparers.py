@@ -37,6 +37,7 @@ def preparer_of(
     ledger: Ledger,
     files: ClaimFiles,
     timeouts: CallTimeouts | None = None,
+    mps_dir: str = "",
     **fields: Any,
 ) -> Preparer:
     """*fields*: others of ``PrepareDependencies``; where they do not say, no pod can be read, no
@@ -51,7 +52,9 @@ def preparer_of(
         node=node, offers=offers, claims=claims, ledger=ledger, files=files, **others | fields
     )
     return Preparer(
-        DriverIdentity(DRIVER, POOL), dependencies, timeouts or CallTimeouts(all=5, hand_over=0.1)
+        DriverIdentity(DRIVER, POOL, mps_dir=mps_dir),
+        dependencies,
+        timeouts or CallTimeouts(all=5, hand_over=0.1),
     )
 
 

@@ -189,17 +189,20 @@ def unrecorded(
 ) -> tuple[DeviceAllocation, ...]:
     """What pods have of our resources and nothing is recorded of; sorted."""
     known = {record.allocation for record in records if record.completed}
-    living = [each for each in containers if pods is None or _lives(each.pod, pods)]
-    return tuple(
-        sorted(held_allocations(living, names) - known, key=lambda each: (each.resource, each.ids))
-    )
+    held = held_allocations(containers, pods, names)
+    return tuple(sorted(held - known, key=lambda each: (each.resource, each.ids)))
 
 
 def held_allocations(
-    containers: Iterable[AllocatedContainer], names: ResourceNames
+    containers: Iterable[AllocatedContainer], pods: Pods | None, names: ResourceNames
 ) -> frozenset[DeviceAllocation]:
-    """What containers have of our resources, as the kubelet says; also those that have ended."""
-    return frozenset(allocation_of(each) for each in containers if is_ours(each.resource, names))
+    """What containers have of our resources, without those of pods that have ended. The kubelet
+    goes on to say what these had, until it gives something out again."""
+    return frozenset(
+        allocation_of(each)
+        for each in containers
+        if is_ours(each.resource, names) and (pods is None or _lives(each.pod, pods))
+    )
 
 
 def _lives(uid: PodUid, pods: Pods) -> bool:

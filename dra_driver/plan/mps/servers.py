@@ -4,10 +4,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_driver.model.gpus import GpuUuid, is_mig_uuid
-from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.model.mps import (
+    ALL_CORES,
+    PROTOCOL_3_DRIVER_VERSION,
+    MpsLimits,
+    MpsNamespace,
+    MpsNamespaceName,
+    ServedNamespace,
+    mps_server_name,
+)
 
 _MIB = 1 << 20
-_OF_INSTANCES = 2
+_OF_INSTANCES, PROTOCOL_3 = 2, 3
 
 
 def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
@@ -16,6 +24,20 @@ def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
     Protocol 3 is not said to work where MIG is on: an instance is served with protocol 2.
     """
     return min(newest, _OF_INSTANCES) if any(map(is_mig_uuid, gpus)) else newest
+
+
+def served_ahead(
+    namespace: MpsNamespace, mps_dir: str, driver_major: int
+) -> ServedNamespace | None:
+    """What clients of *namespace* will be able to use once the server for everybody is there.
+
+    *mps_dir*: where the agent has its servers. None: it is not known before (protocol 3).
+    """
+    newest = PROTOCOL_3 if driver_major >= PROTOCOL_3_DRIVER_VERSION else _OF_INSTANCES
+    if not mps_dir or namespace.tenant or protocol_over(namespace.gpus, newest) == PROTOCOL_3:
+        return None
+    directory = f"{mps_dir}/{mps_server_name(namespace.gpus)}"
+    return ServedNamespace(namespace, _OF_INSTANCES, f"{directory}/pipe", f"{directory}/shm")
 
 
 def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:

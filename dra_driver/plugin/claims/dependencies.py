@@ -39,3 +39,4 @@ class DriverIdentity:
     driver: str
     pool: str  # the pool that this node publishes
     hook: str | None = None  # the host's path of nvidia-cdi-hook
+    mps_dir: str = ""  # where the MPS agent has its servers; empty: there is none

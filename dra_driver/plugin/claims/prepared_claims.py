@@ -87,21 +87,25 @@ class PreparedClaims:
                 self._change_pods(record, record.used_in(namespace), pods)
             return record is not None
 
-    def serve_again(self, uid: ClaimUid) -> None:
-        """Have the MPS agent serve what it does not know any more of a prepared claim."""
+    def serve_again(self, uid: ClaimUid) -> bool:
+        """Have the MPS agent serve what it does not know any more of a prepared claim. False: its
+        containers know another directory for that."""
+        same = True
         with self.alone_with(uid):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
-                return
+                return same
             for namespace in record.namespaces:
                 served = self._node.serve(namespace)
                 if served.pipe_directory not in (record.spec or ""):
+                    same = False
                     # Containers keep what they were given, and a restarted one gets it again.
                     log.error(
                         "a claim is served in another directory than its containers know: its "
                         "pods have to be created again",
                         extra={"claim": str(record.claim), "directory": served.pipe_directory},
                     )
+        return same
 
     def end_unknown(self, namespace: MpsNamespace) -> None:
         """Have the MPS agent end *namespace*, which no record is of; not beside a prepare of its

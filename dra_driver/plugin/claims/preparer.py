@@ -16,19 +16,22 @@ from dra_driver.base.errors import (
     ClaimRecordLost,
     DeviceHeldByClaim,
     DriverError,
+    MpsAgentUnreachable,
     NodeError,
+    TimedOut,
 )
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid
-from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import Offer
 from dra_driver.model.records import AllocationClaim, ClaimRecord
 from dra_driver.model.steps import CreatePartition, ServeMpsNamespace
 from dra_driver.plan.mig.claims import with_created
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
+from dra_driver.plan.mps.servers import served_ahead
 from dra_driver.plan.prepare.cdi_spec import claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
 from dra_driver.plan.prepare.results import (
@@ -267,7 +270,7 @@ class Preparer:
                 documents = self._documents(plan)
             if capabilities := _capabilities(plan):  # they are there with their partitions
                 nodes = self._device_files(plan, driver, capabilities)
-            return self._complete(plan, nodes, documents, self._serve(plan.record))
+            return self._complete(plan, nodes, documents, self._serve(plan))
         except (DriverError, PodsNeeded):
             # The first error is reported.
             self._quietly(plan.record, partial(self._give_up, plan.record, begun, before))
@@ -298,12 +301,24 @@ class Preparer:
         for _, alike in itertools.groupby(steps, key=type):
             in_parallel(carry_out, tuple(alike))
 
-    def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
+    def _serve(self, plan: ClaimPlan) -> Mapping[MpsNamespaceName, ServedNamespace]:
         """What the clients of MPS can use."""
+        serve = partial(self._serve_in_time, plan)
         return {
-            served.namespace.name: served
-            for served in in_parallel(self._node.serve, record.namespaces)
+            served.namespace.name: served for served in in_parallel(serve, plan.record.namespaces)
         }
+
+    def _serve_in_time(self, plan: ClaimPlan, namespace: MpsNamespace) -> ServedNamespace:
+        """All pods of the node wait for an allocation, and a server may have to start first: it is
+        seen to that it serves before the container starts (``plugin.device_plugin``)."""
+        try:
+            return self._node.serve(namespace)
+        except (TimedOut, MpsAgentUnreachable):
+            major = min(grant.device.gpu.driver_version.major for grant in plan.grants)
+            ahead = served_ahead(namespace, self._names.mps_dir, major)
+            if ahead is None or not isinstance(plan.claim, AllocationClaim):
+                raise
+            return ahead
 
     def _device_files(
         self, plan: ClaimPlan, driver: DriverFiles, capabilities: tuple[str, ...] = ()

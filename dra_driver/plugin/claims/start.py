@@ -55,7 +55,10 @@ def _preparer(parts: PluginParts) -> Preparer:
 
     parts.lease = PluginLease(settings.plugin_dir, settings.pod_uid or "this node", recover)
     names = DriverIdentity(
-        settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None
+        settings.driver_name,
+        settings.node_name,
+        settings.nvidia_cdi_hook or None,
+        settings.mps_socket.rpartition("/")[0],
     )
     dependencies = PrepareDependencies(
         parts.node,

@@ -83,7 +83,7 @@ ClaimOf = Callable[[DeviceAllocation, Offer, ResourceNames, str], AllocationClai
 # All pods of the node wait for an Allocate, and the kubelet waits without an end.
 _ALLOCATE_SECONDS: Final = 0.9
 _ALLOCATE: Final = CallTimeouts(all=0.6, hand_over=0.3)
-_WORK_SECONDS, _UNDO_SECONDS = 0.8, 0.15  # for the MPS agent, which is another process
+_WORK_SECONDS, _UNDO_SECONDS = 0.7, 0.15  # for the MPS agent, which is another process
 _ALLOCATES_AT_ONCE: Final = 16
 # The kubelet gives up PreStartContainer after 30 s, and asks again.
 _PRE_START_SECONDS: Final = 27.0
@@ -225,8 +225,11 @@ class Allocations:
         record = self._ledger.known(ref.uid)
         if record is None or not record.completed:
             raise NodeError(f"{_text(allocation)}: it was taken back at once; it is tried again")
-        if record.namespaces:
-            self._preparer.prepared_claims.serve_again(ref.uid)
+        if record.namespaces and not self._preparer.prepared_claims.serve_again(ref.uid):
+            raise NodeError(
+                f"{_text(allocation)}: its MPS server is in another directory than the kubelet was "
+                "answered; delete the pod"
+            )
         return record
 
     def give_to(self, record: ClaimRecord, pods: Sequence[AllocatedPod]) -> None:

@@ -86,8 +86,8 @@ class AllocationReconciler:
         if state is ApiState.OFF and not self._recorded():
             return UNTIL_WOKEN
         containers = self._pods.containers()
-        self.held = held_allocations(containers, self._names)
         pods = self._pods.pods() if containers or self._recorded() else {}
+        self.held = held_allocations(containers, pods, self._names)
         if state is not ApiState.OFF:
             for allocation in unrecorded(containers, self._recorded(), pods, self._names):
                 self._prepare_again(allocation)

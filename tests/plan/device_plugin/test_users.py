@@ -175,7 +175,18 @@ def test_ours_is_what_a_node_may_have_listed_under_some_profile():
     assert all(is_ours(ResourceName(each), NAMES) for each in ours)
     assert not is_ours(ResourceName("nvidia.com/pgpu"), NAMES)
     assert not is_ours(ResourceName("nvidia.com/mig-1g.10gb"), ResourceNames(mig_prefix=""))
-    assert held_allocations([container("a", "0")], NAMES) == {allocation("0")}
+
+
+def test_what_a_pod_had_that_has_ended_is_held_no_more():
+    containers = [container("a", "0"), container("b", "1"), container("gone", "2")]
+    known = pods(node_pod("a"), node_pod("b", ended=True))
+
+    assert held_allocations(containers, known, NAMES) == {allocation("0")}
+    assert held_allocations(containers, None, NAMES) == {
+        allocation("0"),
+        allocation("1"),
+        allocation("2"),
+    }
 
 
 def test_of_a_node_that_gives_nothing_more_out_only_what_is_held_stays_healthy():

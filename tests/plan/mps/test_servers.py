@@ -6,7 +6,13 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
-from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.model.mps import (
+    MpsLimits,
+    MpsNamespace,
+    MpsNamespaceName,
+    ServedNamespace,
+    mps_server_name,
+)
 from dra_driver.plan.mps.servers import (
     NamespaceDifferences,
     compare_namespaces,
@@ -14,6 +20,7 @@ from dra_driver.plan.mps.servers import (
     describe_limits,
     least_limits,
     protocol_over,
+    served_ahead,
 )
 
 GIB = 1 << 30
@@ -97,3 +104,28 @@ def test_it_is_said_in_percent_and_mib():
 def test_a_mig_instance_is_served_with_protocol_2_and_a_gpu_with_the_newest(newest):
     assert protocol_over([GpuUuid("MIG-1")], newest) == 2
     assert protocol_over([GpuUuid("GPU-1"), GpuUuid("GPU-2")], newest) == newest
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tenant", "mps_dir", "driver", "known"),
+    [
+        ("GPU-0", "", "/run/mps", 580, True),
+        ("MIG-0", "", "/run/mps", 615, True),
+        ("GPU-0", "", "/run/mps", 615, False),
+        ("GPU-0", "ml", "/run/mps", 580, False),
+        ("GPU-0", "", "", 580, False),
+    ],
+    ids=["protocol 2", "an instance", "protocol 3", "a tenant's own", "no agent"],
+)
+def test_where_a_server_of_protocol_2_will_be_is_known_before_it_starts(
+    gpu, tenant, mps_dir, driver, known
+):
+    namespace = MpsNamespace(
+        MpsNamespaceName("c_1"), ClaimUid("dp-1"), (GpuUuid(gpu),), tenant=tenant
+    )
+
+    served = served_ahead(namespace, mps_dir, driver)
+
+    server = f"/run/mps/{mps_server_name([GpuUuid(gpu)])}"
+    expected = ServedNamespace(namespace, 2, f"{server}/pipe", f"{server}/shm")
+    assert served == (expected if known else None)

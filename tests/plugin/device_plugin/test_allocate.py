@@ -13,8 +13,9 @@ from dra_driver.base.errors import (
     TimedOut,
 )
 from dra_driver.kubeletplugin.device_plugin.resources import HostDevice
+from dra_driver.model.mps import mps_server_name
 from dra_driver.model.profiles import SharingStrategy
-from tests.builders import claim
+from tests.builders import claim, gpu_uuid
 from tests.fakes.allocations import DRAINING, GPU, OFF, AllocationWorld, in_threads, replica, whole
 
 DRIVER_ID = "k8s.gpu.nvidia.com/driver=files"
@@ -243,6 +244,36 @@ def test_an_mps_agent_that_is_away_is_an_error_that_leaves_nothing(tmp_path):
 
     assert world.nothing_left
     assert world.observed == [("allocate", "failed")]
+
+
+@pytest.mark.parametrize("agent", ["away", "slow"])
+def test_a_server_of_protocol_2_may_start_after_the_answer_by_files(tmp_path, agent):
+    world = by_mps(tmp_path)
+    world.takes_names, world.node.protocol = False, 2
+    server = f"/run/mps/{mps_server_name([gpu_uuid()])}"
+    world.node.pipe_directory = f"{server}/pipe"
+    world.start(mps_dir="/run/mps")
+
+    def slow(step):
+        raise TimedOut("no answer of the MPS agent in 0.5 s")
+
+    world.node.agent = agent == "slow"
+    world.node.before_step = slow if agent == "slow" else world.node.before_step
+    answer = world.admit("train", replica(0))
+    assert dict(answer.env)["CUDA_MPS_PIPE_DIRECTORY"] == f"{server}/pipe"
+    assert {f"{server}/pipe", f"{server}/shm"} < {mount.host_path for mount in answer.mounts}
+    with pytest.raises(NodeError):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+    world.node.agent, world.node.before_step = True, lambda step: None
+    world.run("train", replica(0))
+
+    assert world.node.namespaces
+    assert world.allocate(replica(0)) == answer
+    world.node.namespaces.clear()
+    world.node.pipe_directory = "/run/mps/elsewhere"
+    with pytest.raises(NodeError, match=r"in another directory than .* answered; delete the pod"):
+        world.allocations.pre_start(GPU, [replica(0)])
 
 
 def test_replicas_under_mps_are_served_by_one_server_for_everybody(tmp_path):
