@@ -106,7 +106,8 @@ def plugin(server):
                 seen.append(request)
                 others = [RELEASED] if request.startswith("all") else []
                 put_slice(server, gpu_0=[RELEASED], gpu_1=others, gpu_0_mon=[])
-                put_node(server, **there | {RELEASED_ANNOTATION: request})
+                answer = f"{request} no such GPU: gpu-9" if "gpu-9" in request else request
+                put_node(server, **there | {RELEASED_ANNOTATION: answer})
             elif not request and RELEASED_ANNOTATION in there:
                 seen.append("back")
                 put_node(server)
@@ -225,6 +226,29 @@ def test_who_ends_leaves_a_release_that_took_the_place_of_his(server, ask, plugi
     assert annotations(server)[RELEASE_ANNOTATION] == other
 
 
+@pytest.mark.parametrize("program", [[], ["--", sys.executable, "-c", "print('reset')"]])
+def test_a_name_that_is_wrong_leaves_nothing_released(server, ask, plugin, program):
+    answer = ask("release", "gpu-0,gpu-9", "--node", "node-a", *program)
+
+    assert answer.code == 1
+    assert "node-a: no such GPU: gpu-9: write gpu-0, a UUID or all" in answer.err
+    assert "reset" not in answer.out
+    assert annotations(server) == {}
+
+
+def test_a_release_that_cannot_be_ended_says_for_how_long_it_goes_on(server, client_of, plugin):
+    command = run.HealthCommand(client_of(server), DRIVER)
+
+    with (
+        pytest.raises(
+            run.HealthError, match=r"gpu-0 of node-a may stay released until 20\S+Z: end"
+        ),
+        command.released("node-a", ["gpu-0"], 60),
+    ):
+        server.fail(500, "GET", "nodes", times=100)
+    server.heal()
+
+
 def test_a_program_that_cannot_be_started_leaves_nothing_released(server, ask, plugin):
     answer = ask("release", "gpu-0", "--node", "node-a", "--", "/no/such/program")
 
@@ -306,6 +330,9 @@ def client_of(tmp_path):
         (["clear", "", "--node", "node-a"], "'' names no GPU: write gpu-0, a UUID or all"),
         (["release", "", "--node", "node-a"], "'' names no GPU: write gpu-0, a UUID or all"),
         (["release", "gpu-0,", "--node", "node-a"], "'' names no GPU"),
+        (["clear", "gpu-7-mig-1g10gb-19-0", "--node", "node-a"], "is a part of a GPU: write the"),
+        (["clear", "MIG-31b339c7-0007", "--node", "node-a"], "is a part of a GPU: write the"),
+        (["release", "gpu-0-mon", "--node", "node-a"], "is a part of a GPU: write the name of"),
         (["release", "--end", "gpu-0", "--node", "node-a"], "--end ends the release of the node"),
         (["release", "--end", "--node", "node-a", "--", "ls"], "takes no GPU and no program"),
         (["list", "--node", "node-z"], "node-z publishes no devices of gpu.nvidia.com"),

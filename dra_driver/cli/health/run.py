@@ -15,7 +15,7 @@ from typing import Any, Final
 from api import names
 from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
 from api.strict import ConfigError
-from dra_driver.base.errors import Conflict, DriverError, NotFound
+from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
 from dra_driver.k8s.api import Document, KubernetesApi
@@ -24,7 +24,13 @@ from dra_driver.model.health import Problem
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.plan.health.messages import action, meaning
 from dra_driver.plan.health.problems import problem_of, taint_key
-from dra_driver.plan.health.release import ALL, Release, new_release, parse_release
+from dra_driver.plan.health.release import (
+    ALL,
+    NO_SUCH_GPU,
+    Release,
+    new_release,
+    parse_release,
+)
 
 _POLL_SECONDS: Final = 0.5
 _MAX_SHOWN: Final = 20  # claims
@@ -33,6 +39,10 @@ _TRIES: Final = 5  # others write the Node, too
 
 class HealthError(DriverError):
     """What was asked cannot be done now."""
+
+
+class NoSuchGpuError(HealthError):
+    """The node has no GPU of a name that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -96,7 +106,11 @@ class HealthCommand:
         """Have *node* let go of *gpus* (none: all) for so long, and wait until it did. *force*:
         even if claims hold them, and in the place of another release."""
         release = self._request(node, gpus, seconds, force)
-        self._wait_until_released(node, release)
+        try:
+            self._wait_until_released(node, release)
+        except NoSuchGpuError:  # else the node did without NVML for so long
+            self._end(node, release)
+            raise
         return (
             f"{node} has let go of {release.gpus} until {release.until}: end it earlier with "
             f"dra-driver health release --end --node-name {node}"
@@ -131,12 +145,19 @@ class HealthCommand:
 
     def _wait_until_released(self, node: str, release: Release) -> None:
         self._wait(
-            lambda: (
-                self._annotations(node).get(RELEASED_ANNOTATION) == str(release)
-                and self._is_tainted(node, release.gpus)
-            ),
+            lambda: self._is_released(node, release),
             lambda: f"{node} has not let go yet{self._what_it_waits_for(node)}; it goes on trying",
         )
+
+    def _is_released(self, node: str, release: Release) -> bool:
+        """NoSuchGpuError: the plugin says that a name is wrong."""
+        answer = self._annotations(node).get(RELEASED_ANNOTATION, "")
+        waits = answer.removeprefix(f"{release} ")
+        if waits != answer and waits.startswith(NO_SUCH_GPU):
+            raise NoSuchGpuError(
+                f"{node}: {waits}: write gpu-0, a UUID or all; nothing is released"
+            )
+        return answer == str(release) and self._is_tainted(node, release.gpus)
 
     def _ask(
         self, node: str, release: Release, before: Release | None = None, force: bool = False
@@ -181,8 +202,14 @@ class HealthCommand:
 
     def _end(self, node: str, release: Release) -> None:
         """Unless another release has taken its place."""
-        if self._annotations(node).get(RELEASE_ANNOTATION) in (None, str(release)):
-            self.end(node)
+        try:
+            if self._annotations(node).get(RELEASE_ANNOTATION) in (None, str(release)):
+                self.end(node)
+        except ApiServerError as e:
+            raise HealthError(
+                f"{release.gpus} of {node} may stay released until {release.until}: end it earlier "
+                f"with dra-driver health release --end --node-name {node}: {e}"
+            ) from e
 
     def end(self, node: str) -> str:
         """Have *node* take its GPUs back, and wait until they answer."""
@@ -291,6 +318,8 @@ def _listed(gpus: Collection[str]) -> str:
     for word in words:
         if not word.replace("-", "").isalnum():
             raise HealthError(f"{word!r} names no GPU: write gpu-0, a UUID or all")
+        if word.startswith("MIG-") or (word.startswith("gpu-") and gpu_name_of(word) != word):
+            raise HealthError(f"{word!r} is a part of a GPU: write the name of the GPU, as gpu-0")
     return ALL if ALL in words else ",".join(dict.fromkeys(words))
 
 

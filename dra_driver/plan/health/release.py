@@ -19,6 +19,7 @@ from api.strict import ConfigError
 from dra_driver.plan.health.messages import timestamp
 
 ALL: Final = "all"
+NO_SUCH_GPU: Final = "no such GPU"  # begins what is waited for where a name is wrong
 DEFAULT_SECONDS: Final = 600.0
 _PAUSED: Final = "paused-for-"  # what the operator has in its labels while it changes the driver
 _EXAMPLE: Final = "2026-11-24T03:00:00Z"

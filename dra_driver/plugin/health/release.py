@@ -24,6 +24,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.health.release import (
     DEFAULT_SECONDS,
+    NO_SUCH_GPU,
     Release,
     new_release,
     wanted_release,
@@ -135,7 +136,7 @@ class GpuRelease:
         seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
         if is_newest:
             if unknown:  # who asks must not go on as if they were let go of
-                waits = f"no such GPU: {', '.join(unknown)}"
+                waits = f"{NO_SUCH_GPU}: {', '.join(unknown)}"
                 self._log(f"annotation {RELEASE_ANNOTATION}: {waits}")
             self._answer(f"{release} {waits}".strip())
         return min(seconds, max(release.ends - self._doors.epoch(), 0.1))
