@@ -150,6 +150,7 @@ class FakeDeviceManager:
         self.panics: list[str] = []  # why the kubelet would have crashed
         self.refusals: list[str] = []  # the next Registers are refused with these texts
         self.containers: list[Container] = []  # of pods that have not ended
+        self.before_register: Callable[[], None] = lambda: None  # may wait
         self.deaf = False  # does not ask for the lists of those that register
         self._dial_seconds = dial_seconds
         self._guard = threading.RLock()
@@ -175,8 +176,7 @@ class FakeDeviceManager:
         self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._books = _Books()
         for path in sorted(self.directory.iterdir()):
-            is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-            if is_socket or (self.minor <= 32 and path.is_file() and path.name != CHECKPOINT):
+            if self._is_emptied_of(path):
                 path.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(16))
         self._server.add_generic_rpc_handlers((self._registration(),))
@@ -185,6 +185,14 @@ class FakeDeviceManager:
         self._server.add_insecure_port(f"unix:{bound}")
         self._server.start()
         os.rename(bound, self.socket)
+
+    def _is_emptied_of(self, path: Path) -> bool:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # its process has removed it meanwhile
+            return False
+        is_other_file = not stat.S_ISDIR(mode) and path.name != CHECKPOINT
+        return stat.S_ISSOCK(mode) or (self.minor <= 32 and is_other_file)
 
     def kill(self) -> None:
         """As kill -9 does: all connections end, kubelet.sock stays and nobody answers."""
@@ -374,6 +382,7 @@ class FakeDeviceManager:
 
     def _register(self, request: Any, context: grpc.ServicerContext) -> messages.Empty:
         books, name = self._books, request.resource_name
+        self.before_register()
         error = self._refusal(request)
         with self._guard:
             streams = books.streams.get(name, 0)

@@ -115,7 +115,7 @@ def test_a_resource_with_too_many_devices_is_told_and_others_are_served(
         server.offer([resource("a", *ids, sick=["a"]), resource("s", name=SHARED)])
         kubelet.wait_for_allocatable(GPU, 0)
         assert kubelet.capacity(GPU) == 1
-        assert "fewer replicas" in (server.problem() or "")
+        eventually(lambda: "fewer replicas" in (server.problem() or ""))
         assert len(kubelet.registrations) == 2
 
 

@@ -1,10 +1,7 @@
 """When a resource is registered with the kubelet, when again, and when not."""
 
 import itertools
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,34 +10,8 @@ import pytest
 from dra_driver.kubeletplugin.device_plugin.server import DevicePluginServer
 from tests.fakes.device_manager import AdmissionError, FakeDeviceManager
 from tests.fakes.device_plugins import GPU, SHARED, FakeHandler, fail, resource, serving
+from tests.kubeletplugin.device_plugin.steps import names, quiet, registered, started
 from tests.waiting import eventually
-
-SERVE = """
-import sys, threading
-from pathlib import Path
-from dra_driver.base.signals import Shutdown
-from tests.fakes.device_plugins import resource, serving
-shutdown = Shutdown("broken")
-with serving(Path(sys.argv[1]), resource("a"), instance=sys.argv[2]) as server:
-    print("ready", flush=True)
-    shutdown.event.wait()
-"""
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.is_socket())
-
-
-def quiet(kubelet: FakeDeviceManager, seconds: float = 1.0) -> None:
-    """Long enough for a Register that nobody wants."""
-    count = len(kubelet.registrations)
-    time.sleep(seconds)
-    assert len(kubelet.registrations) == count
-
-
-def registered(kubelet: FakeDeviceManager, server: DevicePluginServer, count: int = 1) -> None:
-    kubelet.wait_for_allocatable(GPU, count)
-    eventually(lambda: server.problem() is None, "the kubelet to have the list")
 
 
 @pytest.mark.point(111, 112, 113, 123)
@@ -352,16 +323,3 @@ def test_an_ended_server_has_no_endpoint_for_new_pods(
         registered(kubelet, server)
     with pytest.raises(AdmissionError, match="has been stopped"):
         kubelet.allocate(GPU, 1)
-
-
-def started(directory: Path, instance: str) -> subprocess.Popen[str]:
-    """A server in a process of its own, once it serves."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(directory), instance],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
