@@ -71,7 +71,7 @@ class ResourceEndpoint:
         self._times = times
         self._is_left_out = False
         self._server: PluginServer | None = None
-        self._deleted: list[PluginServer] = []  # whose sockets are gone, for the calls that go on
+        self._former: PluginServer | None = None  # has the stream, but no sockets any longer
         self._registering: Future[None] | None = None
         self._kubelet_id: KubeletSocketId | None = None  # of the kubelet that was seen last
         self._established_at: float | None = None
@@ -103,9 +103,10 @@ class ResourceEndpoint:
             seconds, problem = self._backoff.next_seconds(), str(error)
         if problem != self.problem:
             facts = {"resource": self._service.resource, "problem": problem}
-            log.info(
-                "the kubelet waits for the list" if problem else "it has the list", extra=facts
-            )
+            if problem:
+                log.info("the kubelet does not have the devices of a resource", extra=facts)
+            else:
+                log.info("the kubelet has the devices of a resource", extra=facts)
         self.problem = problem
         return seconds
 
@@ -130,9 +131,9 @@ class ResourceEndpoint:
 
     def close(self, grace_seconds: float) -> list[Event]:
         """Take no more calls. The events are set when those that run have ended."""
-        servers = self._deleted + ([self._server] if self._server else [])
-        self._server, self._deleted = None, []
-        return [server.close(grace_seconds) for server in servers]
+        servers = (self._server, self._former)
+        self._server = self._former = None
+        return [server.close(grace_seconds) for server in servers if server is not None]
 
     def _look(self) -> tuple[float, str]:
         """In how many seconds to look again, and why the kubelet does not have the list."""
@@ -151,14 +152,8 @@ class ResourceEndpoint:
 
     def _serve(self) -> str:
         """Be at our sockets, also after somebody deleted them. Why not: another process is."""
-        if self._server is not None:
-            lost = self._server.lost()
-            if not lost:
-                return ""
-            log.warning("somebody deleted our socket: serving anew", extra={"path": str(lost[0])})
-            self.hide()
-            self._deleted.append(self._server)
-            self._server = None
+        if self._server is not None and not self._has_lost_sockets(self._server):
+            return ""
         if answers(self._sockets.owner):
             self._streams.end()
             return (
@@ -170,6 +165,19 @@ class ResourceEndpoint:
         self._server = server
         remove_dead_sockets(self._sockets.endpoint.parent)
         return ""
+
+    def _has_lost_sockets(self, server: PluginServer) -> bool:
+        """Then it does not serve any longer, but for the calls over connections that there are."""
+        if not (lost := server.lost()):
+            return False
+        log.warning("somebody deleted our socket: serving anew", extra={"path": str(lost[0])})
+        self.hide()
+        self._server = None
+        if self._former is None:
+            self._former = server
+        else:  # the kubelet has not dialled this one, for nothing was registered since
+            server.close(_GRACE_SECONDS)
+        return True
 
     def _note_kubelet(self) -> None:
         """After a start of the kubelet, streams of the one before count no longer."""
@@ -216,9 +224,9 @@ class ResourceEndpoint:
         return IDLE_SECONDS, f"{resource} is being registered"
 
     def _register(self) -> None:
-        for server in self._deleted:
-            server.close(_GRACE_SECONDS)
-        self._deleted = []
+        if self._former is not None:
+            self._former.close(_GRACE_SECONDS)
+            self._former = None
         self._registering = self._threads.submit(
             self._kubelet.register,
             self._service.resource,

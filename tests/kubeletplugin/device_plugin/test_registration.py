@@ -3,13 +3,15 @@
 import itertools
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from dra_driver.kubeletplugin.device_plugin.server import DevicePluginServer
 from tests.fakes.device_manager import AdmissionError, FakeDeviceManager
-from tests.fakes.device_plugins import GPU, SHARED, FakeHandler, fail, resource, serving
+from tests.fakes.device_plugins import GPU, SHARED, DeviceGate, FakeHandler, fail, resource, serving
 from tests.kubeletplugin.device_plugin.steps import names, quiet, registered, started
 from tests.waiting import eventually
 
@@ -135,6 +137,22 @@ def test_a_deleted_socket_comes_back_and_a_live_stream_is_left_alone(
         kubelet.disconnect(GPU)
         kubelet.wait_until(lambda: len(kubelet.registrations) == 2, "another Register")
         registered(kubelet, server, 2)
+
+
+def test_sockets_that_are_deleted_again_and_again_come_back_and_calls_go_on(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    with serving(short, resource("a", "b", "c")) as server:
+        registered(kubelet, server, 3)
+        sockets = names(short)
+        for _ in range(3):
+            for path in sockets:
+                if path != "kubelet.sock":
+                    (short / path).unlink()
+            eventually(lambda: names(short) == sockets, "the sockets to come back")
+            kubelet.allocate(GPU, 1)
+
+        assert len(kubelet.registrations) == 1
 
 
 @pytest.mark.point(117, 118)
@@ -314,6 +332,42 @@ def test_an_offer_before_the_start_is_served_by_it(short: Path, kubelet: FakeDev
     server.start()
     registered(kubelet, server)
     server.stop()
+
+
+def test_a_call_that_hangs_does_not_keep_the_process(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    gate = DeviceGate()
+    with ThreadPoolExecutor(1) as pods:
+        with serving(short, resource("a"), handler=FakeHandler(on_allocate=gate)) as server:
+            registered(kubelet, server)
+            pod = pods.submit(kubelet.allocate, GPU, 1)
+            assert gate.begun.wait(60)
+            begun = time.monotonic()
+            server.stop()
+            assert time.monotonic() - begun < 4.5
+        assert isinstance(pod.exception(60), AdmissionError)
+        gate.go.set()
+
+
+def test_a_kubelet_that_reads_no_list_does_not_keep_the_process(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    ids = [f"{number:046}" for number in range(40_000)]  # more than what waits in the kernel
+    with serving(short, resource("a")) as server:
+        registered(kubelet, server)
+        path = short / kubelet.registrations[0].endpoint
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            call = channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch")
+            stream = call(b"")
+            next(stream)
+            server.offer([resource(*ids)])
+            kubelet.wait_for_allocatable(GPU, len(ids))
+            begun = time.monotonic()
+            server.stop()
+            assert time.monotonic() - begun < 4.5
+            stream.cancel()
+    assert names(short) == ["kubelet.sock"]
 
 
 def test_an_ended_server_has_no_endpoint_for_new_pods(
