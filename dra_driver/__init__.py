@@ -31,9 +31,9 @@ under MPS is served by the agent (``node.mps.agent_client``), a partition is cre
 (``plugin.claims.in_use``).
 
 *Allocate.* Where GPUs are given out by the device-plugin API, ``plugin.device_plugin`` lists
-devices and answers the kubelet (``kubeletplugin.device_plugin``). What a container was given is
-an ``AllocationClaim``: prepared, recorded and looked after as a claim is. What ids mean and who
-has them says ``plan.device_plugin``.
+devices and answers the kubelet (``kubeletplugin.device_plugin``, whose ``endpoint`` registers each
+resource). What a container was given is an ``AllocationClaim``: prepared, recorded and looked after
+as a claim is. What ids mean and who has them says ``plan.device_plugin``.
 
 *Enforce.* ``plugin.memory`` keeps claims to their share of the memory; ``plugin.mps`` watches
 claims under MPS.

@@ -7,4 +7,5 @@ Kubernetes has it since 1.10 (``k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1``).
 * ``endpoint``: one resource: its sockets, and when it is registered.
 * ``service``: the gRPC calls for one resource; ``list_streams`` and ``device_list`` are behind its
   ListAndWatch.
+* ``checkpoint``: which container has which devices, as the kubelet wrote it down.
 """
