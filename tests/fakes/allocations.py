@@ -82,6 +82,7 @@ class AllocationWorld(ClaimWorld):
         self.api_down = False
         self.asked = 0  # how often for the pods of the node
         self.takes_names = True
+        self.allocatable: dict[str, str] = {}  # by the status of the Node
         self.events: list[Event] = []
         self.observed: list[tuple[str, str]] = []
         self.now = 0.0

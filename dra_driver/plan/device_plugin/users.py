@@ -215,6 +215,20 @@ def is_ours(resource: ResourceName, names: ResourceNames) -> bool:
     return resource in {names.gpu, names.shared} or bool(prefix and resource.startswith(prefix))
 
 
+def with_leftovers(
+    listed: Sequence[Resource], allocatable: Mapping[str, str], names: ResourceNames
+) -> tuple[Resource, ...]:
+    """*listed*, with an empty list for each resource of ours that is *allocatable* by the status of
+    the Node and that nobody lists: a kubelet that has lost its checkpoint would say so for ever."""
+    known = {resource.name for resource in listed}
+    leftovers = (
+        Resource(ResourceName(name), ())
+        for name, quantity in sorted(allocatable.items())
+        if quantity != "0" and name not in known and is_ours(ResourceName(name), names)
+    )
+    return (*listed, *leftovers)
+
+
 def nothing_more(
     resources: Iterable[Resource], held: Iterable[DeviceAllocation]
 ) -> tuple[Resource, ...]:

@@ -6,7 +6,7 @@ lease, and the older one lets go of it when the newer one waits.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.device_plugin.resources import ResourceNames, resources
-from dra_driver.plan.device_plugin.users import nothing_more
+from dra_driver.plan.device_plugin.users import nothing_more, with_leftovers
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
 from dra_driver.plugin.node_api.current import NodeApi
@@ -51,10 +51,12 @@ class DeviceListing:
         names: ResourceNames,
         is_newest: Callable[[], bool],
         reconciler: AllocationReconciler,
+        allocatable: Callable[[], Mapping[str, str]],
         turn_seconds: float = _TURN_SECONDS,
     ) -> None:
         """*lease*: of those who list. *reconciler*: knows what containers have: no device of those
-        may leave its list. *turn_seconds*: for which an older process is waited for at a time."""
+        may leave its list. *allocatable*: what the Node says, by resource. *turn_seconds*: for
+        which an older process is waited for at a time."""
         self._server = server
         self._lease = lease
         self._offers = offers
@@ -63,7 +65,9 @@ class DeviceListing:
         self._names = names
         self._is_newest = is_newest
         self._reconciler = reconciler
+        self._allocatable = allocatable
         self._turn_seconds = turn_seconds
+        self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
         self._listing = False
         self._problems: tuple[str, ...] = ()
@@ -87,7 +91,8 @@ class DeviceListing:
             self._problems = offer.problems
             for problem in offer.problems:
                 log.warning("part of what there is is not listed: %s", problem)
-        listed = offer.resources
+        self._seen |= self._allocatable()
+        listed = with_leftovers(offer.resources, self._seen, self._names)
         self._server.offer(listed if state is ApiState.ON else nothing_more(listed, held))
         return _LOOK_SECONDS
 

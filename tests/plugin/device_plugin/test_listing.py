@@ -49,6 +49,7 @@ class Process:
             ResourceNames(),
             lambda: newest() is self,
             world.reconciler,
+            lambda: world.allocatable,
             turn_seconds,
         )
 
@@ -158,3 +159,15 @@ def test_a_newer_process_waits_for_an_older_one_that_does_not_let_go(world, tmp_
 
     assert FakeServer.listing == [older.server]
     older.listing.stop()
+
+
+def test_what_the_node_has_left_of_an_earlier_list_is_listed_as_empty(world, process):
+    world.allocatable = {"nvidia.com/mig-1g.5gb": "2", "nvidia.com/gpu": "2", "x/nic": "4"}
+    process.listing.step()
+    assert process.server.offered["nvidia.com/mig-1g.5gb"] == {}
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+    world.allocatable = {"nvidia.com/mig-1g.5gb": "0"}
+    process.listing.step()
+
+    assert process.server.offered.keys() == {"nvidia.com/gpu"}

@@ -70,7 +70,7 @@ class Plugin:
             node_api=world.choice,
         )
         self.parts.pods = Pods(world)  # type: ignore[assignment]
-        self.parts.labels = SimpleNamespace(node=POOL, uid="")  # type: ignore[assignment]
+        self.parts.labels = SimpleNamespace(node=POOL, uid="", status=None)  # type: ignore[assignment]
         self.parts.offers = world.allocations._parts.offers
         self.parts.preparer = world.preparer
         self.parts.on_fatal = self.failures.append
@@ -167,9 +167,10 @@ def test_a_node_goes_to_dra_and_back(
 ) -> None:
     kubelet.wait_for_allocatable(GPU, 3)
     container = kubelet.allocate(GPU, 1)
+    run(world, kubelet, container)
     switch(world, DRAINING)
     kubelet.wait_for_allocatable(GPU, 1)
-    run(world, kubelet, container)
+    kubelet.pre_start(container)
     assert kubelet.capacity(GPU) == 3
 
     world.node_pods.clear()
