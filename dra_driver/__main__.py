@@ -74,8 +74,9 @@ def command_line() -> argparse.ArgumentParser:
         "--without",
         action="append",
         default=[],
-        choices=("consumable-capacity", "taints", "counters"),
-        help="print what an API server without this feature would get; can be repeated",
+        choices=("consumable-capacity", "taints", "counters", "dra"),
+        help="print what an API server without this feature would get; can be repeated; dra: what "
+        "the kubelet is told by the device-plugin API",
     )
     devices.set_defaults(command=_devices)
 

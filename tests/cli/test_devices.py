@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from dra_driver.__main__ import node_opener
+from dra_driver.cli.devices.resources import NodeResources
 from dra_driver.cli.devices.run import devices
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
-from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey, Topology
 from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
-from dra_driver.model.offer import Exclusive, Fractional
+from dra_driver.model.offer import Device, Exclusive, Fractional, Offer
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
@@ -25,7 +26,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.settings import DevicesSettings
-from tests.builders import MIB, ref
+from tests.builders import MIB, gpu, ref
 from tests.cli.profiles import profiles
 from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import h100, open_simulated
@@ -625,3 +626,69 @@ def test_a_revision_that_the_plugin_has_in_force_is_named(show, tmp_path):
     assert lines[-1] == "the plugin has NodeProfile mine, revision mine-1, in force"
     LastProfileFile(tmp_path / "profile.json").keep(Profile("mine"))
     assert "in force" not in show("--state-dir", tmp_path).out
+
+
+# Without DRA.
+
+REPLICAS = {"replicas": 4, "rename": True}
+
+
+def test_without_dra_the_resources_of_the_device_plugin_api_are_shown(show):
+    lines = show("--without", "dra", sim="h100x8", entries=[REPLICAS]).out.splitlines()
+
+    assert [re.split(" {3,}", line) for line in lines[:2]] == [
+        ["RESOURCE", "DEVICES", "HEALTHY", "SHAPE", "MEMORY OF EACH", "OF"],
+        [
+            *("nvidia.com/gpu.shared", "32", "32", "4 replicas (gpu-shared)", "19.9 GiB"),
+            "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4 and 3 more",
+        ],
+    ]
+    assert lines[2] == "profile: mine"
+
+
+def test_gpus_of_one_resource_that_are_not_alike_have_lines_of_their_own(show):
+    entries = [{"select": {"index": [0]}, "replicas": 4}, {"fractions": "Never"}]
+
+    lines = show("--without", "dra", sim="h100x8", entries=entries).out.splitlines()
+
+    assert [re.split(" {3,}", line)[:4] for line in lines[1:3]] == [
+        ["nvidia.com/gpu", "7", "7", "exclusive"],
+        ["nvidia.com/gpu", "4", "4", "4 replicas"],
+    ]
+
+
+def test_a_sick_gpu_is_not_healthy_there(type_in, tmp_path):
+    state = HealthState((Fault(GPU_0, Problem.XID, "79"),))
+    HealthFile(tmp_path / "health.json", boot_id(Path("/"))).write(state)
+    words = ("devices", "--sim", "h100x8", "--state-dir", tmp_path, "--without", "dra")
+
+    answer = type_in(*words)
+    document = json.loads(type_in(*words, "-o", "json").out)
+
+    assert re.split(" {3,}", answer.out.splitlines()[1])[:3] == ["nvidia.com/gpu", "8", "7"]
+    (resource,) = document["resources"]
+    assert resource["name"] == "nvidia.com/gpu"
+    assert [each for each in resource["devices"] if each["health"] == "Unhealthy"] == [
+        {"ID": GPU_0, "health": "Unhealthy", "topology": {"nodes": [{"ID": 0}]}}
+    ]
+
+
+def test_what_is_not_listed_is_told_and_a_node_with_nothing_says_so(show):
+    lines = show("--without", "dra", "--extended-resource-name", "", sim="t4x1").out.splitlines()
+
+    assert lines == [
+        "this node has no GPU to offer",
+        "not listed: gpu-0: nobody can ask for it, because --extended-resource-name is empty",
+        "profile: default",
+    ]
+
+
+def test_where_nothing_is_known_of_memory_and_numa_nothing_is_said():
+    unknown = Offer((Device(gpu(0, memory_bytes=None, topology=Topology())),))
+    listed = NodeResources(unknown, DevicesSettings.model_validate({}))
+
+    (table,) = listed.tables()
+
+    assert re.split(" {3,}", table.splitlines()[1])[4] == "?"
+    (resource,) = listed.document()["resources"]
+    assert resource["devices"] == [{"ID": gpu(0).uuid, "health": "Healthy"}]

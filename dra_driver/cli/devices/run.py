@@ -9,7 +9,7 @@ as free. What is wrong with GPUs counts as the plugin has it on record; one that
 it was. No API server is asked. A
 Node label that chooses a profile is not read; one that names a layout counts as the plugin of these
 GPUs read it last, before the profile. ``--without`` prints what an API server without a feature
-would get.
+would get; without DRA, what the kubelet is told by the device-plugin API.
 
 A GPU that needs a reset to be switched to MIG mode, and a GPU with a layout, are shown as they are
 once the plugin has done that, unless it is known that it cannot or has to wait: then as they are
@@ -38,6 +38,7 @@ from dra_driver.cli.devices.recorded import (
     recorded_holdings,
     recorded_mig_state,
 )
+from dra_driver.cli.devices.resources import NodeResources
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.mig_picture import gpu_mig_pictures, mig_picture
 from dra_driver.cli.mig_status import layout_lines, pending_layouts
@@ -53,6 +54,7 @@ from dra_driver.model.health import DeviceTaint
 from dra_driver.model.mig_layouts import LayoutOutcome, MigState
 from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import (
+    DEVICE_PLUGIN_FEATURES,
     AdminAccess,
     ApiFeatures,
     Device,
@@ -313,6 +315,7 @@ def _after_layouts(
 
 
 OPTIONAL_API_FEATURES = ("consumable-capacity", "taints", "counters")  # what --without names
+DRA = "dra"  # without it, what the kubelet is told by the device-plugin API
 
 _NO_TERMINAL = Terminal()
 
@@ -334,8 +337,8 @@ def devices(
         node.remember(recorded_gpus(settings))
         inventory = node.refresh()
         problem = "" if inventory != Inventory() else _driver_problem(node)
-    capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
-    features = ApiFeatures(capacity, taints, counters)
+    kept = (name not in without for name in OPTIONAL_API_FEATURES)
+    features = DEVICE_PLUGIN_FEATURES if DRA in without else ApiFeatures(*kept)
     held = recorded_holdings(settings)
     inputs = MigModeInputs(inventory, profile, features, held)
     preview = preview_mig(inputs, LayoutCatalog(settings.profiles), recorded_mig_state(settings))
@@ -347,8 +350,10 @@ def devices(
         mps=bool(settings.mps_socket),
         faults=health.faults,
     )
+    listed = NodeResources(offered, settings) if DRA in without else None
     if output in ("table", "wide"):
-        tables = device_tables(offered.devices, output == "wide")
+        by_device = device_tables(offered.devices, output == "wide")
+        tables = by_device if listed is None else listed.tables()
         pictures = gpu_mig_pictures(
             offered, preview.inventory.gpus, held, preview.mig_state.instances
         )
@@ -358,11 +363,12 @@ def devices(
             *([f"\n{mig_picture(pictures, terminal)}\n"] if pictures else ()),
             *preview.lines,
             *_notes(offered, profile, pending_layouts(preview.mig_state, preview.inventory.gpus)),
+            *(f"not listed: {problem}" for problem in (listed.problems if listed else ())),
             _profile_line(profile, () if settings.profile else profiles.names()),
             *_node_profile_lines(LastProfileFile(settings.last_profile).read()),
         ]
         return "\n".join(lines)
-    document = resource_slice_list(offered, settings)
+    document = listed.document() if listed else resource_slice_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
     return json.dumps(document, indent=2, sort_keys=True)
