@@ -11,11 +11,7 @@ import yaml
 
 from dra_driver.__main__ import node_opener
 from dra_driver.base.errors import NodeError
-from dra_driver.cli.doctor.cluster_checks import (
-    NEEDED_PERMISSIONS,
-    NEEDED_PERMISSIONS_FOR_MPS,
-    CheckedCluster,
-)
+from dra_driver.cli.doctor.cluster_checks import NEEDED_PERMISSIONS, CheckedCluster
 from dra_driver.cli.doctor.run import doctor, examine_cluster, run_checks
 from dra_driver.cli.findings import Level, ok
 from dra_driver.k8s.access import load_kubeconfig
@@ -123,9 +119,9 @@ class Reviewed:
         return {**document, "status": {"allowed": allowed}}
 
 
-def examine(client, missing=(), mps=True):
+def examine(client, missing=()):
     reviewed = Reviewed(client, missing)
-    return list(examine_cluster(CheckedCluster(reviewed, ResourceApi(reviewed), DRIVER, NODE, mps)))
+    return list(examine_cluster(CheckedCluster(reviewed, ResourceApi(reviewed), DRIVER, NODE)))
 
 
 def lines(answer, *tags):
@@ -406,12 +402,6 @@ def test_exactly_the_rights_that_are_missing_are_named(client):
     assert all("ClusterRole" in finding.remedy for finding in failed)
 
 
-def test_pods_need_to_be_read_only_where_there_is_mps(client):
-    (rights,) = of(examine(client, {("get", "pods", "")}, mps=False), "rights")
-
-    assert (rights.level, rights.message) == (Level.OK, "all 13 that the plugin uses")
-
-
 def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
     chart = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu/templates"
     text = (chart / "kubelet-plugin-clusterrole.yaml").read_text()
@@ -425,8 +415,8 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
         for verb in rule["verbs"]
     }
 
-    used = (*NEEDED_PERMISSIONS, *NEEDED_PERMISSIONS_FOR_MPS)
-    assert {(right.group, right.resource, right.verb) for right in used} <= granted
+    used = {(right.group, right.resource, right.verb) for right in NEEDED_PERMISSIONS}
+    assert used <= granted
 
 
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
@@ -473,13 +463,13 @@ def test_a_gate_that_is_off_is_told(server, client):
     )
 
 
-def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server, client):
+def test_of_an_api_server_without_dra_nothing_of_that_is_asked(server, client):
     server.served.clear()
 
     findings = examine(client)
 
-    assert levels(findings) == [Level.FAIL, Level.SKIP]
-    assert "DynamicResourceAllocation" in findings[0].message
+    assert levels(findings) == [Level.OK] * 3
+    assert findings[0].message == "answers, and knows no resource.k8s.io"
 
 
 def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):

@@ -54,7 +54,6 @@ class CheckedCluster:
     resources: ResourceApi
     driver: str
     node: str
-    mps: bool = False  # the node has an MPS agent
 
     def listed(self, resource: str) -> Iterator[dict[str, Any]]:
         """All documents of a *resource* of DRA. Forbidden: this account may not read them."""
@@ -88,10 +87,11 @@ NEEDED_PERMISSIONS = (
         for verb in ("list", "watch", "create", "update", "delete")
     ),
     *(ApiPermission("", "nodes", verb) for verb in ("get", "list", "watch", "patch")),
+    *(ApiPermission(RESOURCE_GROUP, "deviceclasses", verb) for verb in ("get", "list")),
     *(ApiPermission("", "events", verb) for verb in ("create", "patch")),
+    # k8s/pods.py: which pod has a device, and which container uses which requests of its claim.
+    *(ApiPermission("", "pods", verb) for verb in ("get", "list")),
 )
-# And k8s/pods.py: which container of a pod uses which requests of its claim.
-NEEDED_PERMISSIONS_FOR_MPS = (ApiPermission("", "pods", "get"),)
 
 
 def check_node_object(cluster: CheckedCluster) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def check_node_object(cluster: CheckedCluster) -> Iterator[Finding]:
 
 def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
     """The API server is asked about each right by itself; nothing is tried out."""
-    needed = (*NEEDED_PERMISSIONS, *(NEEDED_PERMISSIONS_FOR_MPS if cluster.mps else ()))
+    needed = NEEDED_PERMISSIONS
     try:
         missing = {right: why for right in needed if (why := denied(cluster.server, right))}
     except (NotFound, Forbidden, Refused) as e:

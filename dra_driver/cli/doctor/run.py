@@ -19,6 +19,7 @@ from dra_driver.base.errors import DriverError, SettingsError
 from dra_driver.cli import mig_status
 from dra_driver.cli.devices.recorded import recorded_gpus
 from dra_driver.cli.doctor import (
+    api_checks,
     cluster_checks,
     gpu_checks,
     health_checks,
@@ -128,6 +129,7 @@ def _examine(
         yield cluster
     else:
         more_checks = [
+            (api_checks.API, lambda: api_checks.check_api(settings, cluster)),
             *_node_profile_checks(settings, cluster),
             _check_of_use(settings, node, cluster),
         ]
@@ -175,12 +177,15 @@ def _check_of_use(
             if record.claim.uid != uid and record.gpus & set(gpus)
         ]
 
+    def claims_of_boot() -> list[ClaimRecord]:
+        return [record for record in records_of_boot(settings) if record.allocation is None]
+
     containers = ContainerBundles(settings.host_root, settings.runtime_dir)
     processes = open_pod_processes(settings.host_root, containers)
     in_use = InUseCheck(processes, node.processes, neighbours)
     return (
         cluster_checks.IN_USE,
-        lambda: cluster_checks.check_claims_in_use(cluster, records_of_boot(settings), in_use),
+        lambda: cluster_checks.check_claims_in_use(cluster, claims_of_boot(), in_use),
     )
 
 
@@ -196,7 +201,6 @@ def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Check
         ResourceApi(server),
         settings.driver_name,
         settings.node_name,
-        bool(settings.mps_socket),
     )
 
 
@@ -206,6 +210,8 @@ def examine_cluster(
     """Every check against the API server, and *more_checks*; none, where it does not answer."""
 
     def served() -> list[Finding]:
+        if not cluster.resources.is_served():
+            return [ok(cluster_checks.SERVER, f"answers, and knows no {RESOURCE_GROUP}")]
         version = cluster.resources.version
         return [ok(cluster_checks.SERVER, f"answers, and serves {RESOURCE_GROUP}/{version}")]
 
@@ -214,14 +220,17 @@ def examine_cluster(
     # every slice there is: listed once for both
     published = cache(partial(read_published_devices, cluster))
     tainted_devices = partial(health_checks.check_tainted_devices, cluster.node, published)
-    checks: list[Check] = [
-        (cluster_checks.NODE, lambda: cluster_checks.check_node_object(cluster)),
-        (cluster_checks.RIGHTS, lambda: cluster_checks.check_permissions(cluster)),
+    about_dra: list[Check] = [
         (cluster_checks.CLASS, lambda: cluster_checks.check_device_class(cluster)),
         (cluster_checks.FEATURES, lambda: cluster_checks.check_api_features(cluster)),
         (pending_claims.CLAIMS, lambda: pending_claims.pending_claims(cluster, published)),
         (pending_pods.PODS, lambda: pending_pods.pending_pods(cluster, published)),
         (health_checks.TAINTED_DEVICES, tainted_devices),
+    ]
+    checks: list[Check] = [
+        (cluster_checks.NODE, lambda: cluster_checks.check_node_object(cluster)),
+        (cluster_checks.RIGHTS, lambda: cluster_checks.check_permissions(cluster)),
+        *(() if cluster.resources.missing else about_dra),
         *more_checks,
     ]
     if server_finding.level is Level.FAIL:

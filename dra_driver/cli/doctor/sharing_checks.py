@@ -14,14 +14,21 @@ from dra_driver.k8s.node_labels import Labels
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.slices.features import probe_device_features
 from dra_driver.model.gpus import Inventory
-from dra_driver.model.offer import ApiFeatures, Fractional, Offer, Replica
-from dra_driver.model.profiles import GuardPolicy, Profile
+from dra_driver.model.offer import (
+    DEVICE_PLUGIN_FEATURES,
+    ApiFeatures,
+    Fractional,
+    Offer,
+    Replica,
+)
+from dra_driver.model.profiles import AllocationApi, GuardPolicy, Profile
 from dra_driver.node.cgroups.containers import NO_RUNTIME_STATE, ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.unavailable import describe_pci_gpu
 from dra_driver.node.memory.support import MemoryLimitSupport
+from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.shapes import describe_shape
@@ -133,6 +140,9 @@ class CheckedProfile:
 
     def _keeps(self) -> ApiFeatures:
         cluster = self.cluster
+        served = ServedApiFile(self.settings.served_api).inspect()
+        if served is not None and served.api is AllocationApi.DEVICE_PLUGIN:
+            return DEVICE_PLUGIN_FEATURES
         if cluster is None:
             return ApiFeatures()
         try:

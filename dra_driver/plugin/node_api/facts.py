@@ -53,7 +53,7 @@ class ClusterFactsReader:
         self._names = names
         self._device_class = device_class
         self._clock = clock
-        self._class_expected_until = clock() + _CLASS_SECONDS
+        self.class_expected_until = clock() + _CLASS_SECONDS
         self._logged: dict[str, str] = {}  # by what was asked for: the last error
 
     def read(self, again: bool = True) -> ClusterFacts:
@@ -83,7 +83,7 @@ class ClusterFactsReader:
             return self._device_class
         if other := self._resources.extended_resources().get(resource):
             return other
-        is_expected = mapped is None and self._clock() < self._class_expected_until
+        is_expected = mapped is None and self._clock() < self.class_expected_until
         return None if is_expected else ""
 
     def _asked(self, what: str, ask: Callable[[], T]) -> T | None:

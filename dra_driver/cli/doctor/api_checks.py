@@ -1,0 +1,82 @@
+"""``doctor``'s check of the API by which the node gives its GPUs out."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from dra_driver.cli.doctor.cluster_checks import CheckedCluster
+from dra_driver.cli.findings import Finding, fail, ok, warn
+from dra_driver.k8s.claims import ClaimReader
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger_files import read_ledger_directory
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import (
+    ApiChoice,
+    NodeApiFacts,
+    choice_text,
+    choose_api,
+    other_device_plugin,
+)
+from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.settings import DoctorSettings
+
+API: Final = "allocation API"
+_ROOM: Final = 500  # characters
+
+
+def check_api(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Finding]:
+    """Everything is asked anew, as the plugin asks it."""
+    served = ServedApiFile(settings.served_api).inspect()
+    if served is None:
+        yield warn(
+            API,
+            "the plugin has not chosen yet by which API this node gives its GPUs out",
+            "look at the log of the plugin, and whether it is ready",
+        )
+        return
+    choice = choose_api(_facts(settings, cluster, served))
+    yield from api_findings(choice)
+
+
+def api_findings(choice: ApiChoice) -> Iterator[Finding]:
+    """What there is to say of what the node serves."""
+    text = f"GPUs are given out by {choice.serving}: {choice_text(choice, _ROOM)}"
+    if choice.other_plugin:
+        yield fail(API, f"nothing is offered: {choice.other_plugin}", "as it says")
+    if choice.wanted not in (None, choice.serving):
+        yield warn(API, text, "to have it change now, drain the node, and allow pods again then")
+    elif choice.problem:
+        yield warn(API, f"GPUs are given out by {choice.serving}: {choice.problem}", "as it says")
+    else:
+        yield ok(API, text)
+
+
+def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi) -> NodeApiFacts:
+    names = ResourceNames(
+        settings.extended_resource_name,
+        settings.shared_extended_resource_name,
+        settings.mig_extended_resource_prefix,
+    )
+    reader = ClusterFactsReader(
+        cluster.resources, NodeLabels(cluster.server, cluster.node), names, settings.driver_name
+    )
+    reader.class_expected_until = float("-inf")
+    facts = reader.read()
+    profile = LastProfileFile(settings.last_profile).read()
+    others = facts.allocatable if served.api is AllocationApi.DRA else ()
+    ledger = settings.ledger_dir / boot_id(settings.host_root)
+    claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
+    holders = Holders(lambda: (), lambda: read_ledger_directory(ledger), claims, lambda: True)
+    return NodeApiFacts(
+        asked=profile.api if profile else None,
+        dra_served=facts.dra_served,
+        kubelet=facts.kubelet,
+        resource=names.gpu,
+        device_class=facts.device_class,
+        serving=served.api,
+        holders=holders.names(served.api),
+        other_plugin=other_device_plugin(nvidia_sockets(settings.device_plugin_dir), others),
+    )

@@ -1,0 +1,122 @@
+"""By which API a node gives its GPUs out, as ``doctor`` explains it."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.cli.doctor.api_checks import API, api_findings, check_api
+from dra_driver.cli.doctor.cluster_checks import CheckedCluster
+from dra_driver.cli.findings import Level
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.model.profiles import AllocationApi, Profile
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plan.node_api import ApiChoice
+from dra_driver.settings import DoctorSettings
+from tests.builders import POOL, claim, claim_document
+from tests.fakes.connected import client, server
+from tests.fakes.poison import own_host
+from tests.plugin.conftest import home, put_device_class, put_node
+
+__all__ = ["client", "home", "server"]
+
+DRA, DEVICE_PLUGIN = AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
+
+
+class Scene:
+    def __init__(self, server, client, home):
+        self.cluster = CheckedCluster(client, ResourceApi(client), "gpu.nvidia.com", POOL)
+        (home / "device-plugins").mkdir()
+        self.settings = DoctorSettings.model_validate(
+            {
+                "node_name": POOL,
+                "kubelet_dir": home / "kubelet",
+                "host_root": own_host(home / "host"),
+                "device_plugin_dir": home / "device-plugins",
+            }
+        )
+        put_node(server)
+        put_device_class(server)
+        self.served(DRA)
+        self.profile(AllocationApi.AUTO)
+
+    def served(self, api):
+        ServedApiFile(self.settings.served_api).write(ServedApi(api))
+
+    def profile(self, api):
+        LastProfileFile(self.settings.last_profile).keep(Profile("mine", api=api))
+
+    def findings(self):
+        return [
+            (finding.level, finding.message)
+            for finding in check_api(self.settings, self.cluster)
+            if finding.subject == API
+        ]
+
+
+@pytest.fixture
+def scene(server, client, home):
+    return Scene(server, client, home)
+
+
+def test_the_api_is_told_with_the_reason(scene):
+    because = "DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
+    assert scene.findings() == [(Level.OK, f"GPUs are given out by DRA: {because}")]
+
+
+def test_without_dra_it_is_the_device_plugin_api(scene, server):
+    server.served = []
+    scene.served(DEVICE_PLUGIN)
+    [(level, message)] = scene.findings()
+    assert level is Level.OK
+    assert "by DevicePlugin: the API server does not serve resource.k8s.io" in message
+
+
+def test_what_a_node_waits_for_is_named(scene, server):
+    scene.profile(DEVICE_PLUGIN)
+    server.put(claim_document(claim("gpu-0", name="train")))
+    [(level, message)] = scene.findings()
+    assert level is Level.WARN
+    assert "DevicePlugin is to come: the profile says api: DevicePlugin" in message
+    assert "waits for claim default/train" in message
+
+
+def test_a_wish_that_cannot_be_followed_is_told(scene, server):
+    server.served = []
+    scene.served(DEVICE_PLUGIN)
+    scene.profile(DRA)
+    [(level, message)] = scene.findings()
+    assert level is Level.WARN
+    assert "the profile says api: DRA, but the API server does not serve" in message
+
+
+def test_another_device_plugin_is_a_failure(scene):
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(scene.settings.device_plugin_dir / "nvidia-gpu.sock"))
+        theirs.listen()
+        levels = [level for level, _ in scene.findings()]
+        messages = [message for _, message in scene.findings()]
+    assert Level.FAIL in levels
+    assert any("nothing is offered: another device plugin" in message for message in messages)
+
+
+def test_a_node_that_has_not_chosen_yet_is_told(scene):
+    scene.settings.served_api.unlink()
+    [(level, message)] = scene.findings()
+    assert level is Level.WARN
+    assert "has not chosen yet" in message
+
+
+def test_an_outage_leaves_what_is_known(scene, server):
+    server.fail(503, times=10**6)
+    [(level, message)] = scene.findings()
+    assert level is Level.OK
+    assert "by DRA: the API server does not say what it serves" in message
+
+
+def test_each_state_of_a_choice_is_one_finding_besides_another_plugin():
+    choice = ApiChoice(DRA, True, DRA, "why")
+    assert [finding.level for finding in api_findings(choice)] == [Level.OK]
+    other = replace(choice, other_plugin="another device plugin is here", offering=False)
+    assert [finding.level for finding in api_findings(other)] == [Level.FAIL, Level.OK]
