@@ -205,8 +205,9 @@ class ResourceEndpoint:
             return _OTHER_SECONDS, ""
         if problem := self._service.devices.problem:
             return IDLE_SECONDS, problem
-        is_read = self._streams.up_to_date
-        return IDLE_SECONDS, "" if is_read else f"{self._service.resource}: the list is on its way"
+        if not self._streams.has_sent:
+            return IDLE_SECONDS, f"{self._service.resource}: the list is on its way"
+        return IDLE_SECONDS, ""
 
     def _register_when_due(self) -> tuple[float, str]:
         resource = self._service.resource

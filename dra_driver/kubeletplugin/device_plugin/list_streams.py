@@ -55,11 +55,14 @@ class ListStreams:
         return self._broken
 
     @property
+    def has_sent(self) -> bool:
+        """Whether the newest stream was sent a list. Changes are on their way for half a second."""
+        return self._newest_list() is not None
+
+    @property
     def up_to_date(self) -> bool:
         """Whether the newest stream was sent the list as it is now."""
-        with self._condition:
-            sent = self._streams[-1].sent if self._streams else None
-        return sent == self._devices.encoded()
+        return self._newest_list() == self._devices.encoded()
 
     def changed(self) -> None:
         """The list may be another one: have it sent. Never waits."""
@@ -124,6 +127,10 @@ class ListStreams:
             stream.sent = encoded
             self._on_change()
             stream.ended.wait(_LEAST_SECONDS)
+
+    def _newest_list(self) -> bytes | None:
+        with self._condition:
+            return self._streams[-1].sent if self._streams else None
 
     def _all_end(self) -> bool:
         deadline = Deadline(_END_SECONDS)

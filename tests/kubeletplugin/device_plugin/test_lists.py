@@ -56,6 +56,22 @@ def test_of_health_that_flaps_the_first_change_is_told_at_once_and_few_others(
     assert len(changes) <= 2 + seconds / 0.5
 
 
+def test_a_change_is_no_problem_while_it_is_on_its_way(
+    short: Path, kubelet: FakeDeviceManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with serving(short, resource("a", "b")) as server:
+        kubelet.wait_for_allocatable(GPU, 2)
+        eventually(lambda: server.problem() is None)
+        caplog.clear()
+        for number in range(100):
+            server.offer([resource("a", "b", sick=["a"] if number % 2 == 0 else [])])
+            time.sleep(0.01)
+            assert server.problem() is None
+
+    assert "the kubelet does not have the devices of a resource" not in caplog.messages
+
+
 def test_resources_are_told_apart(short: Path, kubelet: FakeDeviceManager) -> None:
     with serving(short, resource("a"), resource("s", name=SHARED)) as server:
         kubelet.wait_for_allocatable(GPU, 1)
