@@ -82,8 +82,8 @@ ClaimOf = Callable[[DeviceAllocation, Offer, ResourceNames, str], AllocationClai
 
 # All pods of the node wait for an Allocate, and the kubelet waits without an end.
 _ALLOCATE_SECONDS: Final = 0.9
-_ALLOCATE: Final = CallTimeouts(all=0.6, hand_over=0.3)
-_WORK_SECONDS, _UNDO_SECONDS = 0.7, 0.15  # for the MPS agent, which is another process
+# Of that: for leases, locks and holders together, for holders, for the MPS agent, for undoing.
+_WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 _ALLOCATES_AT_ONCE: Final = 16
 # The kubelet gives up PreStartContainer after 30 s, and asks again.
 _PRE_START_SECONDS: Final = 27.0
@@ -128,6 +128,9 @@ class Allocations:
         self._preparer = dependencies.preparer
         self._ledger = dependencies.ledger
         self._allocate_seconds = allocate_seconds
+        self._allocate_timeouts = CallTimeouts(
+            allocate_seconds * _WAITS, allocate_seconds * _HAND_OVER
+        )
         self._others_seconds = others_seconds
         self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
         # Called with devices of a container for which nothing is prepared.
@@ -163,11 +166,12 @@ class Allocations:
 
     def _allocate(self, allocation: DeviceAllocation) -> ContainerResponse:
         ref = allocation_ref(allocation)
-        with request_deadline(_WORK_SECONDS, _UNDO_SECONDS):
+        seconds, timeouts = self._allocate_seconds, self._allocate_timeouts
+        with request_deadline(seconds * _AGENT, seconds * _UNDOING):
             if (refusal := self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)) is None:
                 claim = self._claim(allocation_claim, allocation)
-                return self._answer(ref, self._preparer.allocate(claim, _ALLOCATE))
-            prepared = self._is_prepared(ref) and self._preparer.recorded(ref, _ALLOCATE.all)
+                return self._answer(ref, self._preparer.allocate(claim, timeouts))
+            prepared = self._is_prepared(ref) and self._preparer.recorded(ref, timeouts.all)
             if not prepared:
                 raise NodeError(f"{_text(allocation)}: {refusal}")
             return self._answer(ref, prepared)

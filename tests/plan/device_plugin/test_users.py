@@ -9,13 +9,18 @@ from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.pods import NodePod
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
+    ContainerResponse,
     DeviceId,
+    HostMount,
     ListedDevice,
     Resource,
     ResourceName,
 )
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules, MpsTenants
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, DeviceAllocation
+from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
@@ -24,13 +29,17 @@ from dra_driver.plan.device_plugin.users import (
     held_allocations,
     is_ours,
     listed_containers,
+    names_files_of,
     needs_pod,
     nothing_more,
+    of_same_containers,
     overlapping,
     pod_problems,
     pods_with,
+    server_problems,
     unrecorded,
     use_of,
+    with_leftovers,
 )
 from tests.builders import holding, record
 from tests.fakes.allocations import GPU, listed, node_pod
@@ -199,3 +208,71 @@ def test_of_a_node_that_gives_nothing_more_out_only_what_is_held_stays_healthy()
         ("1", True),
         ("sick", False),
     ]
+
+
+def test_an_answer_by_files_is_ours_where_it_shows_our_document():
+    known = recorded("0")
+    ours = ContainerResponse(mounts=(HostMount(f"/metadata/{known.claim.uid}_gpu.json", "/x"),))
+
+    assert names_files_of(ours, known)
+    assert not names_files_of(ContainerResponse(mounts=(HostMount("/lib", "/lib"),)), known)
+    assert not names_files_of(ContainerResponse(cdi_names=("x/y=z",)), known)
+
+
+def test_what_a_container_has_of_other_resources_is_of_that_container_alone():
+    shared = "nvidia.com/gpu.shared"
+    containers = [
+        container("a", "0"),
+        container("a", "1::0", resource=shared),
+        container("a", "2::0", resource=shared, name="other"),
+        container("b", "3::0", resource=shared),
+    ]
+
+    assert of_same_containers(allocation("0"), containers) == {allocation("1::0", resource=shared)}
+
+
+def test_a_container_can_have_two_resources_unless_one_is_under_mps():
+    plain, beside = recorded("0"), recorded("1")
+    namespace = MpsNamespace(MpsNamespaceName("c_1"), plain.claim.uid, (GpuUuid("GPU-0"),))
+    served = replace(plain, steps=(ServeMpsNamespace(namespace),))
+
+    assert list(server_problems(plain, [beside])) == []
+    for one, other in ((served, beside), (beside, served)):
+        (problem,) = server_problems(one, [other])
+        assert (
+            "its container has nvidia.com/gpu besides, and one of the two is under MPS" in problem
+        )
+
+
+def test_a_pod_that_the_profile_keeps_out_of_mps_is_told_for_its_container():
+    kept_out = record("dp", holding("dp", tenants=MpsTenants.NON_ROOT, request="gpu"))
+    pod = AllocatedPod(Pod("a", PodUid("uid-a")), ("main",), (), "ml", node_pod("a").spec)
+    harmless = replace(pod, spec=node_pod("a", root=False).spec)
+    nobody = AllocatedPod(Pod("uid-a", PodUid("uid-a")), ("main",))
+    elsewhere = replace(pod, containers=("other",))
+
+    assert "pod ml/a, container 'main' can run as root" in pod_problems(kept_out, pod)[0]
+    assert "the API server does not tell what pod uid-a is" in pod_problems(kept_out, nobody)[0]
+    assert list(pod_problems(kept_out, harmless)) == []
+    assert list(pod_problems(kept_out, elsewhere)) == []
+
+
+def test_what_the_node_has_left_of_our_resources_is_listed_as_empty():
+    listed_now = [Resource(GPU, (ListedDevice(DeviceId("0")),))]
+    allocatable = {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "2", "cpu": "8"}
+
+    assert with_leftovers(listed_now, allocatable, NAMES) == (
+        *listed_now,
+        Resource(ResourceName("nvidia.com/mig-1g.5gb"), ()),
+    )
+    assert with_leftovers(listed_now, {"nvidia.com/mig-1g.5gb": "0"}, NAMES) == (*listed_now,)
+
+
+def test_a_record_takes_the_namespace_of_its_pod_and_is_known_by_its_resource():
+    known = recorded("0")
+    used = known.used_in("ml")
+
+    assert used.claim.namespace == "ml"
+    assert {each.claim for each in used.holdings} == {used.claim}
+    assert used.used_in("ml") is used
+    assert (used.known_as, record("train").known_as) == ("nvidia.com/gpu", "default/train")

@@ -78,6 +78,8 @@ def test_an_unknown_device_is_refused_and_leaves_nothing(world):
 
 
 def test_what_a_claim_holds_is_refused_in_time(world):
+    world.allocate_seconds = 0.9
+    world.start()
     world.preparer.prepare(world.api.put(claim("gpu-0")))
     begun = time.monotonic()
 
@@ -295,7 +297,7 @@ def taken(seconds):
 
 
 def test_another_process_that_keeps_the_lease_is_an_error_in_time(world):
-    world.takes_names = False
+    world.takes_names, world.allocate_seconds = False, 0.9
     world.start(lease=taken)
 
     with pytest.raises(TimedOut, match="did not let go"):
