@@ -50,6 +50,7 @@ class ContainerSpec:
     name: str
     uses: frozenset[tuple[str, str]]  # (name of a ResourceClaim, request; "": all of the claim)
     root: bool  # it may run as user 0 of its user namespace, or become it
+    asks_for: frozenset[str] = frozenset()  # extended resources: "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class PodSpec:
     host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
     deletion: PodDeletion | None = None
     grace_seconds: float = DEFAULT_GRACE_SECONDS  # after its deletion, unless that says otherwise
+    extended_claim: bool = False  # the scheduler made a claim for its extended resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:
                 container["name"],
                 frozenset((*_uses(container, claims), *extended.get(container["name"], ()))),
                 _may_be_root(container.get("securityContext") or {}, pod_context),
+                frozenset(_extended_resources(container)),
             )
             for container in containers
         ),
@@ -170,6 +173,7 @@ def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:
         grace_seconds=DEFAULT_GRACE_SECONDS
         if (grace := spec.get(_GRACE_FIELD)) is None
         else float(grace),
+        extended_claim=bool((document.get("status") or {}).get("extendedResourceClaimStatus")),
     )
 
 
@@ -218,6 +222,12 @@ def _extended_uses(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, 
         use = (extended["resourceClaimName"], mapping["requestName"])
         uses[mapping["containerName"]].append(use)
     return uses
+
+
+def _extended_resources(container: Mapping[str, Any]) -> Iterator[str]:
+    """Their names have a domain, those of Kubernetes' own resources have none."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    yield from (name for name, quantity in limits.items() if "/" in name and str(quantity) != "0")
 
 
 def _may_be_root(container: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:

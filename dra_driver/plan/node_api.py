@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from dra_driver.k8s.pods import NodePod
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -233,3 +234,21 @@ def choice_text(choice: ApiChoice, room: int) -> str:
     text += "; waits for "
     count = len(choice.waits_for)
     return text + (first_names(choice.waits_for, count, room - len(text)) or f"{count} pods")
+
+
+POD_MEND = (
+    "spec.nodeName is set, so the scheduler, which makes the claim for it, has not seen the pod: "
+    "write a nodeSelector or an affinity instead, or let the profile of the node say "
+    "api: DevicePlugin"
+)
+
+
+def pods_without_gpus(pods: Iterable[NodePod], names: ResourceNames) -> tuple[NodePod, ...]:
+    """The pods of a node with DRA that ask for our resources and got nothing: the kubelet starts
+    them without."""
+    return tuple(
+        pod
+        for pod in pods
+        if not (pod.ended or pod.spec.extended_claim)
+        and any(is_ours(each, names) for one in pod.spec.containers for each in one.asks_for)
+    )

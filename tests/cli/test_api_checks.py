@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.cli.doctor.api_checks import API, api_findings, check_api
+from dra_driver.cli.doctor.api_checks import API, api_findings, check_api, check_pods
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Level
 from dra_driver.k8s.resource_api import ResourceApi
@@ -18,6 +18,7 @@ from tests.builders import POOL, claim, claim_document
 from tests.fakes.connected import client, server
 from tests.fakes.poison import own_host
 from tests.plugin.conftest import home, put_device_class, put_node
+from tests.plugin.node_api.test_pods import put_pod
 
 __all__ = ["client", "home", "server"]
 
@@ -120,3 +121,27 @@ def test_each_state_of_a_choice_is_one_finding_besides_another_plugin():
     assert [finding.level for finding in api_findings(choice)] == [Level.OK]
     other = replace(choice, other_plugin="another device plugin is here", offering=False)
     assert [finding.level for finding in api_findings(other)] == [Level.FAIL, Level.OK]
+
+
+def pods_of(scene):
+    return [(each.level, each.message) for each in check_pods(scene.settings, scene.cluster)]
+
+
+def test_pods_that_run_without_their_gpu_are_named_with_the_mend(scene, server):
+    assert [level for level, _ in pods_of(scene)] == [Level.OK]
+    put_pod(server, "old")
+    [finding] = check_pods(scene.settings, scene.cluster)
+    assert finding.level is Level.WARN
+    assert "default/old" in finding.message
+    assert "nodeSelector" in finding.remedy
+
+
+def test_by_the_device_plugin_api_no_pod_is_looked_at(scene, server):
+    put_pod(server, "old")
+    scene.served(DEVICE_PLUGIN)
+    assert [level for level, _ in pods_of(scene)] == [Level.OK]
+
+
+def test_pods_that_may_not_be_listed_are_skipped(scene, server):
+    server.deny("list", "pods")
+    assert [level for level, _ in pods_of(scene)] == [Level.SKIP]

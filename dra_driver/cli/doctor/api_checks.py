@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from dra_driver.base.errors import Forbidden
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
-from dra_driver.cli.findings import Finding, fail, ok, warn
+from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.pods import PodReader
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
@@ -14,16 +16,19 @@ from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
+    POD_MEND,
     ApiChoice,
     NodeApiFacts,
     choice_text,
     choose_api,
     other_device_plugin,
+    pods_without_gpus,
 )
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
 from dra_driver.settings import DoctorSettings
 
 API: Final = "allocation API"
+PODS: Final = "pods without GPUs"
 _ROOM: Final = 500  # characters
 
 
@@ -54,12 +59,16 @@ def api_findings(choice: ApiChoice) -> Iterator[Finding]:
         yield ok(API, text)
 
 
-def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi) -> NodeApiFacts:
-    names = ResourceNames(
+def _names(settings: DoctorSettings) -> ResourceNames:
+    return ResourceNames(
         settings.extended_resource_name,
         settings.shared_extended_resource_name,
         settings.mig_extended_resource_prefix,
     )
+
+
+def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi) -> NodeApiFacts:
+    names = _names(settings)
     reader = ClusterFactsReader(
         cluster.resources, NodeLabels(cluster.server, cluster.node), names, settings.driver_name
     )
@@ -80,3 +89,22 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         holders=holders.names(served.api),
         other_plugin=other_device_plugin(nvidia_sockets(settings.device_plugin_dir), others),
     )
+
+
+def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Finding]:
+    """By the device-plugin API the kubelet sees to it."""
+    served = ServedApiFile(settings.served_api).inspect()
+    if served is None or served.api is not AllocationApi.DRA:
+        yield ok(PODS, "the kubelet gives devices to all that ask for them")
+        return
+    try:
+        pods = PodReader(cluster.server).on_node(settings.node_name)
+    except Forbidden as e:
+        yield skip(PODS, str(e))
+        return
+    without = pods_without_gpus(pods, _names(settings))
+    if without:
+        named = abbreviated(f"{pod.namespace}/{pod.pod.name}" for pod in without)
+        yield warn(PODS, f"these ask for GPUs and run without: {named}", POD_MEND)
+    else:
+        yield ok(PODS, "none that asks for a GPU runs without")

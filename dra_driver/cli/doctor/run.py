@@ -130,6 +130,7 @@ def _examine(
     else:
         more_checks = [
             (api_checks.API, lambda: api_checks.check_api(settings, cluster)),
+            (api_checks.PODS, lambda: api_checks.check_pods(settings, cluster)),
             *_node_profile_checks(settings, cluster),
             _check_of_use(settings, node, cluster),
         ]

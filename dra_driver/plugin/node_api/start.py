@@ -10,6 +10,7 @@ from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id
@@ -25,8 +26,10 @@ from dra_driver.plan.node_api import (
 )
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.plugin.node_api.pods import LOOK_SECONDS, PodsWithoutGpus
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
+from dra_driver.settings import PluginSettings
 
 _LOOK_SECONDS: Final = 30.0  # between looks at this machine, of which the kernel tells us as well
 _STOP_SECONDS: Final = 1.0
@@ -48,6 +51,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.readiness["api"] = lambda: _not_ready(parts)
     _look_on_changes(parts, chooser, loop.soon)
     _tell(parts, chooser, stack)
+    _tell_pods(parts, stack)
     loop.start()
     stack.callback(_stop, loop, changes)
 
@@ -67,6 +71,21 @@ def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
     parts.metrics.watch_api(lambda api: node_api.state(api) is ApiState.ON)
     condition.loop.start()
     stack.callback(condition.loop.stop)
+
+
+def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
+    settings = parts.settings
+    pods = PodsWithoutGpus(
+        parts.node_api,
+        _names(settings),
+        PodResourcesClient(settings.kubelet_dir).pods,
+        lambda: parts.pods.on_node(settings.node_name),
+        parts.events,
+    )
+    loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LOOK_SECONDS)
+    parts.node_api.listeners.append(loop.soon)
+    parts.after_publishing.append(loop.start)
+    stack.callback(loop.stop)
 
 
 def _look_on_changes(
@@ -95,11 +114,7 @@ def _look_on_changes(
 
 def _inputs(parts: PluginParts) -> ChoiceInputs:
     settings, profile = parts.settings, parts.profile
-    names = ResourceNames(
-        settings.extended_resource_name,
-        settings.shared_extended_resource_name,
-        settings.mig_extended_resource_prefix,
-    )
+    names = _names(settings)
     ledger_directory = settings.ledger_dir / boot_id(settings.host_root)
     holders = Holders(
         parts.ledger.records,
@@ -121,6 +136,14 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         slices_withdrawn=parts.slices_withdrawn,
         kubelet_start=KubeletSocket(settings.device_plugin_dir).identity,
         is_newest=parts.is_newest,
+    )
+
+
+def _names(settings: PluginSettings) -> ResourceNames:
+    return ResourceNames(
+        settings.extended_resource_name,
+        settings.shared_extended_resource_name,
+        settings.mig_extended_resource_prefix,
     )
 
 
