@@ -210,6 +210,8 @@ class HealthMonitor:
         if events:  # now: a look takes long where a GPU hangs
             self._keep_and_publish(now)
         readings = self._readings(now)
+        if readings and not self._is_newest():  # a newer one has begun to write meanwhile
+            return _FLOOD_SECONDS
         with self._lock:
             self._state = self._seen(self._state, readings, rules)
         state = self._keep_and_publish(now)

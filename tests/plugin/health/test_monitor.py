@@ -398,6 +398,25 @@ def test_what_happens_while_a_newer_process_starts_is_kept_for_it(world, tmp_pat
     assert world.start().faults == ()
 
 
+def test_a_process_that_looked_while_a_newer_one_began_writes_nothing_over_it(world, tmp_path):
+    world.step()
+    newer = World(tmp_path)
+    look = world.look
+
+    def slow_look():
+        world.newest = False
+        newer.step(xid(79), after=31)
+        return look() | {gpu_uuid(1): HealthReading(gpu_uuid(1), remap_failed=True)}
+
+    world.look = slow_look
+    world.start()
+    world.step(after=31)
+
+    assert newer.published() == [SICK]
+    assert newer.start().faults == newer.scan()
+    assert newer.published() == [SICK]
+
+
 def test_what_is_cleared_while_a_newer_process_starts_stays_cleared(world, tmp_path):
     world.step(xid(79))
     newer = World(tmp_path)
