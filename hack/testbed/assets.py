@@ -73,9 +73,14 @@ def kubernetes(version: str) -> Recipe:
     if version not in VERSIONS:
         raise ClusterError(f"Kubernetes {version} is not among those pinned: {', '.join(VERSIONS)}")
     major, minor, _ = version.split(".")
-    # Without these the API server calls itself v0.0.0, and clients that look at it go astray.
+    # Without these the API server (up to 1.27 that of client-go) calls itself v0.0.0, and clients
+    # that look at it go astray.
     stamp = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
-    flags = [f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamp.items()]
+    flags = [
+        f"-X k8s.io/{module}.{key}={value}"
+        for module in ("component-base/version", "client-go/pkg/version")
+        for key, value in stamp.items()
+    ]
     components = (*(name for name in CONTROL_PLANE if name != "kubectl"), "kubelet")
     return Recipe(
         name=f"kubernetes-{version}",

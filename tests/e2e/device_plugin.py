@@ -8,6 +8,7 @@ import grpc
 import yaml
 
 from api.kubelet import pod_resources_v1_pb2
+from dra_driver.sim.node_spec import node_file
 from hack.testbed.assets import minor
 from hack.testbed.cluster import Cluster
 from tests.deploy.examples import uuids
@@ -18,6 +19,8 @@ from tests.e2e.manifests import container, pod_of
 Document = dict[str, Any]
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+# By which a node chooses one of the configurations of a ConfigMap.
+CONFIG_LABEL = "nvidia.com/device-plugin.config"
 SHOW = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1 & wait; done"
 PROFILE = """
 apiVersion: resource.nvidia.com/v1beta1
@@ -53,8 +56,14 @@ def running(kube: Kube, *names: str, seconds: float = 60) -> None:
         kube.wait_pod(name, "Running", seconds=seconds)
 
 
+def restarts(kube: Kube, name: str) -> int:
+    """How often the only container of a pod was started again."""
+    (status,) = kube.get("Pod", name)["status"].get("containerStatuses") or [{"restartCount": 0}]
+    return int(status["restartCount"])
+
+
 def shown(kube: Kube, pod: str, container: str | None = None, kind: str = "GPU") -> frozenset[str]:
-    """The UUIDs of the GPUs that a container saw, or of its partitions (*kind* "MIG")."""
+    """The UUIDs of the GPUs that a container saw, or of its partitions (*kind* "partition")."""
     return wait(f"GPUs in the log of {pod}", lambda: uuids(kube.logs(pod, container), kind), 15)
 
 
@@ -88,31 +97,92 @@ def devices(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def by_device_plugin(driver: Driver, profile: str = PROFILE) -> Iterator[None]:
-    """The node gives its GPUs out by the device-plugin API: where there is DRA, because *profile*
+def serving(driver: Driver, node: str) -> Iterator[None]:
+    """Plugin and agent serve another simulated node meanwhile."""
+    text = driver.node_file.read_text()
+    driver.serve(node_file(node).read_text())
+    try:
+        yield
+    finally:
+        driver.kube.clean_up()
+        wait("ledger records to go", lambda: not driver.claims(), 70)
+        driver.serve(text)
+
+
+@contextlib.contextmanager
+def by_device_plugin(driver: Driver) -> Iterator[None]:
+    """The node gives its GPUs out by the device-plugin API: where there is DRA, because its profile
     says so."""
+    with _instead_of_dra(driver, _in_file(driver, PROFILE)):
+        yield
+
+
+@contextlib.contextmanager
+def by_default(driver: Driver) -> Iterator[None]:
+    """The node gives its GPUs out by the device-plugin API, whatever profile it follows: where
+    there is DRA, because no DeviceClass has the name of a resource."""
+    with _instead_of_dra(driver, _without_resource_names(driver.kube)):
+        yield
+
+
+@contextlib.contextmanager
+def _instead_of_dra(
+    driver: Driver, chosen: contextlib.AbstractContextManager[None]
+) -> Iterator[None]:
     if not has_dra(driver.cluster):
         yield
         return
     usual, kube = driver.usual, driver.kube
+    with chosen:
+        driver.stop()
+        driver.start()
+        wait("slices to go", lambda: not kube.published(), 20)
+        driver.usual, driver.usual_allocatable = {}, wait("its GPUs", driver.allocatable)
+        try:
+            yield
+        finally:
+            driver.usual, driver.usual_allocatable = usual, {}
+            kube.clean_up()
+            wait("ledger records to go", lambda: not driver.claims(), 70)
+    driver.stop()
+    driver.start()
+    wait("its slices", lambda: kube.published() == usual, 20)
+
+
+@contextlib.contextmanager
+def _in_file(driver: Driver, profile: str) -> Iterator[None]:
+    """The node follows *profile* where nothing chooses another one."""
     file = driver.profiles / f"{_PROFILE_NAME}.yaml"
     file.write_text(profile)
     driver.flags["profile"] = _PROFILE_NAME
-    driver.stop()
-    driver.start()
-    wait("slices to go", lambda: not kube.published(), 20)
-    driver.usual, driver.usual_allocatable = {}, wait("its GPUs", driver.allocatable)
     try:
         yield
     finally:
         del driver.flags["profile"]
-        driver.usual, driver.usual_allocatable = usual, {}
-        kube.clean_up()
-        wait("ledger records to go", lambda: not driver.claims(), 70)
-        driver.stop()
         file.unlink()
-        driver.start()
-        wait("slices", lambda: kube.published() == usual, 20)
+
+
+@contextlib.contextmanager
+def _without_resource_names(kube: Kube) -> Iterator[None]:
+    """No DeviceClass says which resource of old it stands for."""
+    classes = kube.all("DeviceClass")
+    names = {
+        each["metadata"]["name"]: each["spec"]["extendedResourceName"]
+        for each in classes
+        if "extendedResourceName" in each["spec"]
+    }
+
+    def name(device_class: str, resource: str | None) -> None:
+        change = {"spec": {"extendedResourceName": resource}}
+        kube.api.patch(f"{kube.path('DeviceClass')}/{device_class}", change)
+
+    for device_class in names:
+        name(device_class, None)
+    try:
+        yield
+    finally:
+        for device_class, resource in names.items():
+            name(device_class, resource)
 
 
 def described(gpus: list[Document], **fields: Any) -> str:

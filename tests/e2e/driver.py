@@ -18,12 +18,15 @@ from dra_driver.cli.claims.run import claims
 from dra_driver.cli.terminal import Terminal
 from dra_driver.settings import ClaimsSettings
 from dra_driver.sim.node_spec import node_file
+from hack.testbed.assets import minor
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
+from tests.e2e.manifests import container, pod_of
 from tests.pages import read_page
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
+_FIRST_WITH_NODE_TOKENS = 31
 LIMITING = "h100x2-615"  # a simulated node whose driver limits memory by cgroup itself
 
 
@@ -43,6 +46,7 @@ class Driver:
         self.log_path = directory / "plugin.log"
         self.flags = flags
         self.inside: tuple[str, ...] = ()  # a command in which plugins are started, such as unshare
+        self.program: tuple[str, ...] = ("-m", "dra_driver")  # what Python runs
         self.agent = Agent(self.node_file, directory / "agent.log")
         self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
         # What pods can have of an idle node that gives GPUs out by the device-plugin API; else {}.
@@ -96,7 +100,6 @@ class Driver:
         )
 
     def token(self) -> str:
-        node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
         account = self.kube.all("ServiceAccount", NAMESPACE)
         names = [mount["metadata"]["name"] for mount in account]
         name = next(name for name in names if name.endswith("kubelet-plugin"))
@@ -107,16 +110,23 @@ class Driver:
                 "kind": "TokenRequest",
                 "spec": {
                     "expirationSeconds": 7200,
-                    "boundObjectRef": {
-                        "apiVersion": "v1",
-                        "kind": "Node",
-                        "name": self.cluster.node_name,
-                        "uid": node["metadata"]["uid"],
-                    },
+                    "boundObjectRef": self._holder_of_token(name),
                 },
             },
         )
         return str(answer["status"]["token"])
+
+    def _holder_of_token(self, account: str) -> Document:
+        """The node, or a pod on it where tokens cannot be bound to nodes."""
+        if minor(self.cluster.version) >= _FIRST_WITH_NODE_TOKENS:
+            holder = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
+        else:
+            spec = {"nodeName": self.cluster.node_name, "serviceAccountName": account}
+            holder = self.kube.apply(
+                pod_of("holds-token", [container()], [], **spec), namespace=NAMESPACE
+            )
+        name, uid = holder["metadata"]["name"], holder["metadata"]["uid"]
+        return {"apiVersion": "v1", "kind": holder["kind"], "name": name, "uid": uid}
 
     def start(self, pod_uid: str = "", ready: bool = True, **flags: str) -> subprocess.Popen[bytes]:
         """Start a plugin; with *ready*, wait until a pod could use it."""
@@ -140,7 +150,7 @@ class Driver:
         }
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [*self.inside, sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+                [*self.inside, sys.executable, *self.program, "kubelet-plugin"]
                 + [f"--{name}={value}" for name, value in arguments.items()],
                 stdout=log,
                 stderr=log,
