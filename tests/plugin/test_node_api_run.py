@@ -121,6 +121,8 @@ def test_the_next_process_serves_what_the_last_one_served(
     before = kubelet.prepare([mine])
     process.kill()
     process.wait()
+    (home / f"kubelet/plugins_registry/{DRIVER}-reg.sock").unlink()
+    kubelet.wait_until_gone(DRIVER)
     kubelet.forget()
     if is_away:
         server.refuse_connections()
