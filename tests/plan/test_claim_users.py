@@ -1,9 +1,16 @@
 """Whose processes keep a claim from being given back, and whose do not."""
 
 from dra_driver.k8s.claims import ClaimRef, Pod
+from dra_driver.k8s.pods import Container
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.processes import CgroupProcesses
-from dra_driver.model.records import ClaimRecord
-from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
+from dra_driver.model.records import ClaimRecord, DeviceAllocation, is_allocation
+from dra_driver.plan.device_plugin.allocations import allocation_uid
+from dra_driver.plan.prepare.claim_users import (
+    cgroups_given_claim,
+    outside_gpu_processes,
+    records_with_pods,
+)
 from tests.builders import gpu, holding, pod, record, ref
 
 A, B = ref("a"), ref("b")
@@ -59,3 +66,15 @@ def test_who_counts_already_because_it_lives_is_not_looked_for():
 
 def test_of_a_claim_that_holds_no_gpu_no_gpu_is_asked():
     assert outside_gpu_processes(ClaimRecord(A, ()), (), (processes(4),)) == {}
+
+
+def test_an_allocation_is_of_the_namespace_of_the_pod_whose_container_was_given_it():
+    given = DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId("GPU-0"),))
+    unknown = record(ref("dp", namespace=""), allocation=given)
+    container = Container("c1", "main", "ml", WEB, frozenset({unknown.claim.uid}))
+
+    (known,) = records_with_pods([unknown], [container])
+
+    assert (known.claim.namespace, known.pods) == ("ml", (WEB,))
+    assert [is_allocation(each.claim.uid) for each in (unknown, record(A))] == [False, False]
+    assert is_allocation(allocation_uid(given))
