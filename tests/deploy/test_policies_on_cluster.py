@@ -104,10 +104,13 @@ OF_NODE = (
 )
 OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
 OF_STATUS = (
-    "a plugin writes one condition into the status of its node and nothing else; leave the rest "
+    "a plugin writes two conditions into the status of its node and nothing else; leave the rest "
     "as it is"
 )
-OF_CONDITIONS = f"status.conditions: a plugin writes {CONDITION} and no other condition; leave "
+OF_CONDITIONS = (
+    f"status.conditions: a plugin writes GPUsAllocatedBy and {CONDITION} and no other condition; "
+    "leave "
+)
 OTHER_INSTANCE = (
     f"reportingInstance or the source's host is '{OTHER}', and a plugin tells events as its own "
     f"node, '{MINE}': have --node-name be the pod's spec.nodeName"
