@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.pods import ContainerSpec, NodePod, PodSpec
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
@@ -20,6 +22,7 @@ from dra_driver.plan.node_api import (
     is_ours,
     kubelet_version,
     other_device_plugin,
+    pods_without_gpus,
 )
 from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
 from tests.builders import allocated_record, record
@@ -285,3 +288,26 @@ def test_whoever_the_node_waits_for_the_condition_is_bounded(
             condition = api_condition(choice)
             assert condition is not None
             assert len(condition.message) <= LONGEST_MESSAGE
+
+
+def node_pod(
+    name: str, *asks_for: str, ended: bool = False, extended_claim: bool = False
+) -> NodePod:
+    uid = PodUid(f"uid-{name}")
+    container = ContainerSpec("main", frozenset(), root=False, asks_for=frozenset(asks_for))
+    spec = PodSpec("team-a", name, uid, (container,), extended_claim=extended_claim)
+    return NodePod("team-a", Pod(name, uid), ended, spec)
+
+
+def test_a_pod_that_asks_by_name_and_has_no_claim_got_no_gpu() -> None:
+    pods = (
+        node_pod("whole", "nvidia.com/gpu"),
+        node_pod("partition", "cpu", "nvidia.com/mig-1g.10gb"),
+        node_pod("scheduled", "nvidia.com/gpu", extended_claim=True),
+        node_pod("ended", "nvidia.com/gpu", ended=True),
+        node_pod("other", "example.com/gpu"),
+    )
+
+    without = pods_without_gpus(pods, ResourceNames())
+
+    assert [pod.pod.name for pod in without] == ["whole", "partition"]

@@ -337,6 +337,10 @@ def test_every_rule_that_has_no_effect_is_named(entry, fields, expected):
     assert problems(entry) == tuple(f"spec.gpus[0].{field}: {expected}" for field in fields)
 
 
+def test_replicas_of_partitions_alone_can_be_renamed():
+    assert rules(rename=True, mig={"replicas": {"1g.10gb": 2}}).rename
+
+
 def test_an_entry_behind_one_for_every_gpu_is_refused():
     messages = problems({"select": {"index": [0]}}, {}, {"select": {"index": [1]}}, {})
 
