@@ -38,6 +38,7 @@ def started(tmp_path: Path, stack: ExitStack) -> Any:
         pod_uid="new",
         cdi_dir=tmp_path / "cdi",
         nvidia_cdi_hook="",
+        mps_socket="",
         reconcile_interval=60.0,
         look_interval=0.01,
     )
