@@ -25,9 +25,11 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.profiles.revisions import canonical_rules, revision_name
 from dra_driver.settings import DoctorSettings
 from dra_driver.sim.node_spec import read_node
@@ -325,6 +327,17 @@ def test_our_own_plugin_is_found_by_its_lock_and_asked_over_its_sockets(world):
     assert (well.code, ill.code) == (0, 1)
     assert lines(ill, "[FAIL] plugin")
     assert not fatal
+
+
+def test_a_plugin_that_serves_the_device_plugin_api_alone_needs_no_dra_sockets(world):
+    instances = PluginInstances(world.home / "instances", "0b7e-pod")
+    ServedApiFile(world.home / "state/api.json").write(ServedApi(AllocationApi.DEVICE_PLUGIN))
+
+    asked = world.ask()
+    instances.leave()
+
+    assert "[ok]   plugin: pod 0b7e-pod runs, and serves the device-plugin API" in asked.out
+    assert not lines(asked, "[FAIL] plugin")
 
 
 def test_a_hung_check_is_given_up_and_the_next_goes_on():

@@ -15,10 +15,12 @@ from dra_driver.kubeletplugin.serve import probes
 from dra_driver.kubeletplugin.serve.probes import RegisteredPlugin, other_plugins, own_sockets
 from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.claim_files import CdiSpecFiles
 from dra_driver.node.state.ledger_files import DamagedRecord, read_ledger_directory
+from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.plan.prepare.cdi_spec import cdi_vendor
 from dra_driver.settings import DoctorSettings
 
@@ -159,7 +161,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
         (KUBELET_DIRECTORY, lambda: check_kubelet_directory(kubelet, driver, settings.pod_uid)),
         (STATE_DIRECTORY, lambda: [state_directory()]),
         (LEDGER, lambda: check_ledger(_ledger_directory(settings), ledger)),
-        (PLUGIN, lambda: check_plugin(kubelet, driver)),
+        (PLUGIN, lambda: check_plugin(kubelet, driver, ServedApiFile(settings.served_api))),
         (OTHER_DRIVERS, lambda: check_other_drivers(kubelet, driver, cdi_dir)),
     ]
 
@@ -253,15 +255,17 @@ def ledger_findings(directory: Path, ledger: LedgerSnapshot) -> Iterator[Finding
         yield ok(LEDGER, f"{len(ledger.records)} claims in {directory}")
 
 
-def check_plugin(kubelet: Path, driver: str) -> Iterator[Finding]:
-    """Every process of ours, asked over its two sockets as the kubelet would ask."""
+def check_plugin(kubelet: Path, driver: str, file: ServedApiFile) -> Iterator[Finding]:
+    """Every process of ours, asked over its two sockets as the kubelet would ask. While the node
+    gives its GPUs out by the device-plugin API there are none."""
+    sockets = own_sockets(kubelet / "plugins_registry", kubelet / "plugins" / driver, driver)
+    served = file.inspect()
+    if served is not None and served.api is AllocationApi.DEVICE_PLUGIN:
+        runs = "runs, and serves the device-plugin API"
+        yield from plugin_process_findings(dict.fromkeys(sockets, ""), runs)
+        return
     yield from plugin_process_findings(
-        {
-            process: _plugin_problem(paths)
-            for process, paths in own_sockets(
-                kubelet / "plugins_registry", kubelet / "plugins" / driver, driver
-            ).items()
-        }
+        {process: _plugin_problem(paths) for process, paths in sockets.items()}
     )
 
 
@@ -280,8 +284,10 @@ def check_other_drivers(kubelet: Path, driver: str, cdi_dir: Path) -> Iterator[F
         )
 
 
-def plugin_process_findings(answers: Mapping[PluginProcess, str]) -> Iterator[Finding]:
-    """*answers*: of each process what is wrong with it, empty where it answers as it should."""
+def plugin_process_findings(
+    answers: Mapping[PluginProcess, str], well: str = "answers over both its sockets"
+) -> Iterator[Finding]:
+    """*answers*: of each process what is wrong with it, empty where it is *well*."""
     if not answers:
         yield warn(
             PLUGIN,
@@ -293,7 +299,7 @@ def plugin_process_findings(answers: Mapping[PluginProcess, str]) -> Iterator[Fi
         if problem:
             yield fail(PLUGIN, f"{name}: {problem}", "look at its log; delete its pod")
         else:
-            yield ok(PLUGIN, f"{name} answers over both its sockets")
+            yield ok(PLUGIN, f"{name} {well}")
     if len(answers) > 1:
         yield warn(
             PLUGIN,
