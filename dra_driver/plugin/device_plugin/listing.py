@@ -84,8 +84,8 @@ class DeviceListing:
             self.stop()
         if not self._listing and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
-        recorded = (record.allocation for record in self._ledger.records())
-        held = {*self._reconciler.held, *(allocation for allocation in recorded if allocation)}
+        recorded = {r.allocation for r in self._ledger.records() if r.allocation}
+        held = self._reconciler.held | recorded
         offer = resources(self._offers.now(), self._names, held)
         if offer.problems != self._problems:
             self._problems = offer.problems
@@ -93,6 +93,9 @@ class DeviceListing:
                 log.warning("part of what there is is not listed: %s", problem)
         self._seen |= self._allocatable()
         listed = with_leftovers(offer.resources, self._seen, self._names)
+        if self._api.choice.other_plugin:  # to register a resource takes it away from that one
+            ours = {allocation.resource for allocation in recorded}
+            listed = tuple(resource for resource in listed if resource.name in ours)
         self._server.offer(listed if state is ApiState.ON else nothing_more(listed, held))
         return _LOOK_SECONDS
 

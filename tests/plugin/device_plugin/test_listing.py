@@ -1,6 +1,7 @@
 """One process at a time lists the devices, and as long as it is to."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,8 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plugin.device_plugin.listing import DeviceListing
 from tests.fakes.allocations import DRAINING, OFF, ON, AllocationWorld, replica
 from tests.waiting import eventually
+
+BESIDE_ANOTHER = replace(DRAINING, other_plugin="nvidia-gpu.sock is there")
 
 
 class FakeServer:
@@ -90,6 +93,19 @@ def test_a_node_that_gives_nothing_more_out_keeps_what_is_held_and_lists_the_res
     world.admit("train", replica(1))
     world.choice.set(DRAINING)
 
+    process.listing.step()
+
+    assert process.gpus == {replica(0): False, replica(1): True}
+
+
+def test_beside_another_device_plugin_only_what_our_pods_have_stays_listed(world, process):
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    assert process.server.offered == {}
+
+    world.choice.set(ON)
+    world.admit("train", replica(1))
+    world.choice.set(BESIDE_ANOTHER)
     process.listing.step()
 
     assert process.gpus == {replica(0): False, replica(1): True}
