@@ -25,6 +25,7 @@ from tests.e2e.manifests import (
     sharing,
     template,
 )
+from tests.e2e.mps import alive, attached, mps_variables
 from tests.e2e.processes import main_process
 
 GIB = 1 << 30
@@ -72,29 +73,6 @@ def part(memory, cores, where, name="gpu"):
     requested = fraction(memory, name, where)
     requested["exactly"]["capacity"]["requests"]["cores"] = cores
     return requested
-
-
-def mps_variables(kube, name, container="main", namespace="default"):
-    """What a container was told of MPS."""
-
-    def variables():
-        lines = kube.logs(name, container, namespace).splitlines()
-        return dict(line.split("=", 1) for line in lines if line.startswith("CUDA_MPS_"))
-
-    return wait(f"what {name} was told", variables, 20)
-
-
-def attached(driver, pid, *more):
-    """A process becomes a client: the limits that hold for it."""
-    answer = driver.agent.client("attach", pid, *more)
-    assert answer.returncode == 0, answer.stderr + answer.stdout
-    return json.loads(driver.agent.client("show", pid, "-o", "json").stdout)
-
-
-def alive(driver, *pids):
-    """Whether these processes are clients of some server."""
-    clients = {client.pid for server in driver.agent.status().servers for client in server.clients}
-    return set(pids) <= clients
 
 
 def uses(driver, gpu, **processes):
