@@ -6,12 +6,19 @@ import json
 import pytest
 import yaml
 
+from tests.e2e import device_plugin
+from tests.e2e.conftest import PROFILE_LABELS
+from tests.e2e.device_plugin import GPU, running, shown, wait_allocatable
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC, fraction, on, pod, template
 from tests.e2e.processes import main_process
 from tests.e2e.release import AGENT, PLUGIN
 
+VALUES = {"profiles": {"by-device-plugin": device_plugin.PROFILE}}
 
+
+@pytest.mark.core
+@pytest.mark.device_plugin
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -92,3 +99,27 @@ def test_clients_compute_on_while_the_pods_of_agent_and_plugin_are_replaced(
     kube.clean_up()
     servers = "s" + "[0-9a-f]" * 12
     wait("their server to go", lambda: not list(installed.mps_dir.glob(servers)), 20)
+
+
+@pytest.mark.core
+@pytest.mark.device_plugin
+@pytest.mark.point(151)
+def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out(
+    installed, kube, session_driver
+):
+    kube.label_node(installed.cluster.node_name, **{PROFILE_LABELS[0]: "by-device-plugin"})
+    wait_allocatable(session_driver, {GPU: 8}, 40)
+    kube.apply(device_plugin.pod("before", 2))
+    running(kube, "before")
+
+    installed.upgrade(**VALUES, log={"level": "debug"})
+    installed.wait_ready(PLUGIN)
+
+    wait_allocatable(session_driver, {GPU: 8})
+    kube.apply(device_plugin.pod("after", 6))
+    running(kube, "after")
+    assert not shown(kube, "before") & shown(kube, "after")
+    assert device_plugin.restarts(kube, "before") == 0
+    doctor = installed.inside(PLUGIN, "dra-driver", "doctor")
+    assert doctor.returncode == 0, doctor
+    assert "DevicePlugin" in doctor.stdout

@@ -1,0 +1,154 @@
+"""Plugin, kubelet and others break while pods have GPUs by the device-plugin API."""
+
+import contextlib
+import os
+import signal
+import uuid
+
+import pytest
+
+from hack.testbed.leftovers import kill_containers
+from tests.e2e.conftest import NEW, OLD
+from tests.e2e.device_plugin import (
+    GPU,
+    by_device_plugin,
+    devices,
+    pod,
+    restarts,
+    running,
+    shown,
+    wait_allocatable,
+)
+from tests.e2e.kube import wait
+from tests.e2e.other_device_plugin import OtherDevicePlugin
+from tests.e2e.processes import main_process
+
+pytestmark = [pytest.mark.core, pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node(session_driver):
+    """Gives its eight GPUs out by the device-plugin API."""
+    with by_device_plugin(session_driver):
+        yield
+
+
+@pytest.mark.point(151)
+def test_while_the_plugin_is_replaced_pods_run_on_and_its_gpus_are_soon_back(kube, driver):
+    driver.stop()
+    driver.start(OLD)
+    kube.apply(pod("stays", 2))
+    running(kube, "stays")
+
+    driver.start(NEW)
+    wait_allocatable(driver, {GPU: 8})
+    driver.stop(OLD)
+    wait_allocatable(driver, {GPU: 8})
+    kube.apply(pod("after", 6))
+    running(kube, "after")
+    assert not shown(kube, "stays") & shown(kube, "after")
+    assert restarts(kube, "stays") == 0
+    driver.stop(NEW)
+    driver.start()
+
+
+@pytest.mark.point(150)
+def test_a_container_that_ends_while_the_plugin_is_away_starts_again_once_it_is_back(kube, driver):
+    kube.apply(pod("again", 2, restartPolicy="Always"))
+    running(kube, "again")
+    gpus = shown(kube, "again")
+    driver.kill()
+    os.kill(main_process(kube, "again"), signal.SIGKILL)
+    wait("the kubelet to miss the plugin", lambda: waiting(kube, "again"), 40)
+
+    driver.start()
+
+    wait("its container to run", lambda: is_running(kube, "again"), 60)
+    assert shown(kube, "again") == gpus
+
+
+def waiting(kube, name):
+    """Why the only container of a pod does not run."""
+    (status,) = kube.get("Pod", name)["status"]["containerStatuses"]
+    return status["state"].get("waiting", {}).get("message", "")
+
+
+def is_running(kube, name):
+    (status,) = kube.get("Pod", name)["status"]["containerStatuses"]
+    return "running" in status["state"]
+
+
+@pytest.mark.point(155)
+def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice(cluster, kube, driver):
+    kube.apply(pod("holds", 4))
+    running(kube, "holds")
+    cluster.stop("kubelet")
+    (cluster.device_plugins_dir / "kubelet_internal_checkpoint").write_text("{")
+    cluster.start("kubelet")
+    wait_allocatable(driver, {GPU: 8})
+
+    kube.apply(pod("comes", 4))
+    with contextlib.suppress(AssertionError):
+        running(kube, "comes", seconds=10)
+        assert not shown(kube, "comes") & shown(kube, "holds")
+    kube.delete("Pod", "holds")
+    running(kube, "comes")
+
+
+@pytest.mark.point(149)
+def test_after_a_reboot_a_pod_has_the_gpus_that_it_had(cluster, kube, driver, reboot):
+    """The kubelet gives its containers the answer that it kept, so what that names is made anew."""
+    kube.apply(pod("outlives", 2, restartPolicy="Always"))
+    running(kube, "outlives")
+    gpus = shown(kube, "outlives")
+
+    reboot()
+
+    wait("its container to run", lambda: restarts(kube, "outlives") == 1, 60)
+    running(kube, "outlives")
+    assert shown(kube, "outlives") == gpus
+    assert devices(cluster)["outlives"] == {"main": tuple(sorted(gpus))}
+    kube.apply(pod("beside", 6))
+    running(kube, "beside")
+    assert not shown(kube, "beside") & gpus
+
+
+@pytest.fixture
+def reboot(cluster, driver, tmp_path):
+    """Has the node start again: no container runs any more, no CDI file is there, and plugin and
+    kubelet start anew, the plugin with another boot ID."""
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text(f"{uuid.uuid4()}\n")
+    bind = f"mount --bind {boot_id} /proc/sys/kernel/random/boot_id"
+
+    def start_again():
+        cluster.stop("kubelet")
+        driver.stop()
+        kill_containers(cluster.layout.containerd_socket)
+        for file in cluster.cdi_dir.iterdir():
+            file.unlink()
+        driver.inside = ("unshare", "--mount", "sh", "-c", f'{bind} && exec "$0" "$@"')
+        driver.start(ready=False)
+        cluster.start("kubelet")
+        driver.wait_ready()
+
+    yield start_again
+    driver.inside = ()
+    driver.stop()
+    driver.start()
+
+
+@pytest.mark.point(159)
+def test_another_device_plugin_is_named_and_nothing_is_offered_beside_it(cluster, kube, driver):
+    driver.stop()
+    with OtherDevicePlugin(cluster.device_plugins_dir, GPU, ["GPU-a", "GPU-b"]):
+        wait_allocatable(driver, {GPU: 2})
+        driver.start(ready=False)
+        wait("it to be named", lambda: "nvidia-gpu.sock" in driver.ask("/readyz")[1], 20)
+        kube.apply(pod("of-other", command="echo has $OTHER_DEVICES; sleep 600"))
+        running(kube, "of-other")
+        wait("its device", lambda: kube.logs("of-other").startswith("has GPU-"))
+        assert driver.allocatable() == {GPU: 2}
+        kube.delete("Pod", "of-other")
+        kube.wait_gone("Pod", "of-other")
+    wait_allocatable(driver, {GPU: 8}, 30)
