@@ -73,6 +73,13 @@ class CgroupMirror:
         if len(original.relative_to(base).parts) <= _DEEPEST:
             self._watcher.watch(original)  # first: nothing that appears in it is missed
             self._copies[original] = self._tree.make(original.relative_to(self._root))
-            for inside in sorted(original.iterdir()):
-                if inside.is_dir():
-                    self._copy(inside)
+            for inside in _directories_in(original):
+                self._copy(inside)
+
+
+def _directories_in(cgroup: Path) -> list[Path]:
+    """None where its pod has ended since it was seen: its copy goes with the next look."""
+    try:
+        return sorted(path for path in cgroup.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from dra_driver.node.cgroups.tree import Cgroups
-from dra_driver.sim.cgroup_mirror import CgroupMirror
+from dra_driver.sim.cgroup_mirror import CgroupMirror, _directories_in
 from dra_driver.sim.memory_limits import CgroupTree
 from tests.waiting import eventually
 
@@ -100,3 +100,10 @@ def test_the_pods_of_two_kubelets_are_copied(tmp_path, mirror):
         (tmp_path / "real/pids" / cluster / "kubepods/besteffort/poda").mkdir()
         pod = copy / cluster / "kubepods/besteffort/poda/dmem.max"
         eventually(pod.exists)
+
+
+def test_a_cgroup_that_went_since_it_was_seen_has_nothing_in_it(tmp_path):
+    (tmp_path / "pod" / "container").mkdir(parents=True)
+
+    assert _directories_in(tmp_path / "pod") == [tmp_path / "pod" / "container"]
+    assert _directories_in(tmp_path / "gone") == []
