@@ -279,6 +279,16 @@ def test_a_single_gpu_is_not_taken_of_a_pair_while_there_are_others():
     assert closest(gpus, range(4), 1) == [2]
 
 
+def test_one_that_was_taken_too_early_is_exchanged_for_a_better_one():
+    gpus = placed(
+        4,
+        switch=lambda n: "switch" if n == 3 else None,
+        numa=lambda n: 0 if n in (1, 2) else None,
+    )
+
+    assert closest(gpus, range(4), 3) == [0, 1, 2]
+
+
 def test_very_many_gpus_are_taken_in_their_order():
     gpus = placed(40, clique=lambda n: f"pair-{n % 20}")
 
