@@ -33,12 +33,13 @@ def kill_containers(socket: Path) -> None:
 
 def _pids_in_cgroups() -> set[int]:
     pids: set[int] = set()
-    for directory in cgroup_directories():
-        for listing in directory.rglob("cgroup.procs"):
+    for top in cgroup_directories():
+        for directory, _, _ in os.walk(top):  # which, unlike rglob, bears that some go meanwhile
             try:
-                pids.update(int(word) for word in listing.read_text().split())
+                listing = Path(directory, "cgroup.procs").read_text()
             except OSError:
                 continue  # the cgroup went meanwhile
+            pids.update(int(word) for word in listing.split())
     return pids - {0}
 
 
