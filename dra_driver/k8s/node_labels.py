@@ -27,6 +27,7 @@ class NodeStatus:
 
     kubelet_version: str = ""  # "v1.36.3"
     allocatable: Mapping[str, str] = field(default_factory=dict)  # by resource: how much
+    capacity: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeLabels:
@@ -161,4 +162,5 @@ class NodeLabels:
 def _status(node: Mapping[str, Any]) -> NodeStatus:
     status = node.get("status") or {}
     version = (status.get("nodeInfo") or {}).get("kubeletVersion") or ""
-    return NodeStatus(str(version), status.get("allocatable") or {})
+    allocatable, capacity = status.get("allocatable") or {}, status.get("capacity") or {}
+    return NodeStatus(str(version), allocatable, capacity)

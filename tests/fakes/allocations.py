@@ -10,6 +10,7 @@ from cdi.registry import load_registry
 from dra_driver.base.errors import NodeError, Unreachable
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 from dra_driver.k8s.events import Event, NodeRef, PodRef
+from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.k8s.pods import ContainerSpec, KubeletPod, NodePod, PodSpec
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -82,7 +83,7 @@ class AllocationWorld(ClaimWorld):
         self.api_down = False
         self.asked = 0  # how often for the pods of the node
         self.takes_names = True
-        self.allocatable: dict[str, str] = {}  # by the status of the Node
+        self.node_status: NodeStatus | None = NodeStatus()
         self.events: list[Event] = []
         self.observed: list[tuple[str, str]] = []
         self.now = 0.0

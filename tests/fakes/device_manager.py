@@ -305,6 +305,12 @@ class FakeDeviceManager:
             except grpc.RpcError as error:
                 raise AdmissionError(f"PreStartContainer: {error.details()}") from error
 
+    def start_by_dra(self, resource: str) -> None:
+        """Create a container that asks for *resource* and has got it by DRA."""
+        endpoint = self._books.endpoints.get(resource)
+        if endpoint is not None and endpoint.options.pre_start_required:
+            raise AdmissionError(f"no devices found allocated in local cache for {resource}")
+
     def free(self, container: Container) -> None:
         """The pod has ended: its devices may go to others. Plugins are told nothing."""
         with self._guard:

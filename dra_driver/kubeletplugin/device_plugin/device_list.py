@@ -24,8 +24,8 @@ LEAVING_SECONDS: Final = 10.0
 class DeviceList:
     """The devices of one resource, as the kubelet shall know them. For all threads.
 
-    A device that is not offered any longer is unhealthy for a while before it leaves the list, and
-    as long as an Allocate of it runs. Of a list that would be too large for the kubelet only the
+    A device that is not offered any longer leaves the list once it has been unhealthy for a while,
+    and not while an Allocate of it runs. Of a list that would be too large for the kubelet only the
     devices that were listed before are listed.
     """
 
@@ -41,8 +41,9 @@ class DeviceList:
         self._lock = threading.Lock()
         self._offered: dict[DeviceId, ListedDevice] = {}
         self._allocating: Counter[DeviceId] = Counter()
-        self._leaving: dict[DeviceId, float] = {}  # until when they stay
         self._listed: dict[DeviceId, ListedDevice] = {}
+        self._unhealthy_since: dict[DeviceId, float] = {}
+        self._leaving: dict[DeviceId, float] = {}  # until when they stay
         self._encoded = b""
         self._problem = ""
 
@@ -63,8 +64,10 @@ class DeviceList:
             with self._lock:
                 self._allocating.subtract(ids)
                 self._allocating = +self._allocating
-                stays_until = self._clock() + self._leaving_seconds
-                self._leaving.update(dict.fromkeys(self._leaving.keys() & set(ids), stays_until))
+                now = self._clock()
+                self._unhealthy_since |= dict.fromkeys(self._unhealthy_since.keys() & set(ids), now)
+                if self._leaving:
+                    self._update()
 
     def encoded(self) -> bytes:
         """The list as the kubelet reads it. Empty: no devices."""
@@ -88,7 +91,7 @@ class DeviceList:
     def _update(self) -> None:
         now = self._clock()
         stays_until = {
-            id: self._leaving.get(id, now + self._leaving_seconds)
+            id: self._unhealthy_since.get(id, now) + self._leaving_seconds
             for id in self._listed.keys() - self._offered.keys()
         }
         self._leaving = {
@@ -104,6 +107,11 @@ class DeviceList:
             devices = {id: device for id, device in devices.items() if id in self._listed}
             message = encode(devices)
         self._listed, self._encoded = devices, message.SerializeToString()
+        self._unhealthy_since = {
+            id: self._unhealthy_since.get(id, now)
+            for id, device in devices.items()
+            if not device.healthy
+        }
 
 
 def encode(devices: Mapping[DeviceId, ListedDevice]) -> messages.ListAndWatchResponse:

@@ -90,8 +90,14 @@ class ResourceEndpoint:
         """Whether it is not offered any longer, and the kubelet knows."""
         if not self._is_left_out or self._registering is not None:
             return False
-        if not self._streams.established:
+        if self._kubelet.identity() is None:
             return True
+        if self._streams.has_other_options:
+            return False
+        return not self._streams.established or self._is_known_to_be_empty()
+
+    def _is_known_to_be_empty(self) -> bool:
+        """Whether the kubelet has read that there are no devices, and asks for none."""
         is_empty = not self._service.devices.encoded()
         return is_empty and self._streams.up_to_date and self._service.drain(0)
 
@@ -144,6 +150,10 @@ class ResourceEndpoint:
                 return IDLE_SECONDS, f"{self._service.resource}: the kubelet has not answered yet"
             self._conclude(0)
         self._note_kubelet()
+        if self._streams.has_other_options and self._may_register_anew():
+            self._streams.end()
+            self._established_at = None
+            self._wait(SETTLE_SECONDS, "")
         if self._streams.broken:
             self._note_break()
         if self._streams.established:
@@ -184,9 +194,17 @@ class ResourceEndpoint:
         kubelet_id = self._kubelet.identity()
         if kubelet_id in (None, self._kubelet_id):
             return
+        if self._kubelet_id is not None:
+            self._streams.forget_options()
         self._kubelet_id = kubelet_id
         self._backoff.reset()
         self._wait(SETTLE_SECONDS if self._streams.end() else 0.0, "")
+
+    def _may_register_anew(self) -> bool:
+        """Whether nothing is lost when the kubelet closes its connection."""
+        if self._streams.broken:
+            return True
+        return self._streams.established and self._is_known_to_be_empty()
 
     def _note_break(self) -> None:
         """End the other streams, so that none of them can break the next registration."""
@@ -220,8 +238,7 @@ class ResourceEndpoint:
             return seconds, f"{resource}: {self._reason_to_wait or 'not registered yet'}"
         if self._service.devices.problem and not self._service.devices.encoded():
             return IDLE_SECONDS, self._service.devices.problem
-        if not self._is_left_out:
-            self._register()
+        self._register()
         return IDLE_SECONDS, f"{resource} is being registered"
 
     def _register(self) -> None:
@@ -232,6 +249,7 @@ class ResourceEndpoint:
             self._kubelet.register,
             self._service.resource,
             self._sockets.endpoint.name,
+            self._streams.options,
             self._times.register_seconds,
         )
         self._registering.add_done_callback(lambda _: self._service.on_change())

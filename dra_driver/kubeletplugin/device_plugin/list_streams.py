@@ -6,6 +6,7 @@ from typing import Final
 
 import grpc
 
+from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.base.deadlines import Deadline
 from dra_driver.kubeletplugin.device_plugin.device_list import DeviceList
 
@@ -34,6 +35,11 @@ class ListStreams:
     When any stream ends, the kubelet closes its newest connection for the resource, whatever that
     is, and takes all devices for unhealthy. So it knows of us only while no stream has ended.
     *on_change* is called when a stream begins, has sent a list, or ends.
+
+    The kubelet asks for the options while it answers Register, and keeps them for five minutes
+    after the last stream has ended. If they say that PreStartContainer is required, it starts no
+    container meanwhile that asks for the resource and has none of its devices, also where the
+    scheduler has made a claim for that. So where the list is empty they do not say so.
     """
 
     def __init__(self, devices: DeviceList, on_change: Callable[[], None]) -> None:
@@ -43,6 +49,30 @@ class ListStreams:
         self._streams: list[_ListStream] = []  # oldest first
         self._broken = False
         self._closed = False
+        self._pre_start = True  # as the kubelet has it, perhaps from an earlier process
+
+    @property
+    def options(self) -> messages.DevicePluginOptions:
+        """Those of the list as it is now."""
+        return messages.DevicePluginOptions(
+            pre_start_required=bool(self._devices.encoded()),
+            get_preferred_allocation_available=True,
+        )
+
+    def tell_options(self) -> messages.DevicePluginOptions:
+        """The kubelet asks for them."""
+        options = self.options
+        self._pre_start = options.pre_start_required
+        return options
+
+    def forget_options(self) -> None:
+        """The kubelet is another one, which knows none yet."""
+        self._pre_start = False
+
+    @property
+    def has_other_options(self) -> bool:
+        """Whether the kubelet has other options than it would be told now."""
+        return self._pre_start != self.options.pre_start_required
 
     @property
     def established(self) -> bool:
@@ -120,6 +150,8 @@ class ListStreams:
             if stream.ended.is_set():  # between the two lines before
                 return
             encoded = self._devices.encoded()
+            if encoded and not self._pre_start:  # no device before PreStartContainer is required
+                return
             if encoded == stream.sent:
                 stream.wake.wait(self._devices.seconds_to_change())
                 continue

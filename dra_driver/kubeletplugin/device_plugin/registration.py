@@ -9,7 +9,6 @@ import grpc
 from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.base.errors import NodeError
 from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
-from dra_driver.kubeletplugin.device_plugin.service import OPTIONS
 
 # The kubelet dials us for up to 10 s before it answers.
 REGISTER_SECONDS: Final = 15.0
@@ -37,11 +36,17 @@ class KubeletSocket:
             return None
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
-    def register(self, resource: ResourceName, endpoint: str, timeout_seconds: float) -> None:
+    def register(
+        self,
+        resource: ResourceName,
+        endpoint: str,
+        options: messages.DevicePluginOptions,
+        timeout_seconds: float,
+    ) -> None:
         """Say that *resource* is served at the socket *endpoint* beside it. The kubelet calls us
         before it answers. NodeError: it refused, or did not answer."""
         request = messages.RegisterRequest(
-            version=_VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS
+            version=_VERSION, endpoint=endpoint, resource_name=resource, options=options
         )
         with grpc.insecure_channel(f"unix:{self.path}", options=_CHANNEL_OPTIONS) as channel:
             call = channel.unary_unary(

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,7 @@ class DevicePluginServer:
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._offered: dict[ResourceName, Resource] = {}
+        self._leftovers: set[ResourceName] = set()
         self._withdrawing = False
         self._endpoints: dict[ResourceName, ResourceEndpoint] = {}
         self._problem = ""
@@ -90,6 +91,20 @@ class DevicePluginServer:
             for name, endpoint in self._endpoints.items():
                 endpoint.offer(offered.get(name))
         self._changes.set()
+
+    def end(self, leftovers: Collection[ResourceName]) -> None:
+        """Offer nothing any more. The kubelet learns that also of *leftovers*, which an earlier
+        process listed."""
+        with self._changed:
+            self._leftovers = set(leftovers)
+        self.offer(())
+        self._changes.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the kubelet knows that nothing is offered."""
+        with self._changed:
+            return not (self._offered or self._endpoints or self._leftovers)
 
     def withdraw(self) -> None:
         """Offer nothing, so that a newer process of ours can register, or none. Ends when the
@@ -143,7 +158,7 @@ class DevicePluginServer:
 
     def _watch(self) -> bool:
         self._problem = ""
-        if not self._offered:
+        if not (self._offered or self._leftovers):
             return True  # who offers something wakes us
         try:
             make_directory(self._directory, 0o750)
@@ -165,7 +180,7 @@ class DevicePluginServer:
         return min((each.look() for each in self._endpoints.values()), default=IDLE_SECONDS)
 
     def _add_endpoints(self) -> None:
-        for name in self._offered.keys() - self._endpoints.keys():
+        for name in (self._offered.keys() | self._leftovers) - self._endpoints.keys():
             try:
                 sockets = resource_sockets(self._directory, name, self._instance)
             except DriverError as error:
@@ -174,7 +189,7 @@ class DevicePluginServer:
             devices = DeviceList(name, self._times.leaving_seconds)
             service = DevicePluginService(devices, self._handler, self._changes.set)
             endpoint = ResourceEndpoint(service, sockets, self._kubelet, self._threads, self._times)
-            endpoint.offer(self._offered[name])
+            endpoint.offer(self._offered.get(name))
             self._endpoints[name] = endpoint
 
     def _close(self, names: Iterable[ResourceName], seconds: float) -> None:
@@ -193,4 +208,5 @@ class DevicePluginServer:
         with self._changed:
             for name in tuple(names):
                 del self._endpoints[name]
+            self._leftovers.difference_update(names)
             self._changed.notify_all()

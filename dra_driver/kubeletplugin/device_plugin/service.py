@@ -23,9 +23,6 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 
 log = logging.getLogger(__name__)
 
-OPTIONS: Final = messages.DevicePluginOptions(
-    pre_start_required=True, get_preferred_allocation_available=True
-)
 MAX_PRE_STARTS: Final = 256  # at once, each up to 30 s; far above the pods that a node has
 _SERVICE: Final = str(messages.DESCRIPTOR.services_by_name["DevicePlugin"].full_name)
 _MAX_ERROR: Final = 1024  # characters; the text becomes a header of the answer, and a pod's status
@@ -54,7 +51,9 @@ class DevicePluginService:
             grpc.method_handlers_generic_handler(
                 _SERVICE,
                 {
-                    "GetDevicePluginOptions": _unary(lambda *_: OPTIONS, messages.Empty),
+                    "GetDevicePluginOptions": _unary(
+                        lambda *_: self.streams.tell_options(), messages.Empty
+                    ),
                     "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                         lambda _, context: self.streams.serve(context),
                         request_deserializer=messages.Empty.FromString,

@@ -229,6 +229,20 @@ def with_leftovers(
     return (*listed, *leftovers)
 
 
+def left_behind(
+    capacity: Mapping[str, str], allocatable: Mapping[str, str], names: ResourceNames
+) -> frozenset[ResourceName]:
+    """The resources of ours that the kubelet still remembers, by the status of the Node, and that
+    nobody lists: the process that did was killed less than five minutes ago."""
+    return frozenset(
+        ResourceName(name)
+        for name, quantity in capacity.items()
+        if quantity != "0"
+        and allocatable.get(name, "0") == "0"
+        and is_ours(ResourceName(name), names)
+    )
+
+
 def nothing_more(
     resources: Iterable[Resource], held: Iterable[DeviceAllocation]
 ) -> tuple[Resource, ...]:

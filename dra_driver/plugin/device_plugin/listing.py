@@ -6,18 +6,19 @@ lease, and the older one lets go of it when the newer one waits.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Final, Protocol
 
 from dra_driver.base.errors import TimedOut
 from dra_driver.base.threads import UNTIL_WOKEN
-from dra_driver.kubeletplugin.device_plugin.resources import Resource
+from dra_driver.k8s.node_labels import NodeStatus
+from dra_driver.kubeletplugin.device_plugin.resources import Resource, ResourceName
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.device_plugin.resources import ResourceNames, resources
-from dra_driver.plan.device_plugin.users import nothing_more, with_leftovers
+from dra_driver.plan.device_plugin.users import left_behind, nothing_more, with_leftovers
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
 from dra_driver.plugin.node_api.current import NodeApi
@@ -37,6 +38,11 @@ class ListServer(Protocol):
 
     def withdraw(self) -> None: ...
 
+    def end(self, leftovers: Collection[ResourceName]) -> None: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
 
 class DeviceListing:
     """One thread at a time may call its methods."""
@@ -51,12 +57,12 @@ class DeviceListing:
         names: ResourceNames,
         is_newest: Callable[[], bool],
         reconciler: AllocationReconciler,
-        allocatable: Callable[[], Mapping[str, str]],
+        node_status: Callable[[], NodeStatus | None],
         turn_seconds: float = _TURN_SECONDS,
     ) -> None:
         """*lease*: of those who list. *reconciler*: knows what containers have: no device of those
-        may leave its list. *allocatable*: what the Node says, by resource. *turn_seconds*: for
-        which an older process is waited for at a time."""
+        may leave its list. *node_status*: as last read. *turn_seconds*: for which an older process
+        is waited for at a time."""
         self._server = server
         self._lease = lease
         self._offers = offers
@@ -65,25 +71,30 @@ class DeviceListing:
         self._names = names
         self._is_newest = is_newest
         self._reconciler = reconciler
-        self._allocatable = allocatable
+        self._node_status = node_status
         self._turn_seconds = turn_seconds
         self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
         self._listing = False
+        self._ending = False
         self._problems: tuple[str, ...] = ()
 
     def step(self) -> float | None:
         """List what there is now, or nothing any more; the seconds until the next look."""
         state = self._api.state(AllocationApi.DEVICE_PLUGIN)
         if state is ApiState.OFF:
-            self.stop()
-            return UNTIL_WOKEN
+            return self._end()
+        self._ending = False
         if not self._reconciler.ready:
             return None
         if self._listing and not self._is_newest() and self._lease.changed_hands():
             self.stop()
         if not self._listing and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
+        self._server.offer(self._listed(state))
+        return _LOOK_SECONDS
+
+    def _listed(self, state: ApiState) -> tuple[Resource, ...]:
         recorded = {r.allocation for r in self._ledger.records() if r.allocation}
         held = self._reconciler.held | recorded
         offer = resources(self._offers.now(), self._names, held)
@@ -91,13 +102,13 @@ class DeviceListing:
             self._problems = offer.problems
             for problem in offer.problems:
                 log.warning("part of what there is is not listed: %s", problem)
-        self._seen |= self._allocatable()
+        if status := self._node_status():
+            self._seen |= status.allocatable
         listed = with_leftovers(offer.resources, self._seen, self._names)
         if self._api.choice.other_plugin:  # to register a resource takes it away from that one
             ours = {allocation.resource for allocation in recorded}
             listed = tuple(resource for resource in listed if resource.name in ours)
-        self._server.offer(listed if state is ApiState.ON else nothing_more(listed, held))
-        return _LOOK_SECONDS
+        return listed if state is ApiState.ON else nothing_more(listed, held)
 
     def stop(self) -> None:
         """End the lists; a newer process may begin with its own."""
@@ -109,6 +120,30 @@ class DeviceListing:
         """The server has ended: another process may list."""
         self._listing = False
         self._turn.close()
+
+    def _end(self) -> float | None:
+        """End the lists so that the kubelet starts pods that have the same resources by DRA."""
+        if self._api.serving is None:
+            return UNTIL_WOKEN
+        if not self._ending:
+            status = self._node_status()
+            if status is None and not self._listing:
+                return None
+            leftovers = self._left_behind(status or NodeStatus())
+            if leftovers and not self._listing and not (self._is_newest() and self._take_turn()):
+                return _LOOK_SECONDS
+            self._ending = True
+            if self._listing:
+                self._server.end(leftovers)
+        if self._listing and not self._server.has_ended:
+            return _AGAIN_SECONDS
+        self.stop()
+        return UNTIL_WOKEN
+
+    def _left_behind(self, status: NodeStatus) -> frozenset[ResourceName]:
+        if self._api.choice.other_plugin:
+            return frozenset()
+        return left_behind(status.capacity, status.allocatable, self._names)
 
     def _take_turn(self) -> bool:
         """False: an older process still lists."""

@@ -63,7 +63,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         names,
         parts.is_newest,
         reconciler,
-        lambda: parts.labels.status.allocatable if parts.labels.status else {},
+        lambda: parts.labels.status,
     )
     parts.allocations_known = lambda: reconciler.knows_all
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)

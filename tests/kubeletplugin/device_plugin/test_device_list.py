@@ -89,6 +89,16 @@ def test_a_device_that_is_not_offered_any_longer_is_unhealthy_before_it_leaves(
     assert gpus.seconds_to_change() is None
 
 
+def test_a_device_that_was_unhealthy_for_long_leaves_at_once(
+    gpus: DeviceList, clock: Clock
+) -> None:
+    gpus.offer(devices("a", "b", sick=["b"]))
+    clock.now += LEAVING
+    gpus.offer([])
+
+    assert listed(gpus) == {"a": "Unhealthy"}
+
+
 def test_a_device_that_comes_back_in_time_is_healthy_again(gpus: DeviceList, clock: Clock) -> None:
     gpus.offer(devices("a"))
     gpus.offer([])
@@ -171,19 +181,22 @@ class AnyOrder(RuleBasedStateMachine):
         self.clock = Clock()
         self.gpus = DeviceList(GPU, LEAVING, self.clock)
         self.offered: dict[DeviceId, bool] = {}
-        self.left: dict[DeviceId, float] = {}  # when offered or allocated the last time
+        self.unhealthy: dict[DeviceId, float] = {}  # since when, or since its last Allocate
         self.allocating: list[tuple[tuple[DeviceId, ...], ExitStack]] = []
 
     @rule(health=st.dictionaries(IDS, st.booleans()))
     def offer(self, health: dict[DeviceId, bool]) -> None:
-        for id in self.offered.keys() - health.keys():
-            self.left[id] = self.clock.now
+        known = {DeviceId(id) for id in listed(self.gpus)}
+        since = {id: at for id, at in self.unhealthy.items() if id in known}
+        unhealthy = {id for id in known | health.keys() if not health.get(id)}
+        self.unhealthy = {id: since.get(id, self.clock.now) for id in unhealthy}
         self.offered = health
         self.gpus.offer([ListedDevice(id, healthy) for id, healthy in health.items()])
 
     @rule(ids=st.lists(IDS, min_size=1, unique=True))
     def begin_allocate(self, ids: list[DeviceId]) -> None:
-        chosen = tuple(id for id in ids if id in listed(self.gpus))
+        health = listed(self.gpus)
+        chosen = tuple(id for id in ids if health.get(id) == "Healthy")
         stack = ExitStack()
         stack.enter_context(self.gpus.allocating(chosen))
         self.allocating.append((chosen, stack))
@@ -193,7 +206,7 @@ class AnyOrder(RuleBasedStateMachine):
     def end_allocate(self, place: int) -> None:
         ids, stack = self.allocating.pop(place % len(self.allocating))
         stack.close()
-        self.left.update(dict.fromkeys(set(ids) - self.offered.keys(), self.clock.now))
+        self.unhealthy |= dict.fromkeys(self.unhealthy.keys() & ids, self.clock.now)
 
     @rule(seconds=st.floats(0.1, 15))
     def wait(self, seconds: float) -> None:
@@ -215,12 +228,12 @@ class AnyOrder(RuleBasedStateMachine):
         for id, word in listed(self.gpus).items():
             if id not in self.offered:
                 assert word == "Unhealthy"
-                assert id in running or self.clock.now - self.left[DeviceId(id)] < LEAVING
+                assert id in running or self.clock.now - self.unhealthy[DeviceId(id)] < LEAVING
 
     @invariant()
-    def what_left_a_moment_ago_is_still_listed(self) -> None:
-        recently = {id for id, at in self.left.items() if self.clock.now - at < LEAVING}
-        assert recently <= listed(self.gpus).keys() | self.offered.keys()
+    def what_was_healthy_a_moment_ago_is_still_listed(self) -> None:
+        recently = {id for id, at in self.unhealthy.items() if self.clock.now - at < LEAVING}
+        assert recently <= listed(self.gpus).keys()
 
     @invariant()
     def it_fits(self) -> None:

@@ -280,10 +280,63 @@ def test_a_resource_that_is_left_out_is_empty_and_then_gone(
         eventually(lambda: names(short) == remaining, "its sockets to go")
 
         assert (server.problem(), kubelet.allocatable(GPU)) == (None, 1)
-        assert len(kubelet.registrations) == 2
+        assert len(kubelet.registrations) == 3, "two, and that nothing needs to be prepared"
 
         server.offer(resources)
         kubelet.wait_for_allocatable(SHARED, 1)
+
+
+def test_pods_get_by_dra_what_is_listed_no_longer_and_devices_never_before_pre_start_is_required(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    with serving(short, resource("a"), leaving_seconds=0.5) as server:
+        registered(kubelet, server)
+        with pytest.raises(AdmissionError, match="no devices found allocated in local cache"):
+            kubelet.start_by_dra(GPU)
+
+        server.offer([resource()])
+        eventually(lambda: len(kubelet.registrations) == 2, "it is registered anew")
+        eventually(lambda: server.problem() is None)
+        kubelet.start_by_dra(GPU)
+
+        server.offer([resource("a")])
+        registered(kubelet, server)
+        kubelet.pre_start(kubelet.allocate(GPU, 1))
+        with pytest.raises(AdmissionError):
+            kubelet.start_by_dra(GPU)
+
+
+def test_pods_get_by_dra_what_a_killed_process_listed(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    with serving(short, resource("a")) as killed:
+        registered(kubelet, killed)
+    with pytest.raises(AdmissionError):
+        kubelet.start_by_dra(GPU)
+
+    with serving(short, instance="pod-b") as server:
+        assert server.has_ended
+        server.end([GPU])
+        eventually(lambda: server.has_ended, "the kubelet has forgotten it")
+
+        kubelet.start_by_dra(GPU)
+        assert names(short) == ["kubelet.sock"]
+        assert server.problem() is None
+
+
+def test_a_kubelet_that_was_started_again_has_nothing_to_forget(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    with serving(short, resource("a"), leaving_seconds=0.5) as server:
+        registered(kubelet, server)
+        kubelet.kill()
+        kubelet.socket.unlink()
+        server.end([])
+        eventually(lambda: server.has_ended, "nobody is there to forget it")
+
+        kubelet.start()
+        quiet(kubelet)
+    assert len(kubelet.registrations) == 1
 
 
 def test_a_resource_that_comes_back_at_once_was_never_gone(

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.base.threads import UNTIL_WOKEN
+from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import ApiChoice
 from dra_driver.plugin.device_plugin.listing import DeviceListing
 from tests.fakes.allocations import DRAINING, OFF, ON, AllocationWorld, replica
 from tests.waiting import eventually
@@ -22,6 +24,8 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.offered: dict[str, dict[str, bool]] = {}  # by resource and id, whether it is healthy
+        self.ended: frozenset[str] | None = None  # resources of an earlier process
+        self.kubelet_knows = True
 
     def offer(self, resources):
         if self not in FakeServer.listing:
@@ -32,8 +36,17 @@ class FakeServer:
             for resource in resources
         }
 
+    def end(self, leftovers):
+        self.ended = frozenset(leftovers)
+        self.offered = {}
+
+    @property
+    def has_ended(self):
+        return self.kubelet_knows
+
     def withdraw(self):
-        FakeServer.listing.remove(self)
+        if self in FakeServer.listing:
+            FakeServer.listing.remove(self)
         self.offered = {}
 
 
@@ -52,7 +65,7 @@ class Process:
             ResourceNames(),
             lambda: newest() is self,
             world.reconciler,
-            lambda: world.allocatable,
+            lambda: world.node_status,
             turn_seconds,
         )
 
@@ -113,13 +126,71 @@ def test_beside_another_device_plugin_only_what_our_pods_have_stays_listed(world
 
 def test_a_node_of_another_api_lists_nothing_and_waits_to_be_woken(world, process):
     process.listing.step()
+    process.server.kubelet_knows = False
     world.choice.set(OFF)
 
+    assert process.listing.step() == pytest.approx(0.1)
+    assert process.gpus == {}
+    assert FakeServer.listing == [process.server], "nobody else lists before the kubelet knows"
+    process.server.kubelet_knows = True
     assert process.listing.step() == UNTIL_WOKEN
     assert FakeServer.listing == []
     world.choice.set(ON)
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
+
+
+KILLED = NodeStatus(
+    allocatable={"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "0", "x/nic": "0", "cpu": "2"},
+    capacity={"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "0", "x/nic": "1", "cpu": "2"},
+)
+
+
+def test_the_kubelet_forgets_what_a_process_listed_that_was_killed_before_the_node_went_to_dra(
+    world, process
+):
+    world.node_status = None
+    world.choice.set(OFF)
+    assert process.listing.step() is None
+    assert process.server.ended is None, "it is not known yet what the kubelet remembers"
+
+    world.node_status = KILLED
+    assert process.listing.step() == UNTIL_WOKEN
+
+    assert process.server.ended == {"nvidia.com/gpu"}
+    process.server.ended = None
+    assert process.listing.step() == UNTIL_WOKEN
+    assert process.server.ended is None, "once"
+
+
+def test_the_kubelet_forgets_nothing_of_another_device_plugin(world, process):
+    world.node_status = KILLED
+    world.choice.set(replace(OFF, other_plugin="nvidia-gpu.sock is there"))
+    assert process.listing.step() == UNTIL_WOKEN
+
+    world.node_status = replace(KILLED, allocatable=KILLED.capacity)
+    world.choice.set(OFF)
+    assert process.listing.step() == UNTIL_WOKEN
+
+    assert process.server.ended is None
+
+
+def test_nothing_is_ended_before_the_api_is_known(world, process):
+    world.node_status = KILLED
+    world.choice.set(ApiChoice())
+
+    assert process.listing.step() == UNTIL_WOKEN
+    assert process.server.ended is None
+
+
+def test_only_the_newest_process_has_the_kubelet_forget(world, tmp_path):
+    newest = None
+    older = Process(world, tmp_path, "older", lambda: newest)
+    world.node_status = KILLED
+    world.choice.set(OFF)
+
+    assert older.listing.step() == pytest.approx(1.0)
+    assert older.server.ended is None
 
 
 @pytest.mark.parametrize("known_by", ["our record", "the kubelet"])
@@ -178,12 +249,14 @@ def test_a_newer_process_waits_for_an_older_one_that_does_not_let_go(world, tmp_
 
 
 def test_what_the_node_has_left_of_an_earlier_list_is_listed_as_empty(world, process):
-    world.allocatable = {"nvidia.com/mig-1g.5gb": "2", "nvidia.com/gpu": "2", "x/nic": "4"}
+    world.node_status = NodeStatus(
+        allocatable={"nvidia.com/mig-1g.5gb": "2", "nvidia.com/gpu": "2", "x/nic": "4"}
+    )
     process.listing.step()
     assert process.server.offered["nvidia.com/mig-1g.5gb"] == {}
     assert process.gpus == {replica(0): True, replica(1): True}
 
-    world.allocatable = {"nvidia.com/mig-1g.5gb": "0"}
+    world.node_status = NodeStatus(allocatable={"nvidia.com/mig-1g.5gb": "0"})
     process.listing.step()
 
     assert process.server.offered.keys() == {"nvidia.com/gpu"}

@@ -163,7 +163,7 @@ def test_a_kubelet_that_was_started_again_has_the_list_and_its_pods_their_device
 
 
 def test_a_node_goes_to_dra_and_back(
-    world: AllocationWorld, kubelet: FakeDeviceManager, plugin: Plugin
+    world: AllocationWorld, home: Path, kubelet: FakeDeviceManager, plugin: Plugin
 ) -> None:
     kubelet.wait_for_allocatable(GPU, 3)
     container = kubelet.allocate(GPU, 1)
@@ -180,9 +180,14 @@ def test_a_node_goes_to_dra_and_back(
     eventually(lambda: not kubelet.allocatable(GPU), "nothing is listed any more")
     with pytest.raises(AdmissionError):
         kubelet.allocate(GPU, 1)
+    eventually(lambda: not any(home.glob("device-plugins/dra-*")), "nothing is served any more")
+    kubelet.start_by_dra(GPU)
 
     switch(world, ON)
     kubelet.wait_for_allocatable(GPU, 3)
+    run(world, kubelet, kubelet.allocate(GPU, 1))
+    with pytest.raises(AdmissionError):
+        kubelet.start_by_dra(GPU)
 
 
 def test_in_an_update_the_newer_process_takes_over_and_no_list_is_lost(
