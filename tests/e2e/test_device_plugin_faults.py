@@ -96,13 +96,20 @@ def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice(cluster, 
 
 
 @pytest.mark.point(149)
-def test_after_a_reboot_a_pod_has_the_gpus_that_it_had(cluster, kube, driver, reboot):
-    """The kubelet gives its containers the answer that it kept, so what that names is made anew."""
+def test_by_the_answer_that_the_kubelet_kept_a_container_starts_after_all_records_are_lost(
+    cluster, kube, driver, other_boot
+):
+    """As after a reboot: what the answer names is made anew."""
     kube.apply(pod("outlives", 2, restartPolicy="Always"))
     running(kube, "outlives")
     gpus = shown(kube, "outlives")
+    driver.stop()
+    other_boot()
+    cluster.restart("kubelet")
+    driver.start()
+    wait_allocatable(driver, {GPU: 8})
 
-    reboot()
+    os.kill(main_process(kube, "outlives"), signal.SIGKILL)
 
     wait("its container to run", lambda: restarts(kube, "outlives") == 1, 60)
     running(kube, "outlives")
@@ -113,26 +120,40 @@ def test_after_a_reboot_a_pod_has_the_gpus_that_it_had(cluster, kube, driver, re
     assert not shown(kube, "beside") & gpus
 
 
+def test_after_a_reboot_the_kubelet_fails_pods_until_the_plugin_is_there_and_others_get_their_gpus(
+    cluster, kube, driver, other_boot
+):
+    kube.apply(pod("before", 8, restartPolicy="Always"))
+    running(kube, "before")
+    cluster.stop("kubelet")
+    driver.stop()
+    kill_containers(cluster.layout.containerd_socket)
+    cluster.restart("containerd")  # else it still says for a moment that they run
+    other_boot()
+
+    cluster.start("kubelet")
+    kube.wait_pod("before", "Failed")
+    driver.start()
+
+    assert kube.get("Pod", "before")["status"]["reason"] == "UnexpectedAdmissionError"
+    kube.apply(pod("after", 8))
+    running(kube, "after")
+    assert len(shown(kube, "after")) == 8
+
+
 @pytest.fixture
-def reboot(cluster, driver, tmp_path):
-    """Has the node start again: no container runs any more, no CDI file is there, and plugin and
-    kubelet start anew, the plugin with another boot ID."""
+def other_boot(cluster, driver, tmp_path):
+    """Plugins that are started from now on see another boot of the node, and no CDI file."""
     boot_id = tmp_path / "boot_id"
     boot_id.write_text(f"{uuid.uuid4()}\n")
     bind = f"mount --bind {boot_id} /proc/sys/kernel/random/boot_id"
 
-    def start_again():
-        cluster.stop("kubelet")
-        driver.stop()
-        kill_containers(cluster.layout.containerd_socket)
+    def begin():
         for file in cluster.cdi_dir.iterdir():
             file.unlink()
         driver.inside = ("unshare", "--mount", "sh", "-c", f'{bind} && exec "$0" "$@"')
-        driver.start(ready=False)
-        cluster.start("kubelet")
-        driver.wait_ready()
 
-    yield start_again
+    yield begin
     driver.inside = ()
     driver.stop()
     driver.start()
