@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
+from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.k8s.pods import KubeletPod, NodePod, PodSpec
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -229,18 +230,19 @@ def with_leftovers(
     return (*listed, *leftovers)
 
 
-def left_behind(
-    capacity: Mapping[str, str], allocatable: Mapping[str, str], names: ResourceNames
-) -> frozenset[ResourceName]:
-    """The resources of ours that the kubelet still remembers, by the status of the Node, and that
-    nobody lists: the process that did was killed less than five minutes ago."""
-    return frozenset(
+def left_behind(status: NodeStatus | None, names: ResourceNames) -> frozenset[ResourceName] | None:
+    """The resources of ours that the kubelet still remembers, by *status* of the Node, and that
+    nobody lists: the process that did ended less than five minutes ago. None: that is not known
+    yet, for the status is some seconds late, or somebody does list them."""
+    if status is None:
+        return None
+    capacity = {
         ResourceName(name)
-        for name, quantity in capacity.items()
-        if quantity != "0"
-        and allocatable.get(name, "0") == "0"
-        and is_ours(ResourceName(name), names)
-    )
+        for name, quantity in status.capacity.items()
+        if quantity != "0" and is_ours(ResourceName(name), names)
+    }
+    is_listed = any(status.allocatable.get(name, "0") != "0" for name in capacity)
+    return None if is_listed else frozenset(capacity)
 
 
 def nothing_more(

@@ -76,7 +76,7 @@ class DeviceListing:
         self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
         self._listing = False
-        self._ending = False
+        self._ended = False  # nothing is listed any more, also not by a process before this one
         self._problems: tuple[str, ...] = ()
 
     def step(self) -> float | None:
@@ -84,7 +84,7 @@ class DeviceListing:
         state = self._api.state(AllocationApi.DEVICE_PLUGIN)
         if state is ApiState.OFF:
             return self._end()
-        self._ending = False
+        self._ended = False
         if not self._reconciler.ready:
             return None
         if self._listing and not self._is_newest() and self._lease.changed_hands():
@@ -123,27 +123,23 @@ class DeviceListing:
 
     def _end(self) -> float | None:
         """End the lists so that the kubelet starts pods that have the same resources by DRA."""
-        if self._api.serving is None:
-            return UNTIL_WOKEN
-        if not self._ending:
-            status = self._node_status()
-            if status is None and not self._listing:
+        leftovers: frozenset[ResourceName] = frozenset()
+        if not (self._listing or self._ended):
+            if self._api.serving is None or self._api.choice.other_plugin:
+                return UNTIL_WOKEN
+            remembered = left_behind(self._node_status(), self._names)
+            if remembered is None:
                 return None
-            leftovers = self._left_behind(status or NodeStatus())
-            if leftovers and not self._listing and not (self._is_newest() and self._take_turn()):
+            leftovers = remembered
+            if leftovers and not (self._is_newest() and self._take_turn()):
                 return _LOOK_SECONDS
-            self._ending = True
-            if self._listing:
-                self._server.end(leftovers)
+        if self._listing and not self._ended:
+            self._server.end(leftovers)
+        self._ended = True
         if self._listing and not self._server.has_ended:
             return _AGAIN_SECONDS
         self.stop()
         return UNTIL_WOKEN
-
-    def _left_behind(self, status: NodeStatus) -> frozenset[ResourceName]:
-        if self._api.choice.other_plugin:
-            return frozenset()
-        return left_behind(status.capacity, status.allocatable, self._names)
 
     def _take_turn(self) -> bool:
         """False: an older process still lists."""

@@ -1,8 +1,11 @@
 """DRA as the kubelet sees it: the plugin is registered while claims have, or can get, GPUs here."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, NodeError
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.kubeletplugin.serve.health import HealthService
@@ -16,6 +19,8 @@ from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.parts import PluginParts
 
 _DRA = AllocationApi.DRA
+_REGISTRATION_SECONDS: Final = 5.0  # the kubelet looks for plugins once a second
+_LOOK_SECONDS: Final = 0.05
 
 
 class OfferedClaims:
@@ -67,7 +72,7 @@ class DraServing:
     def start(self) -> None:
         """Serve from now on while that is to be. DriverError: what is in the way."""
         self._parts.health_listeners.append(self._health_changed)
-        self._parts.node_api.listeners.append(self._follow)
+        self._parts.node_api.listeners.insert(0, self._follow)
         self.update()
 
     def update(self) -> None:
@@ -103,10 +108,15 @@ class DraServing:
         return None if plugin is None or plugin.registered else "the kubelet has not accepted us"
 
     def _follow(self) -> None:
+        """The first of those who are told. Slices come later: a pod that came for them before the
+        kubelet has accepted us would fail, and wait for its next try."""
         try:
             self.update()
         except DriverError as e:
             self._on_fatal(e)
+        deadline = Deadline(_REGISTRATION_SECONDS)
+        while self.registration_problem() and not deadline.expired:
+            time.sleep(_LOOK_SECONDS)
 
     def _begin(self) -> None:
         parts, sockets = self._parts, self._sockets

@@ -170,9 +170,12 @@ def test_the_kubelet_forgets_nothing_of_another_device_plugin(world, process):
 
     world.node_status = replace(KILLED, allocatable=KILLED.capacity)
     world.choice.set(OFF)
-    assert process.listing.step() == UNTIL_WOKEN
-
+    assert process.listing.step() is None
     assert process.server.ended is None
+
+    world.node_status = KILLED
+    process.listing.step()
+    assert process.server.ended == {"nvidia.com/gpu"}
 
 
 def test_nothing_is_ended_before_the_api_is_known(world, process):

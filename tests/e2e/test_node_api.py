@@ -1,0 +1,102 @@
+"""A node goes from DRA to the device-plugin API and back, once no pod has a GPU by the old one."""
+
+import pytest
+
+from tests.e2e.conftest import PROFILE_LABELS
+from tests.e2e.device_plugin import (
+    GPU,
+    devices,
+    has_dra,
+    pod,
+    running,
+    shown,
+    wait_allocatable,
+)
+from tests.e2e.kube import wait
+
+pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+
+BY_DEVICE_PLUGIN = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {api: DevicePlugin}
+"""
+CHANGE_SECONDS = 40  # it drains for ten seconds; the API server is asked ever more seldom meanwhile
+
+
+@pytest.fixture(autouse=True)
+def needs_both(cluster):
+    if not has_dra(cluster):
+        pytest.skip("this Kubernetes has no DRA to come from")
+
+
+@pytest.mark.point(159, 160)
+def test_a_node_goes_to_the_device_plugin_api_once_no_pod_has_a_claim(
+    cluster, kube, driver, profile
+):
+    kube.apply(pod("claims"))
+    running(kube, "claims")
+    assert has_claim(kube, "claims")
+
+    profile("by-device-plugin", BY_DEVICE_PLUGIN)
+    wait_condition(kube, cluster, "DRA", "DevicePlugin is to come", "pod default/claims")
+    kube.apply(pod("claims-too"))
+    running(kube, "claims-too")
+    assert has_claim(kube, "claims-too"), "pods are served until the last one has ended"
+    kube.delete("Pod", "claims")
+    wait_condition(kube, cluster, "DRA", "waits for pod default/claims-too")
+    kube.delete("Pod", "claims-too")
+    wait_allocatable(driver, {GPU: 8}, CHANGE_SECONDS)
+    wait_condition(kube, cluster, "DevicePlugin", "the profile says api: DevicePlugin")
+    assert not kube.published()
+
+    kube.apply(pod("plugged"))
+    running(kube, "plugged")
+    assert not has_claim(kube, "plugged")
+    assert devices(cluster) == {"plugged": {"main": tuple(shown(kube, "plugged"))}}
+
+
+@pytest.mark.point(159, 160)
+def test_a_node_goes_back_to_claims_once_no_pod_has_a_device(cluster, kube, driver, profile):
+    profile("by-device-plugin", BY_DEVICE_PLUGIN)
+    wait_allocatable(driver, {GPU: 8}, CHANGE_SECONDS)
+    kube.apply(pod("plugged"))
+    running(kube, "plugged")
+
+    kube.label_node(cluster.node_name, **dict.fromkeys(PROFILE_LABELS))
+    wait_condition(kube, cluster, "DevicePlugin", "DRA is to come", "pod default/plugged")
+    kube.apply(pod("plugged-too"))
+    running(kube, "plugged-too")
+    assert not has_claim(kube, "plugged-too"), "pods are served until the last one has ended"
+    for name in ("plugged", "plugged-too"):
+        kube.delete("Pod", name)
+    wait("its slices", lambda: kube.published() == driver.usual, CHANGE_SECONDS)
+    wait_condition(kube, cluster, "DRA", f"maps {GPU}")
+
+    # The kubelet knows the resource for five more minutes, and is not to ask us for its devices.
+    kube.apply(pod("claims"))
+    running(kube, "claims", seconds=20)
+    assert has_claim(kube, "claims")
+    assert devices(cluster) == {}
+
+
+def has_claim(kube, name):
+    """Whether the scheduler has made a claim for what the pod asks for."""
+    return "extendedResourceClaimStatus" in kube.get("Pod", name)["status"]
+
+
+def wait_condition(kube, cluster, reason, *words):
+    """Wait until the Node says by which API it gives GPUs out, and *words* of it."""
+
+    def condition():
+        conditions = kube.get("Node", cluster.node_name, "")["status"]["conditions"]
+        return next(each for each in conditions if each["type"] == "GPUsAllocatedBy")
+
+    def says_so():
+        said = condition()
+        return said["reason"] == reason and all(each in said["message"] for each in words)
+
+    try:
+        wait(f"{reason} and {words} in the condition", says_so, CHANGE_SECONDS)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: it is {condition()}") from e
