@@ -71,9 +71,12 @@ def summary(findings: Sequence[Finding]) -> str:
 
     >>> summary([ok("a", ""), fail("b", "", "")])
     '1 failed, 0 warnings, 1 in order, 0 skipped'
+    >>> summary([warn("a", "", "")])
+    '0 failed, 1 warning, 0 in order, 0 skipped'
     """
     number = {level: sum(finding.level is level for finding in findings) for level in Level}
+    warnings = "1 warning" if number[Level.WARN] == 1 else f"{number[Level.WARN]} warnings"
     return (
-        f"{number[Level.FAIL]} failed, {number[Level.WARN]} warnings, "
+        f"{number[Level.FAIL]} failed, {warnings}, "
         f"{number[Level.OK]} in order, {number[Level.SKIP]} skipped"
     )

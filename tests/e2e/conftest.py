@@ -15,7 +15,7 @@ from dra_driver.sim.node_spec import node_file as described
 from hack.container_image.build import build
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
-from tests.e2e.device_plugin import has_dra, wait_allocatable
+from tests.e2e.device_plugin import RESOURCE_NAME, has_dra, needs_claims, wait_allocatable
 from tests.e2e.driver import LIMITING, NAMESPACE, Driver
 from tests.e2e.kube import NAMESPACES, Kube, wait
 from tests.e2e.release import IMAGE, RUNS, Release
@@ -177,12 +177,14 @@ def flags(cluster, directory):
     profiles = directory / "profiles"
     profiles.mkdir()
     runtime = cluster.layout.containerd_state
-    return {
+    usual = {
         "profiles": str(profiles),
         "revision-namespace": NAMESPACE,
         "guard-interval": "0.5",
         "runtime-dir": str(runtime),
     }
+    # Else the device-plugin API would be chosen there, for pods that ask for GPUs by number.
+    return usual | (RESOURCE_NAME if needs_claims(cluster) else {})
 
 
 @pytest.fixture

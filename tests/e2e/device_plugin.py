@@ -29,13 +29,20 @@ spec: {api: DevicePlugin}
 """
 ALLOCATABLE_SECONDS = 15.0  # within which the Node has to say what became of its devices
 _PROFILE_NAME = "by-device-plugin"
+RESOURCE_NAME = {"extended-resource-name": ""}  # the flag: there is no such resource
 _FIRST_WITH_DRA = 34
+_FIRST_WITH_EXTENDED_RESOURCES = 36  # by DRA, without a feature gate
 _LIST = "/v1.PodResourcesLister/List"
 
 
 def has_dra(cluster: Cluster) -> bool:
     """Whether the API server serves ``resource.k8s.io``."""
     return minor(cluster.version) >= _FIRST_WITH_DRA
+
+
+def needs_claims(cluster: Cluster) -> bool:
+    """Whether pods get GPUs by DRA only by claims, and not by their number."""
+    return _FIRST_WITH_DRA <= minor(cluster.version) < _FIRST_WITH_EXTENDED_RESOURCES
 
 
 def asking(limits: Mapping[str, int], command: str = SHOW, name: str = "main") -> Document:
@@ -133,6 +140,8 @@ def _instead_of_dra(
         yield
         return
     usual, kube = driver.usual, driver.kube
+    for flag in RESOURCE_NAME:
+        driver.flags.pop(flag, None)
     with chosen:
         driver.stop()
         driver.start()
@@ -144,6 +153,8 @@ def _instead_of_dra(
             driver.usual, driver.usual_allocatable = usual, {}
             kube.clean_up()
             wait("ledger records to go", lambda: not driver.claims(), 70)
+    if needs_claims(driver.cluster):
+        driver.flags.update(RESOURCE_NAME)
     driver.stop()
     driver.start()
     wait("its slices", lambda: kube.published() == usual, 20)
