@@ -85,6 +85,7 @@ class NodePod:
     pod: Pod  # with the UID that its cgroup and the kubelet's events have
     ended: bool  # all its containers, for good
     spec: PodSpec
+    acknowledged: bool = True  # by the kubelet, which then has decided what devices it has
 
 
 _STATIC_UID: Final = "kubernetes.io/config.hash"
@@ -144,8 +145,14 @@ def _node_pod(document: Mapping[str, Any], now: float | None) -> NodePod:
     spec = parse_pod(document, now)
     annotations = document["metadata"].get("annotations") or {}
     uid = PodUid(annotations.get(_STATIC_UID) or spec.uid)
-    phase = (document.get("status") or {}).get("phase")
-    return NodePod(spec.namespace, Pod(spec.name, uid), phase in _ENDED, spec)
+    status = document.get("status") or {}
+    return NodePod(
+        spec.namespace,
+        Pod(spec.name, uid),
+        ended=status.get("phase") in _ENDED,
+        spec=spec,
+        acknowledged="startTime" in status,
+    )
 
 
 def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dra_driver.k8s.pods import NodePod
+from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -249,6 +250,38 @@ def pods_without_gpus(pods: Iterable[NodePod], names: ResourceNames) -> tuple[No
     return tuple(
         pod
         for pod in pods
-        if not (pod.ended or pod.spec.extended_claim)
-        and any(is_ours(each, names) for one in pod.spec.containers for each in one.asks_for)
+        if not (pod.ended or pod.spec.extended_claim) and _asks_for_ours(pod, names)
     )
+
+
+DEVICE_MEND = (
+    "the kubelet took the pod before it knew that this node has the resource (spec.nodeName is set "
+    "or it is a static pod, so no scheduler waited for that): delete the pod, and create it once "
+    "status.allocatable of the Node has the resource"
+)
+
+
+def pods_without_devices(
+    pods: Iterable[NodePod],
+    containers: Iterable[AllocatedContainer],
+    records: Iterable[ClaimRecord],
+    names: ResourceNames,
+) -> tuple[NodePod, ...]:
+    """The pods of a node with the device-plugin API that ask for our resources and have nothing of
+    one: a kubelet takes a resource that it does not know for one that is no concern of nodes.
+    *containers*: with devices, as read after *pods*. Who has a record has a GPU, also where the
+    kubelet has forgotten that."""
+    given = {(each.pod, str(each.resource)) for each in containers}
+    recorded = {pod.uid for record in records for pod in record.pods}
+    return tuple(
+        pod
+        for pod in pods
+        if pod.acknowledged
+        and not (pod.ended or pod.spec.extended_claim or pod.pod.uid in recorded)
+        and any((pod.pod.uid, each) not in given for each in _asks_for_ours(pod, names))
+    )
+
+
+def _asks_for_ours(pod: NodePod, names: ResourceNames) -> frozenset[str]:
+    asked = (each for container in pod.spec.containers for each in container.asks_for)
+    return frozenset(each for each in asked if is_ours(each, names))

@@ -17,6 +17,7 @@ from dra_driver.settings import DoctorSettings
 from tests.builders import POOL, claim, claim_document
 from tests.fakes.connected import client, server
 from tests.fakes.poison import own_host
+from tests.kubeletplugin.device_plugin.test_checkpoint import write as write_checkpoint
 from tests.plugin.conftest import home, put_device_class, put_node
 from tests.plugin.node_api.test_pods import put_pod
 
@@ -136,10 +137,22 @@ def test_pods_that_run_without_their_gpu_are_named_with_the_mend(scene, server):
     assert "nodeSelector" in finding.remedy
 
 
-def test_by_the_device_plugin_api_no_pod_is_looked_at(scene, server):
-    put_pod(server, "old")
+def test_by_the_device_plugin_api_pods_to_which_the_kubelet_gave_nothing_are_named(scene, server):
+    put_pod(server, "early")
     scene.served(DEVICE_PLUGIN)
-    assert [level for level, _ in pods_of(scene)] == [Level.OK]
+    [(level, message)] = pods_of(scene)
+    assert (level, "has not written" in message) == (Level.SKIP, True)
+    write_checkpoint(scene.settings.device_plugin_dir)
+    [finding] = check_pods(scene.settings, scene.cluster)
+    assert finding.level is Level.WARN
+    assert "default/early" in finding.message
+    assert "delete the pod" in finding.remedy
+
+
+def test_before_an_api_is_chosen_no_pod_is_looked_at(scene, server):
+    put_pod(server, "early")
+    scene.settings.served_api.unlink()
+    assert [level for level, _ in pods_of(scene)] == [Level.SKIP]
 
 
 def test_pods_that_may_not_be_listed_are_skipped(scene, server):

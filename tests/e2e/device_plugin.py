@@ -103,6 +103,18 @@ def devices(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
     }
 
 
+def doctor(driver: Driver) -> str:
+    """What `dra-driver doctor` says of the node."""
+    cluster = driver.cluster
+    return driver.command(
+        "doctor",
+        f"--kubeconfig={cluster.kubeconfig}",
+        f"--node-name={cluster.node_name}",
+        f"--device-plugin-dir={cluster.device_plugins_dir}",
+        f"--sim={driver.node_file}",
+    ).stdout
+
+
 @contextlib.contextmanager
 def serving(driver: Driver, node: str) -> Iterator[None]:
     """Plugin and agent serve another simulated node meanwhile."""

@@ -13,6 +13,7 @@ from tests.e2e.device_plugin import (
     GPU,
     by_device_plugin,
     devices,
+    doctor,
     pod,
     restarts,
     running,
@@ -157,6 +158,30 @@ def other_boot(cluster, driver, tmp_path):
     driver.inside = ()
     driver.stop()
     driver.start()
+
+
+@pytest.mark.point(156)
+def test_a_pod_with_a_node_name_that_came_before_the_plugin_is_told_why_it_has_no_gpu(
+    cluster, kube, driver
+):
+    """A kubelet that knows of no such resource starts it without."""
+    driver.stop()
+    cluster.stop("kubelet")
+    (cluster.device_plugins_dir / "kubelet_internal_checkpoint").unlink()
+    cluster.start("kubelet")
+    kube.apply(pod("early", nodeName=cluster.node_name))
+    running(kube, "early")
+    assert "GPU-" not in kube.logs("early")
+
+    driver.start()
+
+    wait("the reason", lambda: "create it once" in str(kube.events("early")), 20)
+    assert "these ask for GPUs and run without: default/early" in doctor(driver)
+    kube.delete("Pod", "early")
+    kube.wait_gone("Pod", "early")
+    kube.apply(pod("early", nodeName=cluster.node_name))
+    running(kube, "early")
+    assert len(shown(kube, "early")) == 1
 
 
 @pytest.mark.point(159)

@@ -86,7 +86,8 @@ def test_who_may_not_read_pods_is_told_which_rule_is_missing(server, reader):
 
 def test_the_pods_of_a_node_are_known_by_the_uid_that_the_kubelet_has_for_them(server, reader):
     static = {"name": "static", "annotations": {"kubernetes.io/config.hash": "of-the-file"}}
-    server.put(pod(container(), nodeName="here", status={"phase": "Running"}))
+    running = {"phase": "Running", "startTime": "2026-01-02T03:04:05Z"}
+    server.put(pod(container(), nodeName="here", status=running))
     server.put(pod(container(), nodeName="here", metadata=static))
     server.put(pod(container(), nodeName="there", metadata={"name": "elsewhere"}))
     for phase in ("Succeeded", "Failed"):
@@ -101,6 +102,7 @@ def test_the_pods_of_a_node_are_known_by_the_uid_that_the_kubelet_has_for_them(s
         Pod("succeeded", PodUid("uid-Succeeded")): True,
         Pod("failed", PodUid("uid-Failed")): True,
     }
+    assert [each.name for each, known in pods.items() if known.acknowledged] == ["p"]
     assert {known.namespace for known in pods.values()} == {"ns"}
     assert pods[Pod("static", PodUid("of-the-file"))].spec.uid == "uid-p"
     assert server.requests[-1].query["resourceVersion"] == "0"

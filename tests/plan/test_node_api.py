@@ -8,6 +8,11 @@ from hypothesis import strategies as st
 
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.pods import ContainerSpec, NodePod, PodSpec
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
@@ -22,6 +27,7 @@ from dra_driver.plan.node_api import (
     is_ours,
     kubelet_version,
     other_device_plugin,
+    pods_without_devices,
     pods_without_gpus,
 )
 from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
@@ -291,12 +297,16 @@ def test_whoever_the_node_waits_for_the_condition_is_bounded(
 
 
 def node_pod(
-    name: str, *asks_for: str, ended: bool = False, extended_claim: bool = False
+    name: str,
+    *asks_for: str,
+    ended: bool = False,
+    extended_claim: bool = False,
+    acknowledged: bool = True,
 ) -> NodePod:
     uid = PodUid(f"uid-{name}")
     container = ContainerSpec("main", frozenset(), root=False, asks_for=frozenset(asks_for))
     spec = PodSpec("team-a", name, uid, (container,), extended_claim=extended_claim)
-    return NodePod("team-a", Pod(name, uid), ended, spec)
+    return NodePod("team-a", Pod(name, uid), ended, spec, acknowledged)
 
 
 def test_a_pod_that_asks_by_name_and_has_no_claim_got_no_gpu() -> None:
@@ -311,3 +321,33 @@ def test_a_pod_that_asks_by_name_and_has_no_claim_got_no_gpu() -> None:
     without = pods_without_gpus(pods, ResourceNames())
 
     assert [pod.pod.name for pod in without] == ["whole", "partition"]
+
+
+def having(name: str, resource: str) -> AllocatedContainer:
+    ids = (DeviceId("GPU-1"),)
+    return AllocatedContainer(PodUid(f"uid-{name}"), "main", ResourceName(resource), ids)
+
+
+def test_a_pod_to_which_the_kubelet_gave_nothing_of_a_resource_that_it_asks_for_got_no_gpu() -> (
+    None
+):
+    pods = (
+        node_pod("early", "nvidia.com/gpu"),
+        node_pod("half", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"),
+        node_pod("well", "nvidia.com/gpu", "cpu"),
+        node_pod("coming", "nvidia.com/gpu", acknowledged=False),
+        node_pod("claimed", "nvidia.com/gpu", extended_claim=True),
+        node_pod("ended", "nvidia.com/gpu", ended=True),
+        node_pod("other", "example.com/gpu"),
+        node_pod("forgotten", "nvidia.com/gpu"),
+    )
+    containers = (
+        having("half", "nvidia.com/gpu"),
+        having("well", "nvidia.com/gpu"),
+        having("early", "example.com/gpu"),
+    )
+    records = [replace(allocated_record("GPU-1"), pods=(pods[-1].pod,))]
+
+    without = pods_without_devices(pods, containers, records, ResourceNames())
+
+    assert [pod.pod.name for pod in without] == ["early", "half"]

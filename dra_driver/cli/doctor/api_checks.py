@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.base.errors import Forbidden
+from dra_driver.base.errors import Forbidden, NodeError
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.k8s.pods import PodReader
+from dra_driver.k8s.pods import NodePod, PodReader
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
@@ -16,12 +17,14 @@ from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
+    DEVICE_MEND,
     POD_MEND,
     ApiChoice,
     NodeApiFacts,
     choice_text,
     choose_api,
     other_device_plugin,
+    pods_without_devices,
     pods_without_gpus,
 )
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
@@ -92,19 +95,33 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
 
 
 def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Finding]:
-    """By the device-plugin API the kubelet sees to it."""
+    """Those that no scheduler has seen."""
     served = ServedApiFile(settings.served_api).inspect()
-    if served is None or served.api is not AllocationApi.DRA:
-        yield ok(PODS, "the kubelet gives devices to all that ask for them")
+    if served is None:
+        yield skip(PODS, "the plugin has not chosen yet by which API this node gives its GPUs out")
         return
     try:
         pods = PodReader(cluster.server).on_node(settings.node_name)
-    except Forbidden as e:
+        if served.api is AllocationApi.DRA:
+            without, mend = pods_without_gpus(pods, _names(settings)), POD_MEND
+        else:
+            without, mend = _without_devices(settings, pods), DEVICE_MEND
+    except (Forbidden, NodeError) as e:
         yield skip(PODS, str(e))
         return
-    without = pods_without_gpus(pods, _names(settings))
     if without:
         named = abbreviated(f"{pod.namespace}/{pod.pod.name}" for pod in without)
-        yield warn(PODS, f"these ask for GPUs and run without: {named}", POD_MEND)
+        yield warn(PODS, f"these ask for GPUs and run without: {named}", mend)
     else:
         yield ok(PODS, "none that asks for a GPU runs without")
+
+
+def _without_devices(settings: DoctorSettings, pods: tuple[NodePod, ...]) -> tuple[NodePod, ...]:
+    """NodeError: it is not known now."""
+    containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
+    if containers is None:
+        raise NodeError(
+            f"the kubelet has not written to {settings.device_plugin_dir} yet who has devices"
+        )
+    records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
+    return pods_without_devices(pods, containers, records.values(), _names(settings))

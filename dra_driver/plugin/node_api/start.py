@@ -9,6 +9,7 @@ from dra_driver.base import inotify
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
@@ -26,7 +27,7 @@ from dra_driver.plan.node_api import (
 )
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
-from dra_driver.plugin.node_api.pods import LOOK_SECONDS, PodsWithoutGpus
+from dra_driver.plugin.node_api.pods import LOOK_SECONDS, PodSources, PodsWithoutGpus
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.settings import PluginSettings
@@ -75,13 +76,13 @@ def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
 
 def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
     settings = parts.settings
-    pods = PodsWithoutGpus(
-        parts.node_api,
-        _names(settings),
+    sources = PodSources(
         PodResourcesClient(settings.kubelet_dir).pods,
         lambda: parts.pods.on_node(settings.node_name),
-        parts.events,
+        KubeletCheckpoint(settings.device_plugin_dir).containers,
+        parts.ledger.records,
     )
+    pods = PodsWithoutGpus(parts.node_api, _names(settings), sources, parts.events)
     loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LOOK_SECONDS)
     parts.node_api.listeners.append(loop.soon)
     parts.after_publishing.append(loop.start)

@@ -1,16 +1,22 @@
-"""Pods that set spec.nodeName and ask for GPUs are told that they get none by DRA."""
+"""Pods that set spec.nodeName and ask for GPUs are told where they get none."""
 
 import math
 
 import pytest
 
 from dra_driver.base.errors import NodeError, Unreachable
+from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.pods import KubeletPod, PodReader
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiChoice
 from dra_driver.plugin.node_api.current import NodeApi
-from dra_driver.plugin.node_api.pods import PodsWithoutGpus
+from dra_driver.plugin.node_api.pods import PodSources, PodsWithoutGpus
 
 DRA, DEVICE_PLUGIN = AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 CLAIMED = {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}
@@ -26,7 +32,7 @@ def put_pod(server, name, resource="nvidia.com/gpu", count="1", **status):
                 "nodeName": "node-1",
                 "containers": [{"name": "main", "resources": resources}],
             },
-            "status": {"phase": "Running", **status},
+            "status": {"phase": "Running", "startTime": "2026-01-02T03:04:05Z", **status},
         }
     )
 
@@ -39,9 +45,11 @@ class Scene:
         self.node_api = NodeApi()
         self.serve(DRA)
         reader = PodReader(client)
-        self.pods = PodsWithoutGpus(
-            self.node_api, ResourceNames(), self.listed, lambda: reader.on_node("node-1"), self
+        self.containers = None
+        sources = PodSources(
+            self.listed, lambda: reader.on_node("node-1"), lambda: self.containers, lambda: ()
         )
+        self.pods = PodsWithoutGpus(self.node_api, ResourceNames(), sources, self)
 
     def serve(self, api):
         self.node_api.set(ApiChoice(api, True, api))
@@ -104,14 +112,34 @@ def test_the_api_server_is_asked_only_where_a_pod_is_new(scene, server):
     assert server.count("GET", "/api/v1/pods") == 2
 
 
-def test_by_the_device_plugin_api_nobody_is_asked(scene, server):
-    put_pod(server, "old")
+def test_by_the_device_plugin_api_a_pod_is_told_to_which_the_kubelet_gave_nothing(scene, server):
+    put_pod(server, "early")
+    put_pod(server, "well")
+    (uid,) = (
+        p["metadata"]["uid"] for p in server.objects("pods") if p["metadata"]["name"] == "well"
+    )
+    ids = (DeviceId("GPU-1"),)
     scene.serve(DEVICE_PLUGIN)
-    assert scene.pods.look() == math.inf
-    assert scene.events == []
+    scene.error = NodeError("to list pods can make an old kubelet crash")
+    assert scene.pods.look() == 5, "the kubelet knows of no device yet"
     assert server.count("GET", "/api/v1/pods") == 0
-    scene.serve(DRA)
-    assert scene.told() == ["old"]
+
+    scene.containers = (
+        AllocatedContainer(PodUid(uid), "main", ResourceName("nvidia.com/gpu"), ids),
+    )
+    assert scene.pods.look() is None
+    (event,) = scene.events
+    assert event.regarding.name == "early"
+    assert "delete the pod" in event.message
+    scene.events.clear()
+    assert scene.told() == []
+
+
+def test_where_no_api_is_chosen_yet_nobody_is_asked(scene, server):
+    put_pod(server, "old")
+    scene.node_api.set(ApiChoice())
+    assert scene.pods.look() == math.inf
+    assert server.count("GET", "/api/v1/pods") == 0
 
 
 def test_what_cannot_be_asked_is_asked_again_and_logged_once(scene, server, caplog):
