@@ -68,7 +68,7 @@ class ApiChooser:
         self._settle_seconds = settle_seconds
         self._kept: ServedApi | None = None
         self._cluster: ClusterFacts | None = None  # as last asked
-        self._ask_at = float("-inf")
+        self._asked_at = self._ask_at = float("-inf")
         self._ask_again = threading.Event()
         self._given_back = threading.Event()
         self._kubelet: Hashable = None
@@ -143,11 +143,18 @@ class ApiChooser:
     def _ask(self, now: float) -> bool:
         """Whether the API server was asked."""
         again = self._cluster is not None
-        if again and now < self._ask_at and not self._ask_again.is_set():
+        is_due = now >= self._ask_at or self._ask_again.is_set() or self._may_be_of_ours(now)
+        if again and not is_due:
             return False
         self._ask_again.clear()
-        self._cluster = self._inputs.cluster(again)
+        self._cluster, self._asked_at = self._inputs.cluster(again), now
         return True
+
+    def _may_be_of_ours(self, now: float) -> bool:
+        """Whether what was allocatable when that was last asked may have been of this driver, and
+        cannot be any more."""
+        is_allocatable = self._cluster is not None and bool(self._cluster.allocatable)
+        return is_allocatable and self._asked_at < self._others_count_from <= now
 
     def _choice(self, now: float) -> ApiChoice:
         cluster, serving = self._cluster or ClusterFacts(), self._node_api.serving
@@ -160,7 +167,7 @@ class ApiChooser:
             serving=serving,
             draining=self._is_drained(now),
             holders=(),
-            other_plugin=self._other_plugin(cluster, now),
+            other_plugin=self._other_plugin(cluster),
         )
         choice = choose_api(facts)
         if serving is None or choice.wanted in (None, serving):
@@ -183,9 +190,9 @@ class ApiChooser:
             self._drained_since = now
         return now - self._drained_since >= self._settle_seconds
 
-    def _other_plugin(self, cluster: ClusterFacts, now: float) -> str:
+    def _other_plugin(self, cluster: ClusterFacts) -> str:
         is_ours = self._node_api.serving is AllocationApi.DEVICE_PLUGIN
-        counts = not is_ours and now >= self._others_count_from
+        counts = not is_ours and self._asked_at >= self._others_count_from
         resources = cluster.allocatable if counts else ()
         return other_device_plugin(self._inputs.other_sockets(), resources)
 

@@ -406,6 +406,21 @@ def test_what_we_served_ourselves_until_a_moment_ago_is_of_no_other_plugin(world
     assert world.state(DRA) is DRAINING
 
 
+def test_what_the_node_said_before_its_kubelet_knew_better_is_of_no_other_plugin(world):
+    serving(world, DEVICE_PLUGIN)
+    world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))
+    world.asked = DRA
+    world.settle(15)
+    assert world.state(DRA) is ON
+    world.cluster = NEW  # the kubelet's next status
+    seen = set()
+    until = world.now + 120
+    while world.now < until:
+        world.step(min(1.0, world.chooser.step()))
+        seen.add(world.state(DRA))
+    assert seen == {ON}
+
+
 def test_each_change_is_one_line_in_the_log(world, caplog):
     caplog.set_level(logging.INFO)
 
