@@ -84,6 +84,23 @@ def in_parallel(act: Callable[[_T], _R], arguments: Sequence[_T], max_threads: i
 
 
 _Call = tuple[Future[Any], Callable[[], Any]]
+_AfterCall = Callable[[], object]
+
+
+class _ThisThread(threading.local):
+    after_call: list[_AfterCall] | None = None  # None: it is none of StandingThreads
+
+
+_this_thread = _ThisThread()
+
+
+def after_call(act: _AfterCall) -> None:
+    """Have *act* done on this thread once the call that it carries out has returned, and nobody
+    waits for it any more; at once, where this is no thread of ``StandingThreads``."""
+    if _this_thread.after_call is None:
+        act()
+    else:
+        _this_thread.after_call.append(act)
 
 
 class StandingThreads(Executor):
@@ -127,6 +144,7 @@ class StandingThreads(Executor):
 
     def _run(self) -> None:
         calls: SimpleQueue[_Call] = SimpleQueue()
+        after_call = _this_thread.after_call = []
         while True:
             with self._guard:
                 if self._calls:
@@ -137,6 +155,15 @@ class StandingThreads(Executor):
                     self._threads -= 1
                     return
             _carry_out(*calls.get())
+            while after_call:
+                _try(after_call.pop(0))
+
+
+def _try(act: _AfterCall) -> None:
+    try:
+        act()
+    except Exception:  # nobody waits for it, and the thread has to live on
+        log.exception("what comes after a call failed")
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:

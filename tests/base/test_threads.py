@@ -7,7 +7,14 @@ from concurrent.futures import wait
 import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
-from dra_driver.base.threads import UNTIL_WOKEN, Loop, NamedLocks, StandingThreads, in_parallel
+from dra_driver.base.threads import (
+    UNTIL_WOKEN,
+    Loop,
+    NamedLocks,
+    StandingThreads,
+    after_call,
+    in_parallel,
+)
 from tests.waiting import eventually
 
 
@@ -80,6 +87,37 @@ def test_a_call_that_waits_for_a_thread_can_be_cancelled_and_one_that_fails_harm
     assert running.result(60)
     assert isinstance(failing.exception(60), ValueError)
     assert threads.submit(str, 1).result(60) == "1"
+
+
+def test_what_comes_after_a_call_keeps_nobody_waiting_for_its_answer():
+    threads, go = StandingThreads("later", 1), threading.Event()
+    done: list[object] = []
+
+    def answer(number):
+        after_call(lambda: done.append((number, go.wait(60))))
+        after_call(lambda: done.append(threading.current_thread().name))
+        return number
+
+    assert threads.submit(answer, 1).result(60) == 1
+    assert done == []
+    go.set()
+    assert threads.submit(answer, 2).result(60) == 2
+    eventually(lambda: done == [(1, True), "later", (2, True), "later"])
+
+
+def test_what_comes_after_a_call_and_fails_is_logged_and_the_next_call_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    threads = StandingThreads("failing", 1)
+    threads.submit(after_call, lambda: int("x")).result(60)
+    assert threads.submit(str, 1).result(60) == "1"
+    assert "what comes after a call failed" in caplog.messages
+
+
+def test_where_no_call_is_carried_out_it_is_done_at_once():
+    done = []
+    after_call(lambda: done.append(1))
+    assert done == [1]
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -50,6 +52,7 @@ def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKube
         kubelet.wait_for_plugin(DRIVER)
         refs = [ref("good"), ref("refused"), ref("node"), ref("crash"), ref("fine")]
         answers = kubelet.ask("prepare", refs)
+        eventually(lambda: len(observer.outcomes) == len(refs))
     errors = {name: answers[ref(name).uid].error for name in ("refused", "node", "crash")}
     assert errors == {
         "refused": "claim default/refused wants two GPUs of one: ask for one",
@@ -302,15 +305,28 @@ def test_an_unprepare_gets_in_while_prepares_that_wait_for_it_take_all_places(
 def test_an_error_in_our_own_wiring_is_internal_and_the_process_lives(
     short: Path, kubelet: FakeKubelet
 ) -> None:
-    class Broken(Counted):
-        def observe(self, operation: str, outcome: str, seconds: float) -> None:
-            raise RuntimeError("no such metric")
+    class Broken(Desk):
+        def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+            return [replace(device(ref), pool=cast(str, 7))]
 
-    with Running(short, DraService(Desk(), Broken())) as run:
+    with Running(short, DraService(Broken(), Counted())) as run:
         kubelet.wait_for_plugin(DRIVER)
         with pytest.raises(KubeletError, match="INTERNAL"):
             kubelet.prepare([ref("a")])
         run.plugin.check()
+
+
+def test_a_claim_that_cannot_be_counted_is_answered_and_the_log_says_why(
+    short: Path, kubelet: FakeKubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Counted):
+        def observe(self, operation: str, outcome: str, seconds: float) -> None:
+            raise RuntimeError("no such metric")
+
+    with Running(short, DraService(Desk(), Broken())):
+        kubelet.wait_for_plugin(DRIVER)
+        assert kubelet.prepare([ref("a")]) == {ref("a").uid: (device(ref("a")),)}
+        eventually(lambda: "no such metric" in caplog.text)
 
 
 @pytest.mark.point(90)
@@ -344,6 +360,7 @@ def test_each_claim_is_logged_once_with_its_identity(
     with running(short, Desk(tell)), caplog.at_level(logging.INFO):
         kubelet.wait_for_plugin(DRIVER)
         kubelet.ask("prepare", [ref("a"), ref("b")])
+        eventually(lambda: sum(hasattr(r, "claim") for r in caplog.records) == 2)
     records = [r.__dict__ for r in caplog.records if hasattr(r, "claim")]
     assert sorted((r["claim"], r["uid"], r["operation"], r["outcome"]) for r in records) == [
         ("default/a", "uid-a", "prepare", "ok"),
