@@ -11,6 +11,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.nvml.threads import CallThread, GpuChanges
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
+from tests.waiting import eventually
 
 
 class OneByOne(SimulatedNvml):
@@ -157,5 +158,5 @@ def test_the_clock_stands_still_while_there_are_changes_and_goes_on_when_they_ar
     assert stood() == pytest.approx(2.0, abs=0.5)
     assert not changes.under_way()
     end.set()
-    change.future.result(5)
+    eventually(lambda: change.done)
     worker.stop()

@@ -75,3 +75,24 @@ def test_calls_are_made_one_after_another_in_the_order_they_came(worker):
     for call in pending:
         call.result()
     assert made == list(range(20))
+
+
+def test_who_still_asks_for_a_call_that_was_cancelled_is_told_so(worker):
+    returns = threading.Event()
+    first = worker.submit("slow", returns.wait, 60.0)
+    cancelled = worker.submit("unwanted", lambda: 1, 60.0)
+    cancelled.cancel()
+    with pytest.raises(TimedOut, match=r"^unwanted: nobody waited for it any longer$"):
+        cancelled.result()
+    returns.set()
+    first.result()
+
+
+def test_the_end_of_a_call_is_told_once_whenever_it_is_asked_for(worker):
+    ends = []
+    pending = worker.submit("adding", lambda: 1, 60.0)
+    pending.when_done(lambda: ends.append("before or after"))
+    pending.result()
+    eventually(lambda: ends == ["before or after"])
+    pending.when_done(lambda: ends.append("after"))
+    assert ends == ["before or after", "after"]
