@@ -108,6 +108,7 @@ class HealthMonitor:
         self._requests = requests
         self._lock = threading.Lock()  # of the state and the inventory
         self._scanned: Inventory | None = None
+        self._state_of_scan: HealthState | None = None  # what it made of the state
         self._lost: dict[GpuUuid, str] = {}  # at the last scan, and why
         self._pending: dict[GpuEvent, tuple[int, float]] = {}  # how many, and when the last
         self._rules = _Rules()
@@ -118,8 +119,7 @@ class HealthMonitor:
         # Whether a newer process writes the file, and whether none that is older does any more.
         self._follows = self._took_over = False
         self._was_newest = True
-        self._look_at = float("-inf")
-        self._looked_at = float("-inf")
+        self._look_at = self._looked_at = float("-inf")
         self._events_at = float("-inf")  # when events were last taken
         self._backoff = Backoff(inputs.look_seconds, max(inputs.look_seconds, _TROUBLE_SECONDS))
         self.wake: Callable[[], None] = lambda: None  # has ``step`` called soon
@@ -137,12 +137,15 @@ class HealthMonitor:
         """What is wrong with the GPUs of *inventory*: one that it has lost is among them. The same
         inventory again says that a GPU answers of which an event said that it does not."""
         with self._lock:
+            if inventory is self._scanned and self._state is self._state_of_scan:
+                return self._faults  # as every claim finds it
             last, self._scanned = self._scanned, inventory
             self._log_losses(inventory)
             if last is not None and last is not inventory:
                 self._look_at_returned(last, inventory)
             before = self._state
             self._state = after_scan(before, inventory, self._inputs.epoch())
+            self._state_of_scan = self._state
             if self._state.faults is not before.faults or last is None:
                 self._publish_now()
                 self.wake()
