@@ -21,12 +21,16 @@ is held meanwhile takes the node back.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dra_driver.k8s.pods import NodePod
-from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -191,13 +195,17 @@ def is_ours(resource: str, names: ResourceNames) -> bool:
     return bool(resource) and (resource in (names.gpu, names.shared) or is_partition)
 
 
-def other_device_plugin(sockets: Sequence[str], resources: Sequence[str]) -> str:
+def other_device_plugin(
+    sockets: Sequence[str], resources: Sequence[str], foreign: Mapping[ResourceName, DeviceId]
+) -> str:
     """That somebody else gives out the GPUs of this node, and what to do about it; empty: nobody
     does. *sockets*: of device plugins for NVIDIA's GPUs. *resources*: of ours, given out by
-    others."""
-    if not (sockets or resources):
+    others. *foreign*: devices that others list, by the resource of ours."""
+    if not (sockets or resources or foreign):
         return ""
-    signs = ", ".join(sockets) or f"{', '.join(resources)} is allocatable on the Node"
+    devices = (f"the kubelet has the device {id_} of {name}" for name, id_ in foreign.items())
+    signs = ", ".join((*sockets, *devices))
+    signs = signs or f"{', '.join(resources)} is allocatable on the Node"
     return (
         f"another device plugin gives out the GPUs of this node ({signs}): remove it from this "
         "node (NVIDIA's: its DaemonSet, or devicePlugin.enabled=false of the GPU operator)"

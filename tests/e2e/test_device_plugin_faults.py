@@ -198,3 +198,27 @@ def test_another_device_plugin_is_named_and_nothing_is_offered_beside_it(cluster
         kube.delete("Pod", "of-other")
         kube.wait_gone("Pod", "of-other")
     wait_allocatable(driver, {GPU: 8}, 30)
+
+
+def test_a_plugin_that_registers_our_resource_later_is_named_and_ours_serves_again_when_it_is_gone(
+    cluster, kube, driver
+):
+    """The kubelet lets the newest have it, and does not come back to the other by itself."""
+    kube.apply(pod("ours", 2))
+    running(kube, "ours")
+    theirs = [f"vendor-{n}" for n in range(4)]
+    with OtherDevicePlugin(cluster.device_plugins_dir, GPU, theirs, "vendor.sock"):
+        wait("it to be named", lambda: "the device vendor-" in driver.ask("/readyz")[1], 20)
+        assert "the device vendor-" in doctor(driver)
+        wait_allocatable(driver, {GPU: 4})
+        kube.apply(pod("of-other", 2, command="echo has $OTHER_DEVICES; sleep 600"))
+        running(kube, "of-other")
+        wait("its device", lambda: kube.logs("of-other").startswith("has vendor-"))
+        kube.delete("Pod", "of-other")
+        kube.wait_gone("Pod", "of-other")
+
+    wait_allocatable(driver, {GPU: 8}, 40)
+    kube.apply(pod("next", 6))
+    running(kube, "next")
+    assert not shown(kube, "next") & shown(kube, "ours")
+    assert restarts(kube, "ours") == 0

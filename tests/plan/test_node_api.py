@@ -242,12 +242,14 @@ def test_a_resource_is_ours_by_the_names_that_are_configured() -> None:
 
 
 def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() -> None:
-    assert other_device_plugin((), ()) == ""
-    by_socket = other_device_plugin(("/d/nvidia-gpu.sock",), ("nvidia.com/gpu",))
+    assert other_device_plugin((), (), {}) == ""
+    by_socket = other_device_plugin(("/d/nvidia-gpu.sock",), ("nvidia.com/gpu",), {})
     assert "(/d/nvidia-gpu.sock)" in by_socket
-    by_resource = other_device_plugin((), ("nvidia.com/gpu",))
+    by_resource = other_device_plugin((), ("nvidia.com/gpu",), {})
     assert "nvidia.com/gpu is allocatable on the Node" in by_resource
-    assert all("remove it from this node" in text for text in (by_socket, by_resource))
+    by_device = other_device_plugin((), (), {ResourceName("nvidia.com/gpu"): DeviceId("vgpu-1")})
+    assert "(the kubelet has the device vgpu-1 of nvidia.com/gpu)" in by_device
+    assert all("remove it from this node" in text for text in (by_socket, by_resource, by_device))
 
 
 def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:

@@ -27,7 +27,12 @@ from dra_driver.plan.node_api import (
     pods_without_devices,
     pods_without_gpus,
 )
-from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.plugin.node_api.facts import (
+    ClusterFactsReader,
+    Holders,
+    listed_by_others,
+    nvidia_sockets,
+)
 from dra_driver.settings import DoctorSettings
 
 API: Final = "allocation API"
@@ -79,6 +84,9 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     facts = reader.read()
     profile = LastProfileFile(settings.last_profile).read()
     others = facts.allocatable if served.api is AllocationApi.DRA else ()
+    directory = settings.device_plugin_dir
+    registered = listed_by_others(KubeletCheckpoint(directory), names)
+    foreign = {name: id_ for name, id_ in registered.items() if name in facts.allocatable}
     ledger = settings.ledger_dir / boot_id(settings.host_root)
     claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
     holders = Holders(lambda: (), lambda: read_ledger_directory(ledger), claims, lambda: True)
@@ -90,7 +98,7 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         device_class=facts.device_class,
         serving=served.api,
         holders=holders.names(served.api),
-        other_plugin=other_device_plugin(nvidia_sockets(settings.device_plugin_dir), others),
+        other_plugin=other_device_plugin(nvidia_sockets(directory), others, foreign),
     )
 
 

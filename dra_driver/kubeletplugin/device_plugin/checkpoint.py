@@ -13,7 +13,8 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,16 +47,26 @@ class KubeletCheckpoint:
         """*directory*: where the kubelet has the sockets of device plugins."""
         self._path = directory / _FILE
         self._lock = threading.Lock()
-        self._last: tuple[FileSignature, tuple[AllocatedContainer, ...]] | None = None
+        self._last: tuple[FileSignature, _Contents] | None = None
 
     def containers(self) -> tuple[AllocatedContainer, ...] | None:
         """Those with devices. None: there is no checkpoint. NodeError: it is not what it should
         be."""
+        contents = self._contents()
+        return contents.containers if contents else None
+
+    def registered(self) -> Mapping[ResourceName, tuple[DeviceId, ...]]:
+        """The healthy devices of each resource as the kubelet was told last, by whatever plugin.
+        None are known where there is no checkpoint. NodeError: as above."""
+        contents = self._contents()
+        return contents.registered if contents else {}
+
+    def _contents(self) -> "_Contents | None":
         with self._lock, disk_errors(f"read the kubelet's checkpoint {self._path}"):
             try:
                 signature = signature_of(os.stat(self._path))
                 if self._last is None or self._last[0] != signature:
-                    self._last = signature, tuple(_containers(read_file(self._path)))
+                    self._last = signature, _parsed(read_file(self._path))
             except FileNotFoundError:
                 return None
             except _OTHER_FORM as e:
@@ -66,8 +77,27 @@ class KubeletCheckpoint:
             return self._last[1]
 
 
-def _containers(text: bytes) -> Iterator[AllocatedContainer]:
-    entries = json.loads(text)["Data"]["PodDeviceEntries"] or ()
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What the file says."""
+
+    containers: tuple[AllocatedContainer, ...]
+    registered: Mapping[ResourceName, tuple[DeviceId, ...]]
+
+
+def _parsed(text: bytes) -> _Contents:
+    data = json.loads(text)["Data"]
+    registered = (data.get("RegisteredDevices") or {}).items()
+    return _Contents(
+        tuple(_containers(data["PodDeviceEntries"] or ())),
+        {
+            ResourceName(resource): tuple(DeviceId(_text(id_)) for id_ in ids or ())
+            for resource, ids in registered
+        },
+    )
+
+
+def _containers(entries: Iterable[Any]) -> Iterator[AllocatedContainer]:
     for entry in entries:
         yield AllocatedContainer(
             PodUid(_text(entry["PodUID"])),

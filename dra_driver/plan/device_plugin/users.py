@@ -7,6 +7,7 @@ The kubelet tells nobody when a device is given back. It says which container ha
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
 from dra_driver.k8s.node_labels import NodeStatus
@@ -22,6 +23,8 @@ from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.mps.containers import mps_tenants_of, tenant_problems
+
+_OWN_IDS: Final = ("GPU-", "MIG-")  # how the UUIDs of NVML begin
 
 Pods = Mapping[PodUid, NodePod]
 """The pods of this node, by the UID that the kubelet has for them."""
@@ -202,12 +205,31 @@ def held_allocations(
     return frozenset(
         allocation_of(each)
         for each in containers
-        if is_ours(each.resource, names) and (pods is None or _lives(each.pod, pods))
+        if is_ours(each.resource, names)
+        and all(map(_is_own_id, each.ids))  # not what another device plugin gave
+        and (pods is None or _lives(each.pod, pods))
     )
 
 
 def _lives(uid: PodUid, pods: Pods) -> bool:
     return uid in pods and not pods[uid].ended
+
+
+def foreign_devices(
+    registered: Mapping[ResourceName, Iterable[DeviceId]], names: ResourceNames
+) -> dict[ResourceName, DeviceId]:
+    """By resource of ours, one of its *registered* devices that another device plugin lists."""
+    foreign = (
+        (resource, next((id_ for id_ in ids if not _is_own_id(id_)), None))
+        for resource, ids in registered.items()
+        if is_ours(resource, names)
+    )
+    return {resource: id_ for resource, id_ in foreign if id_ is not None}
+
+
+def _is_own_id(id_: DeviceId) -> bool:
+    """Whether this driver may have listed it, on this node as it was once."""
+    return id_.startswith(_OWN_IDS)
 
 
 def is_ours(resource: ResourceName, names: ResourceNames) -> bool:

@@ -76,6 +76,8 @@ class DeviceListing:
         self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
         self._listing = False
+        self._offered = False  # whether anything is listed
+        self._beside_other = False  # another device plugin may have the kubelet's connection
         self._ended = False  # nothing is listed any more, also not by a process before this one
         self._problems: tuple[str, ...] = ()
 
@@ -91,7 +93,14 @@ class DeviceListing:
             self.stop()
         if not self._listing and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
-        self._server.offer(self._listed(state))
+        if self._beside_other and not self._api.choice.other_plugin:
+            self.stop()  # the kubelet dials nobody again by itself, and the other one is gone
+            return _AGAIN_SECONDS
+        self._beside_other = bool(self._api.choice.other_plugin)
+        if not (self._beside_other and self._offered):  # to end a list cuts the other one off
+            resources = self._listed(state)
+            self._server.offer(resources)
+            self._offered = bool(resources)
         return _LOOK_SECONDS
 
     def _listed(self, state: ApiState) -> tuple[Resource, ...]:
@@ -118,7 +127,7 @@ class DeviceListing:
 
     def leave(self) -> None:
         """The server has ended: another process may list."""
-        self._listing = False
+        self._listing = self._beside_other = self._offered = False
         self._turn.close()
 
     def _end(self) -> float | None:

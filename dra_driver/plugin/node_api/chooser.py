@@ -8,11 +8,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_api import ApiChoice, NodeApiFacts, choose_api, other_device_plugin
@@ -44,6 +45,7 @@ class ChoiceInputs:
     cluster: Callable[[bool], ClusterFacts]  # for the first time, or again
     holders: Callable[[AllocationApi], tuple[str, ...] | None]
     other_sockets: Callable[[], tuple[str, ...]]  # of other device plugins for NVIDIA's GPUs
+    foreign: Callable[[], Mapping[ResourceName, DeviceId]]  # devices that others list as ours
     slices_withdrawn: Callable[[], bool]  # nothing can be allocated any more
     kubelet_start: Callable[[], Hashable]  # another one after each start of the kubelet
     is_newest: Callable[[], bool]
@@ -90,7 +92,8 @@ class ApiChooser:
         if served is None:
             return
         self._others_count_from = self._clock() + _STALE_SECONDS
-        other_plugin = other_device_plugin(self._inputs.other_sockets(), ())
+        inputs = self._inputs
+        other_plugin = other_device_plugin(inputs.other_sockets(), (), inputs.foreign())
         self._node_api.set(_kept_choice(served, other_plugin))
 
     @property
@@ -194,7 +197,12 @@ class ApiChooser:
         is_ours = self._node_api.serving is AllocationApi.DEVICE_PLUGIN
         counts = not is_ours and self._asked_at >= self._others_count_from
         resources = cluster.allocatable if counts else ()
-        return other_device_plugin(self._inputs.other_sockets(), resources)
+        foreign = {  # of what is gone the kubelet still knows, but nothing is allocatable
+            resource: id_
+            for resource, id_ in self._inputs.foreign().items()
+            if resource in cluster.allocatable
+        }
+        return other_device_plugin(self._inputs.other_sockets(), resources, foreign)
 
     def _take(self, choice: ApiChoice, now: float) -> None:
         before = self._node_api.choice

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dra_driver.base.errors import ApiServerError, DriverError, NotServed
+from dra_driver.base.errors import ApiServerError, DriverError, NodeError, NotServed
 from dra_driver.k8s.claims import ClaimReader, ClaimUid
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.kubeletplugin.serve.sockets import answers
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import foreign_devices
 from dra_driver.plan.node_api import KubeletVersion, holder_names, is_ours, kubelet_version
 
 log = logging.getLogger(__name__)
@@ -141,6 +144,16 @@ class Holders:
         except ApiServerError as e:
             log.info("which claims are allocated is not known now", extra={"error": str(e)})
             return None
+
+
+def listed_by_others(
+    checkpoint: KubeletCheckpoint, names: ResourceNames
+) -> Mapping[ResourceName, DeviceId]:
+    """By resource of ours, a device of another plugin; none where that is not known."""
+    try:
+        return foreign_devices(checkpoint.registered(), names)
+    except NodeError:  # who needs to know what containers have tells of it
+        return {}
 
 
 def nvidia_sockets(directory: Path) -> tuple[str, ...]:

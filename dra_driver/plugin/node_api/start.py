@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from api.names import GPUS_ALLOCATED_BY
@@ -26,7 +27,12 @@ from dra_driver.plan.node_api import (
     kubelet_version,
 )
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
-from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders, nvidia_sockets
+from dra_driver.plugin.node_api.facts import (
+    ClusterFactsReader,
+    Holders,
+    listed_by_others,
+    nvidia_sockets,
+)
 from dra_driver.plugin.node_api.pods import LOOK_SECONDS, PodSources, PodsWithoutGpus
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
@@ -134,6 +140,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
         holders=holders.names,
         other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
+        foreign=partial(listed_by_others, KubeletCheckpoint(settings.device_plugin_dir), names),
         slices_withdrawn=parts.slices_withdrawn,
         kubelet_start=KubeletSocket(settings.device_plugin_dir).identity,
         is_newest=parts.is_newest,

@@ -65,6 +65,15 @@ def test_containers_are_known_by_the_uid_of_their_pod_and_their_devices_of_all_n
     )
 
 
+def test_which_devices_the_kubelet_was_told_of_last_is_known(checkpoint, tmp_path):
+    assert checkpoint.registered() == {}
+    write(tmp_path)
+    assert checkpoint.registered() == {GPU: ("GPU-0",)}
+    document = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {GPU: None, "a/b": ["x"]}}}
+    (tmp_path / "kubelet_internal_checkpoint").write_text(json.dumps(document))
+    assert checkpoint.registered() == {GPU: (), "a/b": ("x",)}
+
+
 def test_what_the_kubelet_was_answered_is_kept_in_it(checkpoint, tmp_path):
     answer = messages.ContainerAllocateResponse(
         envs={"A": "1"},

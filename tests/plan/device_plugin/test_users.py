@@ -48,7 +48,10 @@ NAMES = ResourceNames()
 
 
 def allocation(*ids: str, resource: str = GPU) -> DeviceAllocation:
-    return DeviceAllocation(ResourceName(resource), tuple(sorted(map(DeviceId, ids))))
+    """Of ``"0"``: GPU-0."""
+    return DeviceAllocation(
+        ResourceName(resource), tuple(sorted(DeviceId(f"GPU-{id_}") for id_ in ids))
+    )
 
 
 def container(pod: str, *ids: str, name: str = "main", resource: str = GPU) -> AllocatedContainer:
@@ -108,7 +111,9 @@ def test_what_the_kubelet_lists_by_name_is_of_the_pod_that_has_not_ended():
     before = replace(node_pod("x", ended=True), pod=Pod("train", PodUid("before")))
     known = [before, node_pod("train")]
 
-    found = list(listed_containers([listed("train", "1", "0"), listed("gone", "2")], known))
+    found = list(
+        listed_containers([listed("train", "GPU-1", "GPU-0"), listed("gone", "GPU-2")], known)
+    )
 
     assert found == [container("train", "0", "1")]
 
@@ -198,15 +203,24 @@ def test_what_a_pod_had_that_has_ended_is_held_no_more():
     }
 
 
+def test_what_another_device_plugin_gave_as_our_resource_is_nothing_that_we_look_after():
+    theirs = AllocatedContainer(PodUid("uid-b"), "main", ResourceName(GPU), (DeviceId("vgpu-1"),))
+    containers = [container("a", "0"), theirs]
+
+    assert held_allocations(containers, None, NAMES) == {allocation("0")}
+
+
 def test_of_a_node_that_gives_nothing_more_out_only_what_is_held_stays_healthy():
-    devices = tuple(ListedDevice(DeviceId(id_), id_ != "sick") for id_ in ("0", "1", "sick"))
+    devices = tuple(
+        ListedDevice(DeviceId(f"GPU-{id_}"), id_ != "sick") for id_ in ("0", "1", "sick")
+    )
 
     (resource,) = nothing_more([Resource(GPU, devices)], [allocation("1"), allocation("sick")])
 
     assert [(device.id, device.healthy) for device in resource.devices] == [
-        ("0", False),
-        ("1", True),
-        ("sick", False),
+        ("GPU-0", False),
+        ("GPU-1", True),
+        ("GPU-sick", False),
     ]
 
 

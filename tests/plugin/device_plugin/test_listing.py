@@ -111,7 +111,7 @@ def test_a_node_that_gives_nothing_more_out_keeps_what_is_held_and_lists_the_res
     assert process.gpus == {replica(0): False, replica(1): True}
 
 
-def test_beside_another_device_plugin_only_what_our_pods_have_stays_listed(world, process):
+def test_beside_another_device_plugin_only_what_our_pods_have_is_listed(world, process):
     world.choice.set(BESIDE_ANOTHER)
     process.listing.step()
     assert process.server.offered == {}
@@ -122,6 +122,22 @@ def test_beside_another_device_plugin_only_what_our_pods_have_stays_listed(world
     process.listing.step()
 
     assert process.gpus == {replica(0): False, replica(1): True}
+
+
+def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_anew_once_that_is_gone(
+    world, process
+):
+    """To end it would have the kubelet close its connection with the other one."""
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+    world.choice.set(ON)
+    assert process.listing.step() == pytest.approx(0.1)
+    assert FakeServer.listing == [], "the kubelet dials only who registers"
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
 
 
 def test_a_node_of_another_api_lists_nothing_and_waits_to_be_woken(world, process):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.node_api.facts import ClusterFacts
@@ -390,6 +391,23 @@ def test_a_resource_of_ours_that_we_do_not_serve_is_of_another_plugin(tmp_path):
     world.cluster = NEW
     world.settle(60)
     assert world.state(DRA) is ON
+
+
+def test_a_plugin_that_lists_other_devices_as_our_resource_is_named_while_it_is_there(world):
+    serving(world, DEVICE_PLUGIN)
+    world.foreign = {ResourceName("nvidia.com/gpu"): DeviceId("vgpu-1")}
+    world.settle(20)
+    assert world.state(DEVICE_PLUGIN) is ON, "what it listed is remembered, but it is gone"
+
+    world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))
+    world.settle(3600)
+    assert world.state(DEVICE_PLUGIN) is DRAINING
+    assert "the device vgpu-1 of nvidia.com/gpu" in (world.node_api.refusal(DEVICE_PLUGIN) or "")
+    world.start()
+    assert world.state(DEVICE_PLUGIN) is DRAINING
+    world.cluster = NEW
+    world.settle(20)
+    assert world.state(DEVICE_PLUGIN) is ON
 
 
 def test_what_we_served_ourselves_until_a_moment_ago_is_of_no_other_plugin(world):

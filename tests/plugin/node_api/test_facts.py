@@ -1,5 +1,6 @@
 """What the choice of an API depends on, as the API server, the kubelet and the ledger have it."""
 
+import json
 import socket
 import tempfile
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -18,6 +20,7 @@ from dra_driver.plugin.node_api.facts import (
     ClusterFacts,
     ClusterFactsReader,
     Holders,
+    listed_by_others,
     nvidia_sockets,
 )
 from tests.builders import allocated_record, claim, claim_document, record, ref
@@ -216,6 +219,18 @@ def test_what_cannot_be_asked_is_no_answer(server, scene, error):
 def test_an_api_server_without_claims_has_none(server, scene):
     server.served = []
     assert scene.holders.names(DRA) == ()
+
+
+def test_devices_that_another_plugin_listed_as_ours_are_known_from_the_kubelet(tmp_path):
+    checkpoint, names = KubeletCheckpoint(tmp_path), ResourceNames()
+    file = tmp_path / "kubelet_internal_checkpoint"
+    registered = {"nvidia.com/gpu": ["GPU-1", "vgpu-1"], "nvidia.com/gpu.shared": ["GPU-1::0"]}
+    document = {"PodDeviceEntries": None, "RegisteredDevices": registered | {"a/fpga": ["f-0"]}}
+    assert listed_by_others(checkpoint, names) == {}
+    file.write_text(json.dumps({"Data": document}))
+    assert listed_by_others(checkpoint, names) == {"nvidia.com/gpu": "vgpu-1"}
+    file.write_text("{")
+    assert listed_by_others(checkpoint, names) == {}
 
 
 def test_live_sockets_of_nvidias_plugin_are_found_and_dead_ones_are_not():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_api import ApiState
@@ -52,6 +53,7 @@ class World:
         self.cluster = cluster
         self.holders: dict[AllocationApi, tuple[str, ...] | None] = {DRA: (), DEVICE_PLUGIN: ()}
         self.sockets: tuple[str, ...] = ()
+        self.foreign: dict[ResourceName, DeviceId] = {}
         self.kubelet = 0
         self.is_newest = True
         self.api_server_is_away = False  # for who removes slices
@@ -72,6 +74,7 @@ class World:
             self._look,
             self._holders,
             lambda: self.sockets,
+            lambda: self.foreign,
             lambda: not self.slices and not self._is_published,
             lambda: self.kubelet,
             lambda: self.is_newest,
