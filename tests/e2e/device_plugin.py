@@ -28,6 +28,7 @@ kind: NodeProfile
 spec: {api: DevicePlugin}
 """
 ALLOCATABLE_SECONDS = 15.0  # within which the Node has to say what became of its devices
+CHANGE_SECONDS = 40.0  # from one API to the other: the node drains for ten seconds
 _PROFILE_NAME = "by-device-plugin"
 RESOURCE_NAME = {"extended-resource-name": ""}  # the flag: there is no such resource
 _FIRST_WITH_DRA = 34
@@ -157,7 +158,7 @@ def _instead_of_dra(
     with chosen:
         driver.stop()
         driver.start()
-        wait("slices to go", lambda: not kube.published(), 20)
+        wait("slices to go", lambda: not kube.published(), CHANGE_SECONDS)
         driver.usual, driver.usual_allocatable = {}, wait("its GPUs", driver.allocatable)
         try:
             yield
@@ -169,7 +170,10 @@ def _instead_of_dra(
         driver.flags.update(RESOURCE_NAME)
     driver.stop()
     driver.start()
-    wait("its slices", lambda: kube.published() == usual, 20)
+    try:
+        wait("its slices", lambda: kube.published() == usual, CHANGE_SECONDS)
+    except AssertionError as e:
+        raise AssertionError(f"{e}\n{driver.log[-3000:]}") from e
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ import pytest
 
 from tests.e2e.conftest import PROFILE_LABELS
 from tests.e2e.device_plugin import (
+    CHANGE_SECONDS,
     GPU,
+    PROFILE,
     devices,
     has_dra,
     pod,
@@ -15,13 +17,6 @@ from tests.e2e.device_plugin import (
 from tests.e2e.kube import wait
 
 pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
-
-BY_DEVICE_PLUGIN = """
-apiVersion: resource.nvidia.com/v1beta1
-kind: NodeProfile
-spec: {api: DevicePlugin}
-"""
-CHANGE_SECONDS = 40  # it drains for ten seconds; the API server is asked ever more seldom meanwhile
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +33,7 @@ def test_a_node_goes_to_the_device_plugin_api_once_no_pod_has_a_claim(
     running(kube, "claims")
     assert has_claim(kube, "claims")
 
-    profile("by-device-plugin", BY_DEVICE_PLUGIN)
+    profile("by-device-plugin", PROFILE)
     wait_condition(kube, cluster, "DRA", "DevicePlugin is to come", "pod default/claims")
     kube.apply(pod("claims-too"))
     running(kube, "claims-too")
@@ -58,7 +53,7 @@ def test_a_node_goes_to_the_device_plugin_api_once_no_pod_has_a_claim(
 
 @pytest.mark.point(159, 160)
 def test_a_node_goes_back_to_claims_once_no_pod_has_a_device(cluster, kube, driver, profile):
-    profile("by-device-plugin", BY_DEVICE_PLUGIN)
+    profile("by-device-plugin", PROFILE)
     wait_allocatable(driver, {GPU: 8}, CHANGE_SECONDS)
     kube.apply(pod("plugged"))
     running(kube, "plugged")
