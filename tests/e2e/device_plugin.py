@@ -27,7 +27,7 @@ apiVersion: resource.nvidia.com/v1beta1
 kind: NodeProfile
 spec: {api: DevicePlugin}
 """
-ALLOCATABLE_SECONDS = 15.0  # within which the Node has to say what became of its devices
+ALLOCATABLE_SECONDS = 30.0  # within which the Node says what became of its devices: every ten
 CHANGE_SECONDS = 40.0  # from one API to the other: the node drains for ten seconds
 _PROFILE_NAME = "by-device-plugin"
 RESOURCE_NAME = {"extended-resource-name": ""}  # the flag: there is no such resource

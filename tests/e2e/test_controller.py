@@ -281,7 +281,7 @@ def test_a_node_that_joins_while_no_controller_runs_takes_its_profile(
 
     kube.label_node(own_pool, **{PROFILE_LABEL: "by-label"})
     wait("the profile of the label", lambda: "NodeProfile by-label" in message(driver), 10)
-    assert divided(kube) > 0
+    wait("GPUs in parts", lambda: divided(kube) > 0, 10)
     kube.label_node(own_pool, **{PROFILE_LABEL: None})
 
     both.start()

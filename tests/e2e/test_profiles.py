@@ -47,7 +47,7 @@ def printed(kube, name, words):
 def test_a_gpu_that_is_given_out_whole_goes_from_one_claim_to_the_next(kube, driver, profile):
     """Also to a claim that asks for a part of it."""
     profile("exclusive")
-    wait("exclusive GPUs", lambda: not sliceable(kube))
+    wait("exclusive GPUs", lambda: "gpu-0" in kube.published() and not sliceable(kube))
     on_gpu = on(kube.uuid("gpu-0"))
     kube.apply(template("part", fraction("20Gi", cel=on_gpu)))
     kube.apply(template("whole", request(cel=on_gpu)))
