@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.base.files import read_file
 from dra_driver.sim.documents import Document
 from dra_driver.sim.health.spec import HealthFields, SimulatedEvent, common_events, events_after
 from dra_driver.sim.host.tools import RESET_SUFFIX, SETTINGS_DIRECTORY
@@ -96,16 +97,15 @@ class GpuResets:
     def _read(self, node: SimulatedNode, gpu: SimulatedGpu) -> _Reset | None:
         if self.host is None:
             return None
-        try:
-            return _Reset.model_validate_json(self._file(node, gpu).read_bytes())
+        try:  # it is asked for with every health value, and rarely there
+            return _Reset.model_validate_json(read_file(self._file(node, gpu)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def _write(self, node: SimulatedNode, gpu: SimulatedGpu, reset: _Reset) -> None:
         # The host tidies up in the directories below, and would take a file that is half written.
-        file = self._file(node, gpu)
+        file = Path(self._file(node, gpu))
         put_file(file, reset.model_dump_json(), aside=file.parents[1])
 
-    def _file(self, node: SimulatedNode, gpu: SimulatedGpu) -> Path:
-        assert self.host is not None
-        return self.host / SETTINGS_DIRECTORY / node.driver_version / f"{gpu.uuid}{RESET_SUFFIX}"
+    def _file(self, node: SimulatedNode, gpu: SimulatedGpu) -> str:
+        return f"{self.host}/{SETTINGS_DIRECTORY}/{node.driver_version}/{gpu.uuid}{RESET_SUFFIX}"
