@@ -13,6 +13,7 @@ from hack.benchmark import (
     configs,
     containerd,
     controller,
+    device_plugin,
     fleet,
     idles,
     machine,
@@ -27,6 +28,7 @@ from hack.benchmark import (
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import (
     CONTROLLER_FIGURES,
+    DEVICE_PLUGIN_FIGURES,
     FIGURES,
     FLEET_FIGURES,
     Figure,
@@ -38,9 +40,11 @@ from hack.benchmark.figures import (
 from hack.benchmark.sizes import (
     FULL,
     FULL_CONTROLLER,
+    FULL_DEVICE_PLUGIN_PODS,
     FULL_FLEET,
     QUICK,
     QUICK_CONTROLLER,
+    QUICK_DEVICE_PLUGIN_PODS,
     QUICK_FLEET,
     Sizes,
 )
@@ -67,7 +71,7 @@ def main() -> int:
         else:
             with stage(options.version, _progress) as benched:
                 facts["mode"] = benched.cluster.mode
-                _measure(benched, _parts(QUICK if options.quick else FULL), results, errors)
+                _measure(benched, _parts_of(options), results, errors)
     except _FAILURES as e:
         errors.append(str(e))
     except KeyboardInterrupt:
@@ -83,6 +87,8 @@ def main() -> int:
 
 
 def _figures(options: argparse.Namespace) -> Sequence[Figure]:
+    if options.device_plugin:
+        return DEVICE_PLUGIN_FIGURES
     if options.fleet:
         return FLEET_FIGURES
     return CONTROLLER_FIGURES if options.controller else FIGURES
@@ -106,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
+        "--device-plugin",
+        action="store_true",
+        help="instead: what a pod waits for that gets its GPU by the device-plugin API",
+    )
+    other.add_argument(
         "--controller",
         action="store_true",
         help="instead: what the controller takes with 5,000 nodes, 20,000 claims and 20 profiles, "
@@ -120,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer samples, some minutes")
     parser.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION)
     return parser
+
+
+def _parts_of(options: argparse.Namespace) -> Sequence[Part]:
+    if not options.device_plugin:
+        return _parts(QUICK if options.quick else FULL)
+    pods = QUICK_DEVICE_PLUGIN_PODS if options.quick else FULL_DEVICE_PLUGIN_PODS
+    return (("pods with a GPU by name", lambda benched: device_plugin.measure(benched, pods)),)
 
 
 def _parts(sizes: Sizes) -> Sequence[Part]:

@@ -152,6 +152,17 @@ FIGURES = (
     ),
 )
 
+DEVICE_PLUGIN_FIGURES = (
+    Figure("allocate_p50_ms", "Allocate, one GPU that nobody had", at_most(100)),
+    Figure(
+        "prestart_p50_ms",
+        "PreStartContainer, the first of a pod: reads the kubelet's list of pods and the pod",
+        at_most(100),
+    ),
+    Figure("pod_start_ms", "pod created to first instruction, no GPU, p50", no_aim),
+    Figure("pod_start_with_gpu_ms", "the same with nvidia.com/gpu: 1", above(60, "pod_start_ms")),
+)
+
 FLEET_FIGURES = (
     Figure("fleet_plain_pods_per_second", "one exclusive device a GPU", no_aim),
     Figure(

@@ -21,6 +21,9 @@ FULL = Sizes(7, 5, 24, 8, 500, 3, 10, 60.0, 12, 10)
 QUICK = Sizes(3, 2, 15, 4, 500, 1, 3, 10.0, 4, 5)
 
 
+FULL_DEVICE_PLUGIN_PODS, QUICK_DEVICE_PLUGIN_PODS = 24, 6  # of each kind
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSizes:
     nodes: int  # of eight GPUs
