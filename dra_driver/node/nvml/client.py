@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _GpuCall = Callable[[NvmlFunctions, Any], T]
 """Asks the GPU whose handle it is given."""
+_Read = Callable[[NvmlFunctions], T]
+"""Asks a GPU that it knows."""
 
 _STOP_SECONDS: Final = 1.0
 _IDLE_POLL_SECONDS: Final = 0.02
@@ -153,7 +155,7 @@ class Nvml:
         session = self._session
         if known:
             session.begin_read()
-        reads = dict.fromkeys(indices, readers.read_dynamic_state)
+        reads = _at_indices(indices, readers.read_dynamic_state)
         quick = {index: read for index, read in reads.items() if index in known}
         states: dict[int, DynamicState | NodeError] = dict(
             self._read_together(quick, _READING_STATE)
@@ -162,7 +164,7 @@ class Nvml:
         states |= self._read_gpus(alone, _READING_STATE, known)
         # The driver lists partitions of one board after the other, so they are late together.
         partitioned = {
-            index: partial(readers.with_mig_instances, session.mig, state)
+            index: _at_index(index, partial(readers.with_mig_instances, session.mig, state))
             for index, state in states.items()
             if isinstance(state, DynamicState) and state.mig_on
         }
@@ -179,15 +181,14 @@ class Nvml:
     ) -> Mapping[int, StaticInfo | NodeError]:
         """Like :meth:`dynamic_states`, what stays the same."""
         read = partial(readers.read_static_info, self._session.mig)
-        return self._read_gpus(dict.fromkeys(indices, read), "reading its properties", known)
+        return self._read_gpus(_at_indices(indices, read), "reading its properties", known)
 
     def links(
         self, indices: Iterable[int], known: Container[int] = ()
     ) -> Mapping[int, NvLinks | NodeError]:
         """Like :meth:`dynamic_states`, the active NVLinks."""
-        return self._read_gpus(
-            dict.fromkeys(indices, readers.read_nvlinks), "reading its NVLinks", known
-        )
+        reads = _at_indices(indices, readers.read_nvlinks)
+        return self._read_gpus(reads, "reading its NVLinks", known)
 
     def on_gpu(
         self,
@@ -268,7 +269,7 @@ class Nvml:
             submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
             return self._submit(index, f"{_described(gpu)}, {action}", _by_uuid(gpu, call), submit)
 
-    def _read_together(self, reads: Mapping[int, _GpuCall[T]], action: str) -> Mapping[int, T]:
+    def _read_together(self, reads: Mapping[int, _Read[T]], action: str) -> Mapping[int, T]:
         """What the GPUs at these indices answer at once, read on one thread; the others are to be
         read each on its own."""
         answers: dict[int, T] = {}
@@ -291,7 +292,7 @@ class Nvml:
 
     def _read_gpus(
         self,
-        reads: Mapping[int, _GpuCall[T]],
+        reads: Mapping[int, _Read[T]],
         action: str,
         known: Container[int],
         boards: int = 0,
@@ -319,14 +320,14 @@ class Nvml:
         return dict(sorted(answers.items()))
 
     def _submit(
-        self, index: int, action: str, read: _GpuCall[T], submit: SubmitToGpu
+        self, index: int, action: str, read: _Read[T], submit: SubmitToGpu
     ) -> PendingCall[T]:
         if (functions := self._usable) is None:
             raise NodeError(self._not_running(f"GPU {index}, {action}"))
 
         def call() -> T:
             with nvml_errors(action):
-                return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
+                return read(functions)
 
         return submit(index, action, call)
 
@@ -404,18 +405,28 @@ class Nvml:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
 
 
-def _by_uuid(gpu: GpuUuid, call: _GpuCall[T]) -> _GpuCall[T]:
+def _by_uuid(gpu: GpuUuid, call: _GpuCall[T]) -> _Read[T]:
     """*call* with the handle of *gpu*, which may be a MIG instance."""
-    return lambda functions, _: call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
+    return lambda functions: call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
+
+
+def _at_index(index: int, call: _GpuCall[T]) -> _Read[T]:
+    """*call* with the handle of the GPU at *index*."""
+    return lambda functions: call(functions, functions.nvmlDeviceGetHandleByIndex(index))
+
+
+def _at_indices(indices: Iterable[int], call: _GpuCall[T]) -> Mapping[int, _Read[T]]:
+    """The same for each of *indices*."""
+    return {index: _at_index(index, call) for index in indices}
 
 
 def _read_in_turn(
-    functions: NvmlFunctions, reads: Mapping[int, _GpuCall[T]], action: str, answers: dict[int, T]
+    functions: NvmlFunctions, reads: Mapping[int, _Read[T]], action: str, answers: dict[int, T]
 ) -> None:
     """Into *answers*, one after the other; without those that cannot be read."""
     for index, read in reads.items():
         with suppress(NodeError), nvml_errors(action):  # who asks for it alone is told why
-            answers[index] = read(functions, functions.nvmlDeviceGetHandleByIndex(index))
+            answers[index] = read(functions)
 
 
 def _described(gpu: GpuUuid) -> str:
