@@ -26,6 +26,7 @@ _MAX_QUEUED: Final = 256  # events of a node and all its pods at one moment
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
 _MIN_UPDATE_SECONDS: Final = 10.0
 _MAX_REMEMBERED: Final = 1024  # different things, whether they wait or are written
+_LONGEST_MESSAGE: Final = 1024  # characters, as events.k8s.io has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,10 @@ class EventRecorder:
         }
 
     def _again(self, event: Event, count: int) -> Document:
-        return {"count": count, "message": event.message, "lastTimestamp": _timestamp()}
+        message = event.message
+        if len(message) > _LONGEST_MESSAGE:
+            message = f"{message[: _LONGEST_MESSAGE - 1]}…"
+        return {"count": count, "message": message, "lastTimestamp": _timestamp()}
 
     def _forget(self, now: float) -> None:
         """Forget the events that the API server has removed by now."""

@@ -152,6 +152,14 @@ def test_what_went_well_is_no_warning(events, desk, api):
     assert api.list("/api/v1/namespaces/default/events")["items"][0]["type"] == "Normal"
 
 
+def test_an_event_takes_no_more_room_than_the_api_server_has_for_one(events, desk, api):
+    events.emit(event("its devices: " + "GPU-5c1b, " * 1000))
+    desk.wait_for(1)
+    (document,) = api.list(EVENTS)["items"]
+    assert len(document["message"]) == 1024
+    assert document["message"].endswith("…")
+
+
 def test_the_last_words_are_written_though_they_came_soon_after_others(events, desk, clock, api):
     for words in ("first", "second", "third"):
         events.emit(event(words))
