@@ -135,6 +135,8 @@ class Allocations:
         self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
         # Called with devices of a container for which nothing is prepared.
         self.prepare_soon: Callable[[], None] = lambda: None
+        # Called when the kubelet asks for devices that are given out by nobody, or by others.
+        self.refused: Callable[[], None] = lambda: None
 
     def allocate(self, resource: ResourceName, ids: Sequence[DeviceId]) -> ContainerResponse:
         """Whatever hangs, the kubelet has its answer in time. What only takes longer is prepared
@@ -173,6 +175,7 @@ class Allocations:
                 return self._answer(ref, self._preparer.allocate(claim, timeouts))
             prepared = self._is_prepared(ref) and self._preparer.recorded(ref, timeouts.all)
             if not prepared:
+                self.refused()
                 raise NodeError(f"{_text(allocation)}: {refusal}")
             return self._answer(ref, prepared)
 

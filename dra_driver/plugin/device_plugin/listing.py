@@ -6,6 +6,7 @@ lease, and the older one lets go of it when the newer one waits.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Final, Protocol
@@ -76,8 +77,9 @@ class DeviceListing:
         self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
         self._listing = False
-        self._offered = False  # whether anything is listed
+        self._offered: frozenset[ResourceName] = frozenset()  # what is listed
         self._beside_other = False  # another device plugin may have the kubelet's connection
+        self._refused = threading.Event()  # and does not: the kubelet goes on asking us
         self._ended = False  # nothing is listed any more, also not by a process before this one
         self._problems: tuple[str, ...] = ()
 
@@ -97,11 +99,17 @@ class DeviceListing:
             self.stop()  # the kubelet dials nobody again by itself, and the other one is gone
             return _AGAIN_SECONDS
         self._beside_other = bool(self._api.choice.other_plugin)
-        if not (self._beside_other and self._offered):  # to end a list cuts the other one off
-            resources = self._listed(state)
-            self._server.offer(resources)
-            self._offered = bool(resources)
+        if not self._beside_other:
+            self._refused.clear()
+        if not (self._beside_other and self._offered) or self._refused.is_set():
+            listed = self._listed(state)
+            self._server.offer(listed)
+            self._offered = frozenset(resource.name for resource in listed)
         return _LOOK_SECONDS
+
+    def refused(self) -> None:
+        """A container was refused what is listed. For any thread."""
+        self._refused.set()
 
     def _listed(self, state: ApiState) -> tuple[Resource, ...]:
         recorded = {r.allocation for r in self._ledger.records() if r.allocation}
@@ -114,8 +122,8 @@ class DeviceListing:
         if status := self._node_status():
             self._seen |= status.allocatable
         listed = with_leftovers(offer.resources, self._seen, self._names)
-        if self._api.choice.other_plugin:  # to register a resource takes it away from that one
-            ours = {allocation.resource for allocation in recorded}
+        if self._beside_other:  # to register a resource takes it away, to end a list cuts it off
+            ours = self._offered or {allocation.resource for allocation in recorded}
             listed = tuple(resource for resource in listed if resource.name in ours)
         return listed if state is ApiState.ON else nothing_more(listed, held)
 
@@ -127,7 +135,8 @@ class DeviceListing:
 
     def leave(self) -> None:
         """The server has ended: another process may list."""
-        self._listing = self._beside_other = self._offered = False
+        self._listing = self._beside_other = False
+        self._offered = frozenset()
         self._turn.close()
 
     def _end(self) -> float | None:

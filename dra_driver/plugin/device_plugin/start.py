@@ -65,6 +65,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         reconciler,
         lambda: parts.labels.status,
     )
+    allocations.refused = listing.refused
     parts.allocations_known = lambda: reconciler.knows_all
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)
     parts.after_publishing.append(server.start)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
@@ -136,6 +137,27 @@ def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_ane
     world.choice.set(ON)
     assert process.listing.step() == pytest.approx(0.1)
     assert FakeServer.listing == [], "the kubelet dials only who registers"
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+
+def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothing_more_is_offered(
+    world, process
+):
+    """The other one has not taken the resource: each pod that came for it would fail."""
+    world.admit("train", replica(1))
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    world.node_status = NodeStatus(allocatable={"nvidia.com/gpu.shared": "4"})  # theirs
+    world.allocations.refused = process.listing.refused
+    with pytest.raises(NodeError, match=r"nvidia-gpu\.sock"):
+        world.allocate(replica(0))
+    process.listing.step()
+    assert process.server.offered == {"nvidia.com/gpu": {replica(0): False, replica(1): True}}
+
+    world.choice.set(ON)
+    process.listing.step()
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
 
