@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import DriverError
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import PodUid
@@ -24,7 +25,8 @@ from dra_driver.plugin.node_api.current import NodeApi
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 30.0
+LONGEST_SECONDS: Final = 600.0  # between two looks
+_LOOK_SECONDS: Final = 30.0
 _NOT_REGISTERED_SECONDS: Final = 5.0  # until a kubelet that is new has heard of a device
 _REASON: Final = "GPUNotAllocated"
 
@@ -41,8 +43,9 @@ class PodSources:
 
 
 class PodsWithoutGpus:
-    """Each pod is told once. By DRA the API server is asked only where the kubelet has a new pod;
-    by the device-plugin API each time, since to list its pods can make an old kubelet crash. For
+    """Each pod is told once. By DRA the API server is asked only where the kubelet has a new pod.
+    By the device-plugin API that is not known, since to list its pods can make an old kubelet
+    crash: it is asked ever more seldom, as such pods come with a new node or a new resource. For
     one thread."""
 
     def __init__(
@@ -55,8 +58,9 @@ class PodsWithoutGpus:
         self._seen: frozenset[tuple[str, str]] = frozenset()
         self._told: frozenset[PodUid] = frozenset()
         self._error = ""
+        self._waits = Backoff(_LOOK_SECONDS, LONGEST_SECONDS)
 
-    def look(self) -> float | None:
+    def look(self) -> float:
         """The seconds until the next look."""
         serving = self._node_api.serving
         if serving is None:
@@ -68,26 +72,30 @@ class PodsWithoutGpus:
             if str(e) != self._error:
                 log.info("pods without GPUs are not known now", extra={"error": str(e)})
             self._error = str(e)
-            return None
+            return _LOOK_SECONDS
         self._error = ""
         return seconds
 
-    def _by_dra(self) -> float | None:
+    def _by_dra(self) -> float:
+        """The kubelet forgets by this question what pods had that have ended. Else it would take
+        our resources for those of a device plugin that is gone, and start no pod with them."""
+        self._waits.reset()
         listed = frozenset((pod.namespace, pod.name) for pod in self._sources.listed())
         if not listed <= self._seen:
             self._tell(pods_without_gpus(self._sources.on_node(), self._names), POD_MEND)
         self._seen = listed
-        return None
+        return _LOOK_SECONDS
 
-    def _by_device_plugin(self) -> float | None:
+    def _by_device_plugin(self) -> float:
         self._seen = frozenset()
         if self._sources.containers() is None:
+            self._waits.reset()
             return _NOT_REGISTERED_SECONDS
         pods = self._sources.on_node()
         containers = self._sources.containers() or ()  # after the pods, which are older so
         records = self._sources.records()
         self._tell(pods_without_devices(pods, containers, records, self._names), DEVICE_MEND)
-        return None
+        return self._waits.next_seconds()
 
     def _tell(self, without: Sequence[NodePod], mend: str) -> None:
         for pod in without:

@@ -33,7 +33,7 @@ from dra_driver.plugin.node_api.facts import (
     listed_by_others,
     nvidia_sockets,
 )
-from dra_driver.plugin.node_api.pods import LOOK_SECONDS, PodSources, PodsWithoutGpus
+from dra_driver.plugin.node_api.pods import LONGEST_SECONDS, PodSources, PodsWithoutGpus
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.settings import PluginSettings
@@ -89,7 +89,7 @@ def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
         parts.ledger.records,
     )
     pods = PodsWithoutGpus(parts.node_api, _names(settings), sources, parts.events)
-    loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LOOK_SECONDS)
+    loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LONGEST_SECONDS)
     parts.node_api.listeners.append(loop.soon)
     parts.after_publishing.append(loop.start)
     stack.callback(loop.stop)

@@ -127,12 +127,22 @@ def test_by_the_device_plugin_api_a_pod_is_told_to_which_the_kubelet_gave_nothin
     scene.containers = (
         AllocatedContainer(PodUid(uid), "main", ResourceName("nvidia.com/gpu"), ids),
     )
-    assert scene.pods.look() is None
+    assert scene.pods.look() == 30
     (event,) = scene.events
     assert event.regarding.name == "early"
     assert "delete the pod" in event.message
     scene.events.clear()
     assert scene.told() == []
+
+
+def test_by_the_device_plugin_api_the_api_server_is_asked_ever_more_seldom(scene):
+    scene.serve(DEVICE_PLUGIN)
+    scene.containers = ()
+    assert [scene.pods.look() for _ in range(6)] == [30, 60, 120, 240, 480, 600]
+    scene.containers = None
+    scene.pods.look()
+    scene.containers = ()
+    assert scene.pods.look() == 30, "the kubelet has lost what it knew"
 
 
 def test_where_no_api_is_chosen_yet_nobody_is_asked(scene, server):
