@@ -21,7 +21,7 @@ is held meanwhile takes the node back.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -32,7 +32,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.profiles import AllocationApi
-from dra_driver.model.records import ClaimRecord
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_conditions import (
     LONGEST_MESSAGE,
@@ -171,9 +171,14 @@ def holder_names(records: Iterable[ClaimRecord], api: AllocationApi) -> tuple[st
     return tuple(sorted({name for record in of_api for name in _users(record)}))
 
 
-def held_api(records: Sequence[ClaimRecord]) -> AllocationApi | None:
-    """By which API the node gave GPUs out, as its records tell; None: none is held."""
-    return _api_of(records[0]) if records else None
+def held_api(
+    records: Sequence[ClaimRecord], given: Collection[DeviceAllocation]
+) -> AllocationApi | None:
+    """By which API the node gave GPUs out, as its records tell, else what the kubelet has *given*:
+    pods have that by the device-plugin API, whoever served it. None: nothing is held."""
+    if records:
+        return _api_of(records[0])
+    return AllocationApi.DEVICE_PLUGIN if given else None
 
 
 def _api_of(record: ClaimRecord) -> AllocationApi:

@@ -14,6 +14,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import (
     ApiChoice,
@@ -228,9 +229,12 @@ def test_who_holds_something_is_told_by_api_and_once() -> None:
 
 
 def test_what_is_held_tells_by_which_api_it_was_given_out() -> None:
-    assert held_api([]) is None
-    assert held_api([record("a")]) is DRA
-    assert held_api([allocated_record("GPU-1")]) is DEVICE_PLUGIN
+    assert held_api([], []) is None
+    assert held_api([record("a")], []) is DRA
+    assert held_api([allocated_record("GPU-1")], []) is DEVICE_PLUGIN
+    given = [DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId("GPU-1"),))]
+    assert held_api([], given) is DEVICE_PLUGIN
+    assert held_api([record("a")], given) is DRA, "pods that have ended are among those with them"
 
 
 def test_a_resource_is_ours_by_the_names_that_are_configured() -> None:

@@ -1,5 +1,6 @@
 """The whole plugin as a process that serves the device-plugin API, before a fake kubelet."""
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +57,13 @@ def bind(server: ApiServer, container: Container, phase: str = "Running") -> dic
     )
 
 
+def told(server: ApiServer) -> str:
+    """What the Node says of the API."""
+    (node,) = server.objects("nodes")
+    conditions = node["status"].get("conditions") or ()
+    return str([each["message"] for each in conditions if each["type"] == "GPUsAllocatedBy"])
+
+
 def test_a_pod_from_its_admission_to_its_end(
     server: ApiServer,
     kubelet: FakeKubelet,
@@ -107,3 +115,30 @@ def test_killed_and_started_again_it_gives_pods_what_they_had(
     names = {device.name for device in container.answer.cdi_devices}
     eventually(lambda: names == load_registry([home / "cdi"]).devices.keys(), "the files are back")
     manager.pre_start(container)
+
+
+def test_on_a_new_node_nothing_is_given_out_by_dra_that_pods_have_of_another_device_plugin(
+    server: ApiServer,
+    kubelet: FakeKubelet,
+    manager: FakeDeviceManager,
+    plugin: Callable[..., Process],
+    start: Callable[..., Process],
+    home: Path,
+) -> None:
+    """Or of this one, where its files are lost."""
+    process = plugin()
+    manager.wait_for_allocatable(GPU, 8)
+    container = manager.allocate(GPU, 2)
+    bind(server, container)
+    process.kill()
+    process.wait(SECONDS)
+    shutil.rmtree(home / "kubelet/plugins/gpu.nvidia.com")
+
+    start(reconcile_interval="0.3")
+
+    eventually(lambda: "waits for pod ml/train" in told(server), "the pod to be named")
+    assert not server.objects("resourceslices")
+
+    bind(server, container, "Succeeded")
+    manager.free(container)
+    assert server.wait(lambda: bool(server.objects("resourceslices")))

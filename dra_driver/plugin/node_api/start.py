@@ -7,6 +7,7 @@ from typing import Final
 
 from api.names import GPUS_ALLOCATED_BY
 from dra_driver.base import inotify
+from dra_driver.base.errors import NodeError
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
@@ -14,11 +15,12 @@ from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
-from dra_driver.model.records import ClaimRecord
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import held_allocations
 from dra_driver.plan.node_api import (
     ApiState,
     KubeletVersion,
@@ -46,7 +48,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     """What was served before is known when this returns; else it will be soon."""
     settings = parts.settings
     chooser = ApiChooser(parts.node_api, _inputs(parts), ServedApiFile(settings.served_api))
-    chooser.begin(held_api(parts.ledger.records()))
+    chooser.begin(held_api(parts.ledger.records(), _given_by_kubelet(settings)))
     changes = DirectoryChanges(inotify.NAMES)
 
     def look() -> float:
@@ -61,6 +63,15 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     _tell_pods(parts, stack)
     loop.start()
     stack.callback(_stop, loop, changes)
+
+
+def _given_by_kubelet(settings: PluginSettings) -> frozenset[DeviceAllocation]:
+    """What pods have of our resources, by whatever device plugin; of some that have ended, too."""
+    try:
+        containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
+    except NodeError:  # who needs to know what containers have tells of it
+        return frozenset()
+    return held_allocations(containers or (), None, _names(settings))
 
 
 def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
