@@ -20,7 +20,7 @@ from dra_driver.base.errors import (
     NodeError,
     TimedOut,
 )
-from dra_driver.base.threads import in_parallel
+from dra_driver.base.threads import after_call, in_parallel
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
@@ -123,7 +123,7 @@ class Preparer:
                 if not gone():
                     return False
                 self._take_back(record or ClaimRecord(ref, ()))
-        self._changed(record)
+        after_call(partial(self._changed, record))
         return True
 
     def recover(self) -> None:
@@ -214,7 +214,7 @@ class Preparer:
         try:
             return self._prepare_when_free(claim, deadline, hand_over)
         finally:  # a claim that could not be taken back after an error is begun
-            self._changed(self._ledger.known(claim.ref.uid))
+            after_call(partial(self._changed, self._ledger.known(claim.ref.uid)))
 
     def _prepare_when_free(
         self, claim: Claim, deadline: Deadline, hand_over: Deadline
