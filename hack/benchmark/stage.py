@@ -16,6 +16,7 @@ from hack.benchmark.claims import Claims, namespace
 from hack.benchmark.errors import BenchError
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
+from tests.e2e.device_plugin import has_dra
 from tests.e2e.driver import DRIVER, NAMESPACE, Driver
 from tests.e2e.kube import PATHS, Kube, wait
 
@@ -116,7 +117,8 @@ def stage(version: str, progress: Progress) -> Iterator[Stage]:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-bench-"))
         driver = Driver(cluster, kube, Path(directory))
         new_stage = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
-        stack.callback(new_stage.delete_slices)
+        if has_dra(cluster):
+            stack.callback(new_stage.delete_slices)
         stack.callback(driver.stop_all)
         yield new_stage
 
@@ -157,9 +159,8 @@ def _rendered(cluster: Cluster, progress: Progress) -> list[Document]:
         "--no-hooks",
         "--kube-version",
         cluster.version,
-        "--api-versions",
-        "resource.k8s.io/v1",
     ]
+    command += ["--api-versions", "resource.k8s.io/v1"] if has_dra(cluster) else []
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if answer.returncode != 0:
         raise BenchError(f"helm cannot render the chart: {answer.stderr.strip()}")
