@@ -194,12 +194,6 @@ def _users(record: ClaimRecord) -> Iterator[str]:
         yield f"a container with {record.allocation.resource} ({', '.join(record.allocation.ids)})"
 
 
-def is_ours(resource: str, names: ResourceNames) -> bool:
-    """Whether pods that ask for *resource* mean this driver."""
-    is_partition = bool(names.mig_prefix) and resource.startswith(names.mig_prefix)
-    return bool(resource) and (resource in (names.gpu, names.shared) or is_partition)
-
-
 def other_device_plugin(
     sockets: Sequence[str], resources: Sequence[str], foreign: Mapping[ResourceName, DeviceId]
 ) -> str:
@@ -297,4 +291,4 @@ def pods_without_devices(
 
 def _asks_for_ours(pod: NodePod, names: ResourceNames) -> frozenset[str]:
     asked = (each for container in pod.spec.containers for each in container.asks_for)
-    return frozenset(each for each in asked if is_ours(each, names))
+    return frozenset(each for each in asked if names.include(each))

@@ -25,7 +25,6 @@ from dra_driver.plan.node_api import (
     choose_api,
     held_api,
     holder_names,
-    is_ours,
     kubelet_version,
     other_device_plugin,
     pods_without_devices,
@@ -235,14 +234,6 @@ def test_what_is_held_tells_by_which_api_it_was_given_out() -> None:
     given = [DeviceAllocation(ResourceName("nvidia.com/gpu"), (DeviceId("GPU-1"),))]
     assert held_api([], given) is DEVICE_PLUGIN
     assert held_api([record("a")], given) is DRA, "pods that have ended are among those with them"
-
-
-def test_a_resource_is_ours_by_the_names_that_are_configured() -> None:
-    names = ResourceNames()
-    ours = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb")
-    assert all(is_ours(resource, names) for resource in ours)
-    assert not is_ours("cpu", names)
-    assert not any(is_ours(resource, ResourceNames("", "", "")) for resource in (*ours, ""))
 
 
 def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() -> None:

@@ -44,6 +44,11 @@ class ResourceNames:
     shared: str = "nvidia.com/gpu.shared"  # replicas that the profile renames
     mig_prefix: str = "nvidia.com/mig-"  # with the name of a MIG profile: its instances
 
+    def include(self, resource: str) -> bool:
+        """Whether pods that ask for *resource* mean this driver."""
+        is_partition = bool(self.mig_prefix) and resource.startswith(self.mig_prefix)
+        return bool(resource) and (resource in (self.gpu, self.shared) or is_partition)
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceOffer:

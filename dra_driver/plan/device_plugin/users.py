@@ -205,7 +205,7 @@ def held_allocations(
     return frozenset(
         allocation_of(each)
         for each in containers
-        if is_ours(each.resource, names)
+        if names.include(each.resource)
         and all(map(_is_own_id, each.ids))  # not what another device plugin gave
         and (pods is None or _lives(each.pod, pods))
     )
@@ -222,7 +222,7 @@ def foreign_devices(
     foreign = (
         (resource, next((id_ for id_ in ids if not _is_own_id(id_)), None))
         for resource, ids in registered.items()
-        if is_ours(resource, names)
+        if names.include(resource)
     )
     return {resource: id_ for resource, id_ in foreign if id_ is not None}
 
@@ -230,12 +230,6 @@ def foreign_devices(
 def _is_own_id(id_: DeviceId) -> bool:
     """Whether this driver may have listed it, on this node as it was once."""
     return id_.startswith(_OWN_IDS)
-
-
-def is_ours(resource: ResourceName, names: ResourceNames) -> bool:
-    """Whether this node may ever have listed *resource*."""
-    prefix = names.mig_prefix
-    return resource in {names.gpu, names.shared} or bool(prefix and resource.startswith(prefix))
 
 
 def with_leftovers(
@@ -247,7 +241,7 @@ def with_leftovers(
     leftovers = (
         Resource(ResourceName(name), ())
         for name, quantity in sorted(allocatable.items())
-        if quantity != "0" and name not in known and is_ours(ResourceName(name), names)
+        if quantity != "0" and name not in known and names.include(name)
     )
     return (*listed, *leftovers)
 
@@ -261,7 +255,7 @@ def left_behind(status: NodeStatus | None, names: ResourceNames) -> frozenset[Re
     capacity = {
         ResourceName(name)
         for name, quantity in status.capacity.items()
-        if quantity != "0" and is_ours(ResourceName(name), names)
+        if quantity != "0" and names.include(name)
     }
     is_listed = any(status.allocatable.get(name, "0") != "0" for name in capacity)
     return None if is_listed else frozenset(capacity)

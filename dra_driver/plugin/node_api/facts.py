@@ -19,7 +19,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import foreign_devices
-from dra_driver.plan.node_api import KubeletVersion, holder_names, is_ours, kubelet_version
+from dra_driver.plan.node_api import KubeletVersion, holder_names, kubelet_version
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ClusterFactsReader:
         allocatable = sorted(
             name
             for name, quantity in status.allocatable.items()
-            if is_ours(name, self._names) and quantity != "0"
+            if self._names.include(name) and quantity != "0"
         )
         kubelet = kubelet_version(status.kubelet_version)
         return ClusterFacts(dra_served, kubelet, device_class, tuple(allocatable))

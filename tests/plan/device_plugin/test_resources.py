@@ -403,5 +403,13 @@ def test_every_device_is_in_one_list_and_what_is_listed_can_be_allocated(
                 assert sick and uuid_of(device.id) != B
 
 
+def test_ours_is_what_a_node_may_have_listed_under_some_profile():
+    ours = ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb.shared"]
+
+    assert all(map(ResourceNames().include, ours))
+    assert not any(map(ResourceNames().include, ["nvidia.com/pgpu", "cpu", ""]))
+    assert not any(map(ResourceNames("", "", "").include, [*ours, ""]))
+
+
 def test_the_example_of_a_uuid_is_true():
     assert doctest.testmod(resources_module).failed == 0

@@ -27,7 +27,6 @@ from dra_driver.plan.device_plugin.users import (
     Use,
     as_recorded,
     held_allocations,
-    is_ours,
     listed_containers,
     names_files_of,
     needs_pod,
@@ -181,14 +180,6 @@ def test_what_living_pods_have_and_nothing_is_recorded_of_is_to_be_prepared_agai
         allocation("2"),
         allocation("3"),
     )
-
-
-def test_ours_is_what_a_node_may_have_listed_under_some_profile():
-    ours = ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb.shared"]
-
-    assert all(is_ours(ResourceName(each), NAMES) for each in ours)
-    assert not is_ours(ResourceName("nvidia.com/pgpu"), NAMES)
-    assert not is_ours(ResourceName("nvidia.com/mig-1g.10gb"), ResourceNames(mig_prefix=""))
 
 
 def test_what_a_pod_had_that_has_ended_is_held_no_more():
