@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.k8s.pods import NodePod
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -26,7 +27,9 @@ from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
     Use,
     as_recorded,
+    foreign_devices,
     held_allocations,
+    left_behind,
     listed_containers,
     names_files_of,
     needs_pod,
@@ -180,6 +183,37 @@ def test_what_living_pods_have_and_nothing_is_recorded_of_is_to_be_prepared_agai
         allocation("2"),
         allocation("3"),
     )
+
+
+def test_a_device_of_ours_that_is_called_otherwise_is_of_another_device_plugin():
+    registered = {
+        GPU: (DeviceId("GPU-1::0"), DeviceId("vendor-0"), DeviceId("vendor-1")),
+        ResourceName("nvidia.com/mig-1g.10gb"): (DeviceId("MIG-1"),),
+        ResourceName("example.com/nic"): (DeviceId("nic-0"),),
+    }
+    assert foreign_devices(registered, NAMES) == {GPU: "vendor-0"}
+
+
+@pytest.mark.parametrize(
+    ("status", "remembered"),
+    [
+        pytest.param(None, None, id="the Node was not read yet"),
+        pytest.param(NodeStatus(), frozenset(), id="the kubelet knows nothing of ours"),
+        pytest.param(
+            NodeStatus(capacity={GPU: "2", "example.com/nic": "1"}, allocatable={GPU: "0"}),
+            {GPU},
+            id="who listed it has ended",
+        ),
+        pytest.param(
+            NodeStatus(capacity={GPU: "2"}, allocatable={GPU: "1"}), None, id="somebody lists it"
+        ),
+        pytest.param(
+            NodeStatus(capacity={GPU: "0"}, allocatable={GPU: "0"}), frozenset(), id="long ago"
+        ),
+    ],
+)
+def test_what_the_kubelet_remembers_is_what_the_node_has_and_gives_to_nobody(status, remembered):
+    assert left_behind(status, NAMES) == remembered
 
 
 def test_what_a_pod_had_that_has_ended_is_held_no_more():
