@@ -44,6 +44,7 @@ class DeviceList:
         self._listed: dict[DeviceId, ListedDevice] = {}
         self._unhealthy_since: dict[DeviceId, float] = {}
         self._leaving: dict[DeviceId, float] = {}  # until when they stay
+        self._frozen = False
         self._encoded = b""
         self._problem = ""
 
@@ -52,6 +53,11 @@ class DeviceList:
         with self._lock:
             self._offered = {device.id: device for device in devices}
             self._update()
+
+    def freeze(self, frozen: bool) -> None:
+        """While *frozen*, the list changes only with what is offered: no device leaves it."""
+        with self._lock:
+            self._frozen = frozen
 
     @contextmanager
     def allocating(self, ids: Sequence[DeviceId]) -> Iterator[None]:
@@ -72,14 +78,14 @@ class DeviceList:
     def encoded(self) -> bytes:
         """The list as the kubelet reads it. Empty: no devices."""
         with self._lock:
-            if self._leaving:
+            if self._leaving and not self._frozen:
                 self._update()
             return self._encoded
 
     def seconds_to_change(self) -> float | None:
         """When the next device leaves the list, if no offer comes before; None: never."""
         with self._lock:
-            if not self._leaving:
+            if self._frozen or not self._leaving:
                 return None
             return max(0.1, min(self._leaving.values()) - self._clock())
 

@@ -85,6 +85,10 @@ class ResourceEndpoint:
         self._service.devices.offer(resource.devices if resource else ())
         self._streams.changed()
 
+    def freeze(self, frozen: bool) -> None:
+        """As ``DeviceList.freeze``."""
+        self._service.devices.freeze(frozen)
+
     @property
     def is_over(self) -> bool:
         """Whether it is not offered any longer, and the kubelet knows."""

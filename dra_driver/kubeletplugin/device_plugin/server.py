@@ -92,6 +92,13 @@ class DevicePluginServer:
                 endpoint.offer(offered.get(name))
         self._changes.set()
 
+    def freeze(self, frozen: bool) -> None:
+        """While *frozen*, no device leaves a list by itself: the kubelet would take the list that
+        comes last for that of another device plugin, which has our resource now."""
+        with self._changed:
+            for endpoint in self._endpoints.values():
+                endpoint.freeze(frozen)
+
     def end(self, leftovers: Collection[ResourceName]) -> None:
         """Offer nothing any more. The kubelet learns that also of *leftovers*, which an earlier
         process listed."""

@@ -39,6 +39,8 @@ class ListServer(Protocol):
 
     def withdraw(self) -> None: ...
 
+    def freeze(self, frozen: bool) -> None: ...
+
     def end(self, leftovers: Collection[ResourceName]) -> None: ...
 
     @property
@@ -101,7 +103,9 @@ class DeviceListing:
         self._beside_other = bool(self._api.choice.other_plugin)
         if not self._beside_other:
             self._refused.clear()
-        if not (self._beside_other and self._offered) or self._refused.is_set():
+        may_change = not (self._beside_other and self._offered) or self._refused.is_set()
+        self._server.freeze(not may_change)
+        if may_change:
             listed = self._listed(state)
             self._server.offer(listed)
             self._offered = frozenset(resource.name for resource in listed)

@@ -99,6 +99,18 @@ def test_a_device_that_was_unhealthy_for_long_leaves_at_once(
     assert listed(gpus) == {"a": "Unhealthy"}
 
 
+def test_of_a_frozen_list_no_device_leaves(gpus: DeviceList, clock: Clock) -> None:
+    gpus.offer(devices("a", "b"))
+    gpus.offer(devices("a"))
+    gpus.freeze(True)
+    clock.now += LEAVING
+    assert listed(gpus) == {"a": "Healthy", "b": "Unhealthy"}
+    assert gpus.seconds_to_change() is None
+
+    gpus.freeze(False)
+    assert listed(gpus) == {"a": "Healthy"}
+
+
 def test_a_device_that_comes_back_in_time_is_healthy_again(gpus: DeviceList, clock: Clock) -> None:
     gpus.offer(devices("a"))
     gpus.offer([])

@@ -140,3 +140,20 @@ def test_the_largest_list_arrives(short: Path, kubelet: FakeDeviceManager) -> No
     ids = [f"{number:046}" for number in range(50_000)]
     with serving(short, resource(*ids, sick=ids)):
         kubelet.wait_until(lambda: kubelet.capacity(GPU) == 50_000, "the list")
+
+
+def test_a_device_that_was_leaving_when_another_plugin_registered_takes_nothing_away_from_it(
+    short: Path, kubelet: FakeDeviceManager
+) -> None:
+    with serving(short, resource("a", "b"), leaving_seconds=1.0) as server:
+        kubelet.wait_for_allocatable(GPU, 2)
+        server.offer([resource("a")])
+        kubelet.wait_for_allocatable(GPU, 1)
+        server.freeze(True)
+        count = len(kubelet.lists)
+        time.sleep(1.5)
+        assert len(kubelet.lists) == count
+
+        server.freeze(False)
+        server.offer([resource("a", sick=["a"])])
+        eventually(lambda: kubelet.lists[-1].ids == ("a",), "the list goes on")

@@ -27,6 +27,7 @@ class FakeServer:
         self.offered: dict[str, dict[str, bool]] = {}  # by resource and id, whether it is healthy
         self.ended: frozenset[str] | None = None  # resources of an earlier process
         self.kubelet_knows = True
+        self.frozen = False
 
     def offer(self, resources):
         if self not in FakeServer.listing:
@@ -36,6 +37,9 @@ class FakeServer:
             resource.name: {device.id: device.healthy for device in resource.devices}
             for resource in resources
         }
+
+    def freeze(self, frozen):
+        self.frozen = frozen
 
     def end(self, leftovers):
         self.ended = frozenset(leftovers)
@@ -133,12 +137,14 @@ def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_ane
     world.choice.set(BESIDE_ANOTHER)
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
+    assert process.server.frozen, "the kubelet would take a new list for that of the other one"
 
     world.choice.set(ON)
     assert process.listing.step() == pytest.approx(0.1)
     assert FakeServer.listing == [], "the kubelet dials only who registers"
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
+    assert not process.server.frozen
 
 
 def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothing_more_is_offered(
@@ -155,6 +161,7 @@ def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothin
         world.allocate(replica(0))
     process.listing.step()
     assert process.server.offered == {"nvidia.com/gpu": {replica(0): False, replica(1): True}}
+    assert not process.server.frozen
 
     world.choice.set(ON)
     process.listing.step()
