@@ -75,6 +75,7 @@ class UnreadableProfileFile:
     """A file whose documents cannot be read."""
 
     why: str  # "/etc/profiles/a.yaml: while parsing ..."
+    stem: str  # what it is called: "a"
     text: str  # what is there instead, as far as it is text
 
 
@@ -149,6 +150,10 @@ def _files(path: Path) -> list[tuple[str, Path]]:
     return [(str(path / name), directory / name) for name in names if (directory / name).is_file()]
 
 
+def _stem_of_path(shown: str) -> str:
+    return profile_stem(shown.rpartition("/")[2])
+
+
 def _stat(file: Path) -> tuple[object, ...]:
     return file, *signature_of(file.stat())
 
@@ -161,13 +166,14 @@ def _contents(files: list[tuple[str, Path]]) -> ProfileFileContents:
         try:
             documents += _documents(shown, content)
         except ValueError as e:
-            unreadable.append(UnreadableProfileFile(f"{shown}: {e}", _text(content)))
+            stem = _stem_of_path(shown)
+            unreadable.append(UnreadableProfileFile(f"{shown}: {e}", stem, _text(content)))
     return ProfileFileContents(tuple(documents), tuple(unreadable))
 
 
 def _documents(shown: str, content: bytes) -> list[ProfileDocument]:
     """The documents of one file, all or none of them."""
-    called = profile_stem(shown.rpartition("/")[2])
+    called = _stem_of_path(shown)
     documents = [each for each in load_documents(content) if each is not None]
     text = _text(content)
     if len(documents) < 2:

@@ -107,7 +107,7 @@ def _layouts_by_name(contents: ProfileFileContents) -> _Layouts:
         try:
             layouts = _read(document)
         except SettingsError as e:
-            unreadable.append(UnreadableProfileFile(str(e), document.text))
+            unreadable.append(UnreadableProfileFile(str(e), document.stem, document.text))
             continue
         for name, layout in layouts.items():
             by_name[name] = (*by_name.get(name, ()), (document.where, layout))

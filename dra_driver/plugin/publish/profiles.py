@@ -11,6 +11,7 @@ governs no partitions are created for claims.
 import functools
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from dra_driver.node.state.profile_files import (
     ProfileDocument,
     ProfileFileContents,
     ProfileFiles,
+    UnreadableProfileFile,
     profile_stem,
 )
 from dra_driver.plan.mig.manager.layouts import (
@@ -72,7 +74,7 @@ class ProfileCatalog:
         """The profile called *name*, the same object as long as no file changes.
 
         SettingsError: there is none, there are two, or everything that is wrong with it. A bundled
-        one stands in for none of these.
+        one stands in for none of these, nor for one that an unreadable file seems to have.
         """
         by_name, unreadable = self._look()
         # NVIDIA's config manager takes the whole name of a file.
@@ -84,12 +86,16 @@ class ProfileCatalog:
             if isinstance(profile, str):
                 raise SettingsError(f"profile {name!r}: {where}: {profile}")
             return profile
-        if unreadable:
+        bundled = bundled_profiles().get(name)
+        candidates = [
+            file.why for file in unreadable if bundled is None or _seems_to_have(file, name)
+        ]
+        if candidates:
             raise SettingsError(
-                f"profile {name!r} is in no file that can be read: {'; '.join(unreadable)}"
+                f"profile {name!r} is in no file that can be read: {'; '.join(candidates)}"
             )
-        if name in bundled_profiles():
-            return bundled_profiles()[name]
+        if bundled is not None:
+            return bundled
         place = f"in {self._path}" if self._path else "and no --profiles to look for it"
         names = ", ".join(sorted({*by_name, *bundled_profiles()}))
         raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
@@ -108,8 +114,8 @@ class ProfileCatalog:
         by_name, _ = self._look()
         return tuple(sorted(by_name))
 
-    def _look(self) -> tuple[Mapping[str, _Profiles], tuple[str, ...]]:
-        """The profiles in the files now, and what is wrong with files as such."""
+    def _look(self) -> tuple[Mapping[str, _Profiles], tuple[UnreadableProfileFile, ...]]:
+        """The profiles in the files now, and the files in which none can be told."""
         if self._files is None:
             return {}, ()
         contents = self._files.read()
@@ -117,7 +123,7 @@ class ProfileCatalog:
             if contents is not self._contents:
                 self._by_name = _by_name(contents)
                 self._contents = contents
-            return self._by_name, tuple(file.why for file in contents.unreadable)
+            return self._by_name, contents.unreadable
 
 
 @functools.cache
@@ -137,6 +143,12 @@ def _by_name(contents: ProfileFileContents) -> dict[str, _Profiles]:
         name = profile_name(document.content, document.stem)
         by_name[name] = (*by_name.get(name, ()), (document.where, _read(document, name)))
     return by_name
+
+
+def _seems_to_have(file: UnreadableProfileFile, name: str) -> bool:
+    """Whether the profile is called as the file is, or as a ``name`` in its text."""
+    named = rf"\bname[\"']?\s*:\s*[\"']?{re.escape(name)}(?![\w.-])"
+    return file.stem == name or re.search(named, file.text) is not None
 
 
 def _read(document: ProfileDocument, name: str) -> Profile | str:

@@ -123,11 +123,38 @@ def test_a_file_that_cannot_be_read_might_have_been_the_one(tmp_path):
     profiles = ProfileCatalog(tmp_path)
 
     assert number(profiles.named("a")) == 2
-    for name in ("default", "c"):
-        problem = refused(profiles, name)
-        assert problem.startswith(
-            f"profile {name!r} is in no file that can be read: {tmp_path}/b: "
-        )
+    problem = refused(profiles, "c")
+    assert problem.startswith(f"profile 'c' is in no file that can be read: {tmp_path}/b: ")
+
+
+@pytest.mark.parametrize("name", ["default", "exclusive", "mig"])
+@pytest.mark.parametrize(
+    "text", ["spec: [", "{renameByDefault: default, mig: [", "name: default-2\n["]
+)
+def test_a_file_that_cannot_be_read_refuses_no_bundled_profile(tmp_path, name, text):
+    (tmp_path / "broken.yaml").write_text(text)
+
+    assert ProfileCatalog(tmp_path).named(name) is bundled_profiles()[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("default", "spec: ["),
+        ("default.yaml", "spec: ["),
+        ("all", "metadata: {name: default}\nspec: ["),
+        ("all.yaml", '{"metadata": {"name": "default"}, "spec": ['),
+    ],
+)
+def test_a_bundled_profile_does_not_stand_in_for_a_file_that_seems_to_have_it(tmp_path, file, text):
+    (tmp_path / file).write_text(text)
+    (tmp_path / "other.yaml").write_text("spec: {")
+
+    problem = refused(ProfileCatalog(tmp_path), "default")
+
+    start = f"profile 'default' is in no file that can be read: {tmp_path}/{file}: "
+    assert problem.startswith(start)
+    assert "other.yaml" not in problem
 
 
 def test_a_change_counts_at_once_and_without_one_it_is_the_same_object(tmp_path):
