@@ -149,6 +149,7 @@ class ApiFeatures:
     device_taints: bool = True  # KEP-5055; without it a taint is dropped silently
     counters: bool = True  # devices that take of counters in another slice (KEP-4815, since 1.35)
     device_plugin: bool = False  # no slices: the kubelet has a list of devices
+    gpus: int = 1  # whose devices are together in that list
 
 
 DEVICE_PLUGIN_FEATURES = ApiFeatures(capacity=False, counters=False, device_plugin=True)

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from dra_driver.kubeletplugin.device_plugin.resources import (
     MAX_LIST_BYTES,
@@ -34,6 +35,8 @@ from dra_driver.model.records import DeviceAllocation
 
 _SHARED: Final = ".shared"  # as NVIDIA's device plugin calls what it renames
 _PLACE: Final = "::"
+MOST_LISTED: Final = 50_000
+"""Replicas of one GPU or instance: more do not fit into a message, with no other beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ def _within_message(
     resource: ResourceName, devices: DevicesById, held: Collection[DeviceId]
 ) -> tuple[DevicesById, tuple[str, ...]]:
     """*devices* without the GPUs for which there is no room in one message of the kubelet's, and a
-    line for each of these. They are those with the most devices."""
+    line that names these. They are those with the most devices."""
     if _bytes({*devices, *held}) <= MAX_LIST_BYTES:
         return devices, ()
     by_gpu: dict[Gpu, list[DeviceId]] = defaultdict(list)
@@ -178,18 +181,30 @@ def _within_message(
         by_gpu[device.gpu].append(id_)
     room = MAX_LIST_BYTES - _bytes(held)
     listed: dict[DeviceId, Device] = {id_: devices[id_] for id_ in held if id_ in devices}
-    problems = []
-    most = MAX_LIST_BYTES // (len({uuid_of(id_) for id_ in devices}) * max(map(_entry, devices)))
+    unlisted = []
     for gpu, ids in sorted(by_gpu.items(), key=lambda item: (len(item[1]), item[0].minor)):
         room -= _bytes(ids)
         if room >= 0:
             listed |= {id_: devices[id_] for id_ in ids}
             continue
-        problems.append(
-            f"{gpu.name} is not listed: with its {len(ids)} devices, the list of {resource} would "
-            f"be longer than the 4 MiB that the kubelet takes; lower replicas to {most} at most"
-        )
-    return listed, tuple(problems)
+        unlisted.append(gpu)
+    names = ", ".join(gpu.name for gpu in sorted(unlisted, key=lambda gpu: gpu.minor))
+    most = MAX_LIST_BYTES // (len({uuid_of(id_) for id_ in devices}) * max(map(_entry, devices)))
+    problem = (
+        f"{names}: the list of {resource} would be longer than the 4 MiB that the kubelet takes; "
+        f"lower replicas to {most} at most"
+    )
+    return listed, (problem,)
+
+
+def most_replicas(units: int) -> int:
+    """The most replicas of each of *units*, GPUs or instances, that fit into one message.
+
+    >>> most_replicas(8)
+    7281
+    """
+    longest = _entry(DeviceId(f"GPU-{UUID(int=0)}{_PLACE}{MOST_LISTED - 1}"))
+    return min(MOST_LISTED, MAX_LIST_BYTES // (units * longest))
 
 
 def _bytes(ids: Iterable[DeviceId]) -> int:

@@ -85,13 +85,14 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     with GPUs, whose devices have taints then; they are withdrawn where taints are not kept.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
+    gpu_features = replace(features, gpus=len(inventory.gpus)) if inventory.gpus else features
     held, claimed = dict(held_shapes(holdings)), ours | created_partitions(holdings)
     gpu_offers = [
         _of_gpu(
             gpu,
             rules[gpu.uuid],
             _where(profile, rules[gpu.uuid]),
-            features,
+            gpu_features,
             mps,
             held.get(gpu.uuid, ()),
             frozenset(key for key in claimed if key[0] == gpu.uuid),

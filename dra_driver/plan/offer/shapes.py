@@ -20,6 +20,7 @@ from dra_driver.model.offer import (
     Shape,
 )
 from dra_driver.model.profiles import AllocationPolicy, Profile, Rules, SharingStrategy
+from dra_driver.plan.device_plugin.resources import MOST_LISTED, most_replicas
 from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 # Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta,
@@ -108,7 +109,6 @@ def policy_warnings(profile: Profile, features: ApiFeatures) -> Iterator[str]:
 
 _MIB = 1024 * 1024
 _MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
-_MOST_LISTED = 50_000  # devices that the kubelet takes in one message of a device plugin
 
 
 def shape_of(gpu: Gpu, rules: Rules, features: ApiFeatures) -> tuple[Shape, str]:
@@ -119,7 +119,7 @@ def shape_of(gpu: Gpu, rules: Rules, features: ApiFeatures) -> tuple[Shape, str]
         return EXCLUSIVE, problem
     total = gpu.memory_bytes
     if not features.capacity:
-        return _replica(total, rules, features, _MOST_REPLICAS)
+        return _replica(total, rules, features)
     if total is None:
         return EXCLUSIVE, "NVML does not report its memory, so no part of it can be given out"
     return _sliceable(total, rules.shares or max_mps_clients(gpu), rules)
@@ -148,8 +148,7 @@ def shape_of_partitions(
             "where partitions are created for claims"
         )
     if not features.capacity:
-        most = _MOST_REPLICAS // profile.most
-        return _replica(profile.memory_bytes, partition_rules, features, most)
+        return _replica(profile.memory_bytes, partition_rules, features, profile.most)
     shares = partition_rules.shares or most
     # ``shares`` is said of GPUs: a small partition has fewer, or its last claims would be refused.
     by_mps = min(shares, most) if SharingStrategy.MPS in partition_rules.strategies else shares
@@ -157,18 +156,21 @@ def shape_of_partitions(
 
 
 def _replica(
-    total: int | None, rules: Rules, features: ApiFeatures, most: int
+    total: int | None, rules: Rules, features: ApiFeatures, units: int = 1
 ) -> tuple[Shape, str]:
-    """The first of its replicas; *most*: where each is a device in a slice."""
+    """The first of its replicas. *units*: such as this one that a GPU can have."""
     if rules.replicas == 1:
         return EXCLUSIVE, ""
+    most = advised = _MOST_REPLICAS // units
     why = "the API server keeps no consumable capacity"
     if features.device_plugin:
-        most, why = _MOST_LISTED, "the kubelet knows nothing else"
+        # What fits with all others is known when everything is listed; the advice has to work.
+        most, advised = MOST_LISTED, most_replicas(features.gpus * units)
+        why = "the kubelet knows nothing else"
     if rules.replicas > most:
         return EXCLUSIVE, (
             f"{rules.replicas} replicas would be as many devices, because {why}; lower replicas to "
-            f"{most} at most"
+            f"{advised} at most"
         )
     part = None if total is None else total // rules.replicas // _MIB * _MIB
     return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""

@@ -47,6 +47,10 @@ def listed(offer, *held, names=NAMES):
     }
 
 
+def problems_of(offer):
+    return resources(offer, NAMES, ()).problems
+
+
 def record_of(allocation, offer):
     """What is recorded of an allocation that was made while *offer* held."""
     return plan_claim(allocation_claim(allocation, offer, NAMES, POOL), offer, (), POOL).record
@@ -340,13 +344,50 @@ def test_gpus_for_which_a_message_has_no_room_are_named_with_the_mend():
     (resource,) = offered.resources
     assert {uuid_of(device.id) for device in resource.devices} == {A, B}
     assert offered.problems == (
-        "gpu-2 is not listed: with its 25000 devices, the list of nvidia.com/gpu would be longer "
-        "than the 4 MiB that the kubelet takes; lower replicas to 19418 at most",
+        "gpu-2: the list of nvidia.com/gpu would be longer than the 4 MiB that the kubelet takes; "
+        "lower replicas to 19418 at most",
     )
     assert message_bytes(resource) <= MAX_LIST_BYTES
     mended = resources(offer_of(gpu(0), gpu(1), gpu(2), replicas=19_418, limited=False), NAMES, ())
     assert mended.problems == ()
     assert message_bytes(mended.resources[0]) <= MAX_LIST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("number", "replicas"), [(1, 50_000), (1, 50_001), (2, 50_000), (8, 2_000_000_000)]
+)
+def test_the_advice_on_too_many_replicas_works_at_once(number, replicas):
+    gpus = [gpu(minor) for minor in range(number)]
+    offer = offer_of(*gpus, replicas=replicas, limited=False)
+
+    reasons = [change.reason for change in offer.pending]
+    advice = {text.split("lower replicas to ")[1] for text in (*reasons, *problems_of(offer))}
+
+    if (number, replicas) == (1, 50_000):
+        assert advice == set()
+        return
+    (most,) = {int(text.removesuffix(" at most")) for text in advice}
+    mended = offer_of(*gpus, replicas=most, limited=False)
+    assert len(mended.devices) == number * most
+    assert (mended.pending, problems_of(mended)) == ((), ())
+
+
+def test_the_advice_on_too_many_replicas_of_instances_works_at_once():
+    boards = [made(("1g.5gb", 4), ("1g.5gb", 5), minor=minor) for minor in range(8)]
+
+    def divided(replicas):
+        return offer_of(*boards, limited=False, mig=MigRules(replicas=(("*", replicas),)))
+
+    (advice,) = {change.reason.split("lower replicas to ")[1] for change in divided(10**6).pending}
+    mended = divided(int(advice.removesuffix(" at most")))
+    assert (mended.pending, problems_of(mended)) == ((), ())
+
+
+def test_gpus_without_room_are_named_in_one_line():
+    (problem,) = problems_of(offer_of(*map(gpu, range(8)), replicas=20_000, limited=False))
+
+    assert problem.startswith("gpu-2, gpu-3, gpu-4, gpu-5, gpu-6, gpu-7: the list of ")
+    assert problem.endswith("lower replicas to 7281 at most")
 
 
 def test_what_is_held_of_a_gpu_without_room_stays_in_the_list():

@@ -120,7 +120,7 @@ def test_the_kubelets_list_takes_more_but_not_any_number():
     assert len(shapes(hundred)) == 2 * 100 + 1
     (change,) = too_many.pending
     assert change.reason.endswith(
-        "because the kubelet knows nothing else; lower replicas to 50000 at most"
+        "because the kubelet knows nothing else; lower replicas to 8322 at most"
     )
 
 
