@@ -633,6 +633,17 @@ def profile(tmp_path):
     return words
 
 
+def test_what_the_kubelet_is_not_told_is_a_warning_unless_the_node_serves_dra(world, profile):
+    unlisted = "[warn] GPUs as offered: by the device-plugin API, part is not listed: gpu-0, gpu-1"
+    words = (*profile(fractions="Never"), "--extended-resource-name", "")
+    chosen = ServedApiFile(world.home / "state/api.json")
+
+    assert lines(world.ask(*words), unlisted)  # where nobody has chosen, the profile allows both
+    for api, is_told in ((AllocationApi.DRA, False), (AllocationApi.DEVICE_PLUGIN, True)):
+        chosen.write(ServedApi(api))
+        assert bool(lines(world.ask(*words), unlisted)) is is_told
+
+
 def test_the_label_of_the_node_chooses_the_profile(world, server, tmp_path):
     where = profiles(tmp_path / "profiles", mine=[{"fractions": "Never"}])
     labels = {"gpu.nvidia.com/profile": "mine"}

@@ -92,6 +92,23 @@ def test_a_pod_from_its_admission_to_its_end(
     ]
 
 
+def test_what_the_kubelet_is_not_told_is_said_with_the_profile_in_force(
+    server: ApiServer, kubelet: FakeKubelet, plugin: Callable[..., Process]
+) -> None:
+    plugin(extended_resource_name="", revision_namespace="gpus")
+
+    def said() -> list[str]:
+        conditions = server.objects("nodes")[0].get("status", {}).get("conditions") or ()
+        return [each["message"] for each in conditions if each["type"] == "GPUsConfigured"]
+
+    names = ", ".join(f"gpu-{minor}" for minor in range(8))
+    expected = (
+        f"profile by-name of the files: in force; not listed for the kubelet: {names}: "
+        "nobody can ask for it, because --extended-resource-name is empty"
+    )
+    assert server.wait(lambda: said() == [expected])
+
+
 def test_killed_and_started_again_it_gives_pods_what_they_had(
     server: ApiServer,
     kubelet: FakeKubelet,

@@ -67,7 +67,8 @@ def api_findings(choice: ApiChoice) -> Iterator[Finding]:
         yield ok(API, text)
 
 
-def _names(settings: DoctorSettings) -> ResourceNames:
+def resource_names(settings: DoctorSettings) -> ResourceNames:
+    """What pods ask for by the device-plugin API."""
     return ResourceNames(
         settings.extended_resource_name,
         settings.shared_extended_resource_name,
@@ -76,7 +77,7 @@ def _names(settings: DoctorSettings) -> ResourceNames:
 
 
 def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi) -> NodeApiFacts:
-    names = _names(settings)
+    names = resource_names(settings)
     reader = ClusterFactsReader(
         cluster.resources, NodeLabels(cluster.server, cluster.node), names, settings.driver_name
     )
@@ -111,7 +112,7 @@ def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Fi
     try:
         pods = PodReader(cluster.server).on_node(settings.node_name)
         if served.api is AllocationApi.DRA:
-            without, mend = pods_without_gpus(pods, _names(settings)), POD_MEND
+            without, mend = pods_without_gpus(pods, resource_names(settings)), POD_MEND
         else:
             without, mend = _without_devices(settings, pods), DEVICE_MEND
     except (Forbidden, NodeError) as e:
@@ -132,4 +133,4 @@ def _without_devices(settings: DoctorSettings, pods: tuple[NodePod, ...]) -> tup
             f"the kubelet has not written to {settings.device_plugin_dir} yet who has devices"
         )
     records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
-    return pods_without_devices(pods, containers, records.values(), _names(settings))
+    return pods_without_devices(pods, containers, records.values(), resource_names(settings))

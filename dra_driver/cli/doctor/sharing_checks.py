@@ -8,6 +8,7 @@ from typing import Any
 
 from api.names import GPUS_CONFIGURED
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
+from dra_driver.cli.doctor.api_checks import resource_names
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.node_labels import Labels
@@ -30,6 +31,7 @@ from dra_driver.node.inventory.unavailable import describe_pci_gpu
 from dra_driver.node.memory.support import MemoryLimitSupport
 from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plan.device_plugin.resources import resources
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.plugin.publish.profiles import ProfileCatalog
@@ -135,13 +137,29 @@ class CheckedProfile:
     @functools.cached_property
     def offered(self) -> Offer:
         """What is offered while no claim is held."""
+        return self._offer(self._keeps())
+
+    @functools.cached_property
+    def unlisted(self) -> tuple[str, ...]:
+        """What the kubelet is not told, and why, unless the node gives its GPUs out by DRA."""
+        if self._api is AllocationApi.DRA:
+            return ()
+        offer = self._offer(DEVICE_PLUGIN_FEATURES)
+        return resources(offer, resource_names(self.settings), ()).problems
+
+    @functools.cached_property
+    def _api(self) -> AllocationApi:
+        """What the plugin has chosen; where none did yet, what the profile says."""
+        served = ServedApiFile(self.settings.served_api).inspect()
+        return served.api if served else self.profile.api
+
+    def _offer(self, features: ApiFeatures) -> Offer:
         mps = bool(self.settings.mps_socket)
-        return build_offer(self.inventory, self.profile, self._keeps(), {}, mps=mps)
+        return build_offer(self.inventory, self.profile, features, {}, mps=mps)
 
     def _keeps(self) -> ApiFeatures:
         cluster = self.cluster
-        served = ServedApiFile(self.settings.served_api).inspect()
-        if served is not None and served.api is AllocationApi.DEVICE_PLUGIN:
+        if self._api is AllocationApi.DEVICE_PLUGIN:
             return DEVICE_PLUGIN_FEATURES
         if cluster is None:
             return ApiFeatures()
@@ -182,6 +200,8 @@ def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
     for warning in checked.offered.warnings:
         yield warn(PROFILE, warning, "nothing, where that is what you want")
     yield from offer_findings(checked.offered, checked.inventory)
+    for problem in checked.unlisted:  # it says what to do
+        yield warn(OFFERED_GPUS, f"by the device-plugin API, part is not listed: {problem}", "")
 
 
 def check_memory_limits(

@@ -20,6 +20,7 @@ from dra_driver.plugin.device_plugin.allocations import AllocationDependencies, 
 from dra_driver.plugin.device_plugin.listing import DeviceListing
 from dra_driver.plugin.device_plugin.pods import AllocatedPods, NodePods
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
+from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.parts import PluginParts
 
 _DIRECTORY: Final = "device-plugin"  # of the lease
@@ -28,11 +29,7 @@ _DIRECTORY: Final = "device-plugin"  # of the lease
 def start(parts: PluginParts, stack: ExitStack) -> None:
     """The kubelet is told of devices once GPUs are published, and what containers have is there."""
     settings = parts.settings
-    names = ResourceNames(
-        settings.extended_resource_name,
-        settings.shared_extended_resource_name,
-        settings.mig_extended_resource_prefix,
-    )
+    names = resource_names(settings)
     pods = AllocatedPods(
         KubeletCheckpoint(settings.device_plugin_dir).containers,
         PodResourcesClient(settings.kubelet_dir).pods,

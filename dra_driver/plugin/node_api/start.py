@@ -71,7 +71,7 @@ def _given_by_kubelet(settings: PluginSettings) -> frozenset[DeviceAllocation]:
         containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
     except NodeError:  # who needs to know what containers have tells of it
         return frozenset()
-    return held_allocations(containers or (), None, _names(settings))
+    return held_allocations(containers or (), None, resource_names(settings))
 
 
 def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
@@ -99,7 +99,7 @@ def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
         KubeletCheckpoint(settings.device_plugin_dir).containers,
         parts.ledger.records,
     )
-    pods = PodsWithoutGpus(parts.node_api, _names(settings), sources, parts.events)
+    pods = PodsWithoutGpus(parts.node_api, resource_names(settings), sources, parts.events)
     loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LONGEST_SECONDS)
     parts.node_api.listeners.append(loop.soon)
     parts.after_publishing.append(loop.start)
@@ -132,7 +132,7 @@ def _look_on_changes(
 
 def _inputs(parts: PluginParts) -> ChoiceInputs:
     settings, profile = parts.settings, parts.profile
-    names = _names(settings)
+    names = resource_names(settings)
     ledger_directory = settings.ledger_dir / boot_id(settings.host_root)
     holders = Holders(
         parts.ledger.records,
@@ -158,7 +158,8 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
     )
 
 
-def _names(settings: PluginSettings) -> ResourceNames:
+def resource_names(settings: PluginSettings) -> ResourceNames:
+    """What pods ask for by the device-plugin API."""
     return ResourceNames(
         settings.extended_resource_name,
         settings.shared_extended_resource_name,

@@ -4,16 +4,21 @@ from collections.abc import Collection
 
 from dra_driver.base.errors import Unreachable
 from dra_driver.model.node_profiles import NodeReport
+from dra_driver.model.offer import Offer
+from dra_driver.plan.device_plugin.resources import ResourceNames, resources
 from dra_driver.plugin.publish.profiles import ActiveProfileState
 
 
 def node_report(
-    state: ActiveProfileState, scanned_at: float, pending_gpus: Collection[str]
+    state: ActiveProfileState,
+    scanned_at: float,
+    pending_gpus: Collection[str],
+    unlisted: Collection[str] = (),
 ) -> NodeReport | None:
     """What is to be reported; None: what was reported before, until more is known.
 
     *scanned_at*: when the scan began whose offer counts, with *pending_gpus*. A profile is in force
-    once it is in an offer.
+    once it is in an offer. *unlisted*: what of that the kubelet is not told, and why.
     """
     if state.selected is None or isinstance(state.problem, Unreachable):
         return None  # an outage is no refusal, which would stop a rollout
@@ -30,4 +35,19 @@ def node_report(
         of_files=not profile.revision,
         pending=len(pending_gpus),
         pending_gpus=tuple(pending_gpus),
+        unlisted="; ".join(unlisted),
     )
+
+
+class UnlistedDevices:
+    """What of an offer the kubelet is not told by the device-plugin API, and why; found once for
+    each offer."""
+
+    def __init__(self, names: ResourceNames) -> None:
+        self._names = names
+        self._last: tuple[Offer, tuple[str, ...]] | None = None
+
+    def problems(self, offer: Offer) -> tuple[str, ...]:
+        if self._last is None or self._last[0] is not offer:
+            self._last = (offer, resources(offer, self._names, ()).problems)
+        return self._last[1]

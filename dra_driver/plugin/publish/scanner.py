@@ -90,6 +90,11 @@ class DeviceScanner:
         return None
 
     @property
+    def offer(self) -> Offer | None:
+        """What was offered last; the same object as long as nothing of it changes."""
+        return self._last
+
+    @property
     def pending(self) -> bool:
         """Whether a GPU changes its shape as soon as no claim holds it any more."""
         return bool(self._last and self._last.pending)

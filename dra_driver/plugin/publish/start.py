@@ -28,9 +28,10 @@ from dra_driver.plan.node_api import ApiState
 from dra_driver.plan.node_conditions import NodeCondition
 from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plugin.node_api.current import NodeApi
+from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
-from dra_driver.plugin.publish.condition import node_report
+from dra_driver.plugin.publish.condition import UnlistedDevices, node_report
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
 from dra_driver.plugin.publish.scanner import DeviceScanner
@@ -146,13 +147,20 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
     if not parts.settings.revision_namespace:
         return
 
+    unlisted = UnlistedDevices(resource_names(parts.settings))
+
+    def not_listed() -> tuple[str, ...]:
+        by_device_plugin = parts.node_api.serving is AllocationApi.DEVICE_PLUGIN
+        offer = scanner.offer if by_device_plugin else None
+        return unlisted.problems(offer) if offer else ()
+
     def report() -> NodeCondition | None:
         scanned_at = scanner.scanned_at  # first: what is read next is not older
         state, gpus = parts.profile.state, dict.fromkeys(scanner.pending_gpus)
         if layouts := parts.pending_layouts:
             every = parts.node.inventory().gpus
             gpus |= dict.fromkeys(gpu.name for gpu in every if gpu.uuid in layouts)
-        reported = node_report(state, scanned_at, gpus)
+        reported = node_report(state, scanned_at, gpus, not_listed())
         return report_condition(reported) if reported else None
 
     condition = ConditionWriter(parts.api, parts.labels, GPUS_CONFIGURED, report, parts.is_newest)

@@ -68,6 +68,24 @@ def node(*conditions, **metadata):
             id="pending without names",
         ),
         pytest.param(
+            NodeReport("inference", REVISION, unlisted="gpu-2: there is no room"),
+            "True",
+            "GPUsNotListed",
+            f"NodeProfile inference, revision {REVISION}: in force; not listed for the kubelet: "
+            "gpu-2: there is no room",
+            id="not listed",
+        ),
+        pytest.param(
+            NodeReport(
+                "inference", REVISION, pending=1, pending_gpus=("gpu-0",), unlisted="gpu-2: full"
+            ),
+            "True",
+            "GPUsPending",
+            f"NodeProfile inference, revision {REVISION}: 1 GPU changes when no claim holds it: "
+            "gpu-0; not listed for the kubelet: gpu-2: full",
+            id="pending and not listed",
+        ),
+        pytest.param(
             NodeReport("inference", REVISION, refusal="no GPU is an H100"),
             "False",
             "ProfileRefused",
@@ -103,15 +121,19 @@ def test_a_report_becomes_a_condition_that_says_it(report, status, reason, messa
     of_files=st.booleans(),
     gpus=GPUS,
     more=st.integers(0, 10_000),
+    unlisted=st.text(max_size=2000),
     refusal=st.text(max_size=2000),
 )
-def test_what_is_read_back_is_what_was_reported(profile, revision, of_files, gpus, more, refusal):
+def test_what_is_read_back_is_what_was_reported(
+    profile, revision, of_files, gpus, more, unlisted, refusal
+):
     report = NodeReport(
         profile,
         "" if of_files else revision,
         of_files,
         pending=0 if refusal else len(gpus) + more,
         pending_gpus=() if refusal else tuple(gpus),
+        unlisted="" if refusal else unlisted,
         refusal=refusal,
     )
 
@@ -123,6 +145,8 @@ def test_what_is_read_back_is_what_was_reported(profile, revision, of_files, gpu
     assert (profile, report.revision, of_files) == (read.profile, read.revision, read.of_files)
     assert report.pending == read.pending
     assert tuple(gpus)[: len(read.pending_gpus)] == read.pending_gpus or refusal
+    assert report.unlisted.startswith(read.unlisted.removesuffix("…"))
+    assert bool(report.unlisted) == bool(read.unlisted)
     assert refusal.startswith(read.refusal.removesuffix("…"))
     assert bool(refusal) == bool(read.refusal)
 

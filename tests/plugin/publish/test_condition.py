@@ -8,12 +8,16 @@ import pytest
 
 from dra_driver.base.errors import NodeError, NotFound, SettingsError, Unreachable
 from dra_driver.model.node_profiles import NodeReport
+from dra_driver.model.offer import Offer
 from dra_driver.model.profiles import Profile
+from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plan.profiles.selection import SelectedProfile
 from dra_driver.plugin.node_condition import ConditionWriter
-from dra_driver.plugin.publish.condition import node_report
+from dra_driver.plugin.publish.condition import UnlistedDevices, node_report
 from dra_driver.plugin.publish.profiles import ActiveProfileState
+from tests.builders import gpu
+from tests.plan.device_plugin.offers import offer_of
 from tests.plugin.publish.node_profiles import NODE, ChoosingNode
 from tests.plugin.publish.test_scanner import Scene
 
@@ -253,6 +257,21 @@ def test_what_cannot_be_used_is_reported_with_the_reason_whatever_stays_in_force
 
     report = node_report(state, -math.inf, ())
     assert report == NodeReport("inference", "inference-1", refusal=str(problem))
+
+
+def test_what_the_kubelet_is_not_told_is_reported_and_found_once_for_each_offer():
+    state = ActiveProfileState(PROFILE, SELECTED, since=10.0)
+    offer, nameless = offer_of(gpu(0)), UnlistedDevices(ResourceNames(gpu=""))
+
+    problems = nameless.problems(offer)
+
+    assert nameless.problems(offer) is problems
+    assert nameless.problems(Offer()) == ()
+    report = node_report(state, 11.0, (), problems)
+    assert report is not None
+    assert report.unlisted == (
+        "gpu-0: nobody can ask for it, because --extended-resource-name is empty"
+    )
 
 
 def test_an_outage_is_no_refusal():
