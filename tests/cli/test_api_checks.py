@@ -117,11 +117,15 @@ def test_an_outage_leaves_what_is_known(scene, server):
     assert "by DRA: the API server does not say what it serves" in message
 
 
-def test_each_state_of_a_choice_is_one_finding_besides_another_plugin():
+def test_each_state_of_a_choice_is_one_finding_and_another_plugin_leaves_none_in_order():
     choice = ApiChoice(DRA, True, DRA, "why")
     assert [finding.level for finding in api_findings(choice)] == [Level.OK]
     other = replace(choice, other_plugin="another device plugin is here", offering=False)
-    assert [finding.level for finding in api_findings(other)] == [Level.FAIL, Level.OK]
+    [finding] = api_findings(other)
+    assert finding.level is Level.FAIL
+    assert "remove the other device plugin from this node" in finding.remedy
+    waiting = replace(other, wanted=DEVICE_PLUGIN)
+    assert [finding.level for finding in api_findings(waiting)] == [Level.FAIL, Level.WARN]
 
 
 def pods_of(scene):

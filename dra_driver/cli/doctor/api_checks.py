@@ -58,12 +58,16 @@ def api_findings(choice: ApiChoice) -> Iterator[Finding]:
     """What there is to say of what the node serves."""
     text = f"GPUs are given out by {choice.serving}: {choice_text(choice, _ROOM)}"
     if choice.other_plugin:
-        yield fail(API, f"nothing is offered: {choice.other_plugin}", "as it says")
+        yield fail(
+            API,
+            f"nothing is offered: {choice.other_plugin}",
+            "remove the other device plugin from this node; this driver needs no restart then",
+        )
     if choice.wanted not in (None, choice.serving):
         yield warn(API, text, "to have it change now, drain the node, and allow pods again then")
     elif choice.problem:
         yield warn(API, f"GPUs are given out by {choice.serving}: {choice.problem}", "as it says")
-    else:
+    elif not choice.other_plugin:
         yield ok(API, text)
 
 
