@@ -307,8 +307,7 @@ class Allocations:
                 if pod.uid not in uids:
                     return (
                         f"{_text(allocation)}: pod {pod.name} still uses "
-                        f"{', '.join(record.allocation.ids if record.allocation else ())}; this "
-                        "container waits for its end"
+                        f"{_shared_text(allocation, record)}; this container waits for its end"
                     )
         return ""
 
@@ -341,7 +340,9 @@ class Allocations:
         for pod in pods:
             if pod.namespace:
                 regarding = PodRef(pod.namespace, pod.pod.name, pod.pod.uid)
-                message = f"{allocation.resource}: {error.public}"
+                message = error.public
+                if not message.startswith(allocation.resource):
+                    message = f"{allocation.resource}: {message}"
                 self._parts.events.emit(Event(regarding, _NOT_READY, allocation.resource, message))
 
     def preferred(
@@ -377,3 +378,12 @@ def _allocation(resource: ResourceName, ids: Sequence[DeviceId]) -> DeviceAlloca
 
 def _text(allocation: DeviceAllocation) -> str:
     return f"{allocation.resource} {', '.join(allocation.ids)}"
+
+
+def _shared_text(allocation: DeviceAllocation, record: ClaimRecord) -> str:
+    """The devices of *allocation* that are of *record*, too, after ``_text`` has named all."""
+    recorded = record.allocation.ids if record.allocation else ()
+    shared = [id_ for id_ in allocation.ids if id_ in recorded]
+    if len(shared) < len(allocation.ids):
+        return ", ".join(shared)
+    return "it" if len(shared) == 1 else "them"

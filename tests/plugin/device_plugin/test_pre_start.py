@@ -142,6 +142,21 @@ def test_a_container_waits_until_the_last_user_of_its_device_has_ended(world):
     assert limits(world) == {"uid-second": FIRST_REPLICA_BYTES}
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"), [([0, 1], "them"), ([1, 2], replica(1))], ids=["all", "a part"]
+)
+def test_the_devices_that_another_pod_goes_on_to_use_are_named_once(impatient, asked, words):
+    world = impatient
+    world.admit("first", replica(0), replica(1))
+    world.run("first", replica(0), replica(1))
+    world.containers.clear()
+    devices = [replica(place) for place in asked]
+    world.admit("second", *devices)
+
+    with pytest.raises(ClaimInUse, match=f"pod first still uses {words}; this container"):
+        world.allocations.pre_start(GPU, devices)
+
+
 def test_a_container_whose_device_another_pod_goes_on_to_use_is_refused_and_told_why(impatient):
     world = impatient
     world.admit("first", replica(0), replica(1))
@@ -149,12 +164,14 @@ def test_a_container_whose_device_another_pod_goes_on_to_use_is_refused_and_told
     world.containers.clear()  # the kubelet lost its checkpoint
     world.admit("second", replica(1))
 
-    with pytest.raises(ClaimInUse, match=r"pod first still uses GPU-.*::0, GPU-.*::1; this cont"):
+    with pytest.raises(ClaimInUse, match=r"pod first still uses it; this cont"):
         world.allocations.pre_start(GPU, [replica(1)])
 
     assert world.pods_of(replica(1)) == []
     assert world.told() == [("second", world.events[0].message)]
-    assert "pod first still uses" in world.events[0].message
+    assert world.events[0].message == (
+        f"{GPU} {replica(1)}: pod first still uses it; this container waits for its end"
+    )
     assert world.pods_of(replica(0), replica(1)) == ["first"]
 
 
