@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 _LONGEST_SHOWN = 80
 _LONGEST_NAME = 64  # of a field that is looked for among those that there are
+_MOST_PLACES = 3  # where a field may belong
 _WORDS = {
     True: ("true", "on and yes, too"),
     False: ("false", "off and no, too"),
@@ -127,20 +129,36 @@ def show_name(name: str) -> str:
 
 def suggestion(name: Any, model: type[BaseModel]) -> str:
     """What to write instead of a field that there is not, anywhere in *model*."""
-    known = _fields(model)
+    known = _places(model)
     if name in known:
-        return "it belongs elsewhere"
+        return f"it belongs elsewhere: {' or '.join(known[name][:_MOST_PLACES])}"
     word = str(name)
     near = difflib.get_close_matches(word, known, n=1) if len(word) <= _LONGEST_NAME else ()
     return f"did you mean {near[0]}?" if near else "remove it"
 
 
 @cache
-def _fields(model: type[BaseModel]) -> tuple[str, ...]:
-    """The names of all fields in *model*. Making a schema costs milliseconds."""
+def _places(model: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
+    """The names of all fields in *model*, with their paths. Making a schema costs milliseconds."""
     schema = model.model_json_schema()
-    parts = (schema, *schema.get("$defs", {}).values())
-    return tuple(sorted({field for part in parts for field in part.get("properties", {})}))
+    places: dict[str, dict[str, None]] = defaultdict(dict)
+    for name, path in _schema_fields(schema, schema.get("$defs", {}), ""):
+        places[name][path] = None
+    return {name: tuple(places[name]) for name in sorted(places)}
+
+
+def _schema_fields(schema: Any, parts: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The fields of *schema*, which is at *path*, with their paths."""
+    if reference := schema.get("$ref"):
+        schema = parts[reference.rpartition("/")[2]]
+    fields = schema.get("properties", {})
+    yield from ((name, field_path(path, name)) for name in fields)
+    for name, inner in fields.items():
+        yield from _schema_fields(inner, parts, field_path(path, name))
+    if "items" in schema:
+        yield from _schema_fields(schema["items"], parts, f"{path}[]")
+    for inner in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _schema_fields(inner, parts, path)
 
 
 def _short(text: str) -> str:

@@ -118,6 +118,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_path():
         flags={
             "migStrategy": "some",
             "renameByDefault": True,
+            "deviceListStrategy": "envvar",
             "plugin": {"deviceListStrategy": ["cdi"]},
             "gfd": {"sleepInterval": True},
         },
@@ -133,11 +134,14 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_path():
 
     assert sorted(messages) == [
         "config: unknown field; remove it",
+        "flags.deviceListStrategy: unknown field; it belongs elsewhere: "
+        "flags.plugin.deviceListStrategy",
         "flags.gfd.sleepInterval: True should be a duration, like 60s",
         "flags.migStrategy: 'some' should be 'none', 'single' or 'mixed'",
         "flags.plugin.deviceListStrategy[0]: 'cdi' should be 'envvar', 'volume-mounts', "
         "'cdi-annotations' or 'cdi-cri'",
-        "flags.renameByDefault: unknown field; it belongs elsewhere",
+        "flags.renameByDefault: unknown field; it belongs elsewhere: "
+        "sharing.timeSlicing.renameByDefault or sharing.mps.renameByDefault",
         "health.criticalXIDs: 'most' should be all, or a list of numbers",
         "health.ignoredXIDs[0]: '13' should be a valid integer",
         "imex.channelIDs[0]: 1 should be 0",
