@@ -24,7 +24,7 @@ def longest(texts: Sequence[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 
 
 def format_gib(size: int) -> str:
@@ -33,6 +33,15 @@ def format_gib(size: int) -> str:
     '79.6 GiB'
     """
     return f"{size / GIB:.1f} GiB"
+
+
+def format_memory(size: int) -> str:
+    """In MiB where it is less than a GiB.
+
+    >>> format_memory(81559 * 1024**2), format_memory(3 * 1024**2)
+    ('79.6 GiB', '3 MiB')
+    """
+    return format_gib(size) if size >= GIB else f"{size // MIB} MiB"
 
 
 _WIDTH = 100  # where it is not known

@@ -657,6 +657,12 @@ def test_gpus_of_one_resource_that_are_not_alike_have_lines_of_their_own(show):
     ]
 
 
+def test_less_than_a_gib_of_memory_is_shown_in_mib(show):
+    lines = show("--without", "dra", sim="h100x8", entries=[{"replicas": 100}]).out.splitlines()
+
+    assert re.split(" {3,}", lines[1])[3:5] == ["100 replicas", "815 MiB"]
+
+
 def test_a_sick_gpu_is_not_healthy_there(type_in, tmp_path):
     state = HealthState((Fault(GPU_0, Problem.XID, "79"),))
     HealthFile(tmp_path / "health.json", boot_id(Path("/"))).write(state)

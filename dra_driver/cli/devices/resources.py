@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 from dra_driver.cli.findings import abbreviated
-from dra_driver.cli.terminal import format_gib, format_table
+from dra_driver.cli.terminal import format_memory, format_table
 from dra_driver.kubeletplugin.device_plugin.resources import ListedDevice
 from dra_driver.model.offer import Device, Offer, Replica
 from dra_driver.plan.device_plugin.resources import ResourceNames, listed_devices, resources
@@ -59,7 +59,7 @@ class NodeResources:
 def _memory(device: Device) -> str:
     shape = device.shape
     size = shape.memory_bytes if isinstance(shape, Replica) else device.memory_bytes
-    return "?" if size is None else format_gib(size)
+    return "?" if size is None else format_memory(size)
 
 
 def _entry(device: ListedDevice) -> dict[str, Any]:
