@@ -83,6 +83,27 @@ def test_a_label_divides_the_gpus_and_another_one_divides_them_anew_and_no_pod_i
     wait_allocatable(driver, {SHARED: 80}, 70)
 
 
+def test_of_pods_that_come_while_the_label_changes_each_gets_a_share_or_is_told_why_not(
+    kube, driver, profile
+):
+    """The kubelet may have chosen a device just before it is offered no longer."""
+    names = []
+    for step, replicas in enumerate((4, 10, 4, 10)):
+        profile(f"slice-{replicas}", SLICES.format(replicas=replicas), CONFIG_LABEL)
+        for number in range(6):
+            names.append(f"comes-{step}-{number}")
+            kube.apply(pod(names[-1], 1, SHARED, "nvidia-smi -L"))
+
+    phases = {name: kube.wait_pod(name, "Succeeded", "Failed") for name in names}
+
+    refused = [name for name in names if phases[name] == "Failed"]
+    for name in refused:
+        assert "Allocate failed" in kube.get("Pod", name)["status"]["message"]
+    assert len(refused) < len(names) / 4, phases
+    assert {len(shown(kube, name)) for name in names if name not in refused} == {1}
+    wait_allocatable(driver, {SHARED: 80}, 70)
+
+
 @pytest.mark.timeout(600)
 def test_a_hundred_pods_created_at_once_on_eighty_replicas_all_run(kube, driver, profile):
     profile("ten", TEN_REPLICAS.format(strategy="timeSlicing"), CONFIG_LABEL)
