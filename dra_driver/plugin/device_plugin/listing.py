@@ -78,6 +78,7 @@ class DeviceListing:
         self._turn_seconds = turn_seconds
         self._seen: dict[str, str] = {}  # of what the Node said was allocatable
         self._turn = ExitStack()  # holds the lease while this process lists
+        self.listed = False  # the server has been told what to list
         self._listing = False
         self._offered: frozenset[ResourceName] = frozenset()  # what is listed
         self._beside_other = False  # another device plugin may have the kubelet's connection
@@ -108,6 +109,7 @@ class DeviceListing:
         if may_change:
             listed = self._listed(state)
             self._server.offer(listed)
+            self.listed = True
             self._offered = frozenset(resource.name for resource in listed)
         return _LOOK_SECONDS
 
@@ -139,7 +141,7 @@ class DeviceListing:
 
     def leave(self) -> None:
         """The server has ended: another process may list."""
-        self._listing = self._beside_other = False
+        self.listed = self._listing = self._beside_other = False
         self._offered = frozenset()
         self._turn.close()
 

@@ -64,7 +64,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     allocations.refused = listing.refused
     parts.allocations_known = lambda: reconciler.knows_all
-    parts.readiness["device-plugin"] = lambda: _not_listed(parts, server)
+    parts.readiness["device-plugin"] = lambda: _not_listed(parts, server, listing)
     parts.after_publishing.append(server.start)
     stack.callback(listing.leave)
     stack.callback(server.stop)
@@ -102,11 +102,14 @@ def _lease(parts: PluginParts) -> PluginLease:
     return PluginLease(directory, parts.settings.pod_uid or "this node", lambda: None)
 
 
-def _not_listed(parts: PluginParts, server: DevicePluginServer) -> str | None:
+def _not_listed(
+    parts: PluginParts, server: DevicePluginServer, listing: DeviceListing
+) -> str | None:
     """Why a pod could not get devices now."""
-    if parts.node_api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF:
+    is_off = parts.node_api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF
+    if is_off or not parts.is_newest():
         return None
-    return server.problem() if parts.is_newest() else None
+    return server.problem() if listing.listed else "no device is listed yet"
 
 
 def _start_loops(

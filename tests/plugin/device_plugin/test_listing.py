@@ -97,12 +97,13 @@ def process(world, tmp_path):
 def test_what_is_offered_is_listed_once_it_is_known_what_containers_have(world, process):
     world.reconciler.ready = False
     process.listing.step()
-    assert process.gpus == {}
+    assert (process.gpus, process.listing.listed) == ({}, False)
 
     world.reconciler.ready = True
     process.listing.step()
 
     assert process.gpus == {replica(0): True, replica(1): True}
+    assert process.listing.listed
 
 
 def test_a_node_that_gives_nothing_more_out_keeps_what_is_held_and_lists_the_rest_as_unhealthy(
