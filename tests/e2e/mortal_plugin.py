@@ -1,0 +1,65 @@
+"""The kubelet plugin, which is killed before one of the effects of an allocation.
+
+``python -m tests.e2e.mortal_plugin NUMBER ARMED RECORD kubelet-plugin ARGUMENTS``: once the file
+ARMED exists, each effect is written to RECORD, and before the one of that NUMBER, from 1, the
+process is killed.
+
+An effect is what Python says that it does (``sys.addaudithook``) to a record, to a file that
+containers or the container runtime read, or to the cgroup of a pod, and each turn to the MPS agent.
+What is written to a file under another name first has no effect before it is renamed.
+"""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from dra_driver.__main__ import main
+
+_CHANGES = {"os.rename", "os.remove"}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_WRITTEN = re.compile(r"/metadata/|/pod[^/]*/dmem\.max$")
+_CHANGED = re.compile(r"/state/claims/|-claim_|/metadata/")
+_AGENT = re.compile(r"agent\.sock$")
+
+
+class Effects:
+    """Counts what is done, and ends the process in time."""
+
+    def __init__(self, number: int, armed: Path, record: Path) -> None:
+        self._armed = armed
+        self._number = number
+        self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._count = 0
+        self._last = ""
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """A hook: told of each thing before it is done."""
+        effect = _effect(event, arguments)
+        if not effect or effect == self._last or not os.path.exists(self._armed):
+            return
+        self._last = effect
+        self._count += 1
+        os.write(self._record, f"{effect}\n".encode())
+        if self._count == self._number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _effect(event: str, arguments: tuple[Any, ...]) -> str:
+    if event == "socket.connect":
+        return _at(_AGENT, "call", arguments[1])
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
+        return _at(_WRITTEN, "write", arguments[0])
+    return _at(_CHANGED, event, arguments[0]) if event in _CHANGES else ""
+
+
+def _at(places: re.Pattern[str], action: str, place: Any) -> str:
+    path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else ""
+    return f"{action} {path}" if places.search(path) else ""
+
+
+if __name__ == "__main__":
+    sys.addaudithook(Effects(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main(sys.argv[4:]))

@@ -1,0 +1,132 @@
+"""The plugin is killed before each effect of an allocation, and the next one goes on."""
+
+import itertools
+import re
+import signal
+
+import pytest
+
+from hack.testbed.assets import minor
+from tests.e2e.device_plugin import (
+    GPU,
+    by_default,
+    described,
+    pod,
+    restarts,
+    running,
+    serving,
+    shown,
+    wait_allocatable,
+)
+from tests.e2e.driver import LIMITING
+from tests.e2e.kube import wait
+
+FIRST_WITH_NAMES = 29  # before, the first pod of a GPU may not wait for its MPS server
+# Each pod has a namespace of an MPS server, and a limit of its memory by NVIDIA's driver.
+UNDER_MPS = {"replicas": 4, "defaultStrategy": "MPS"}
+
+pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node(session_driver):
+    """Gives its GPUs out by the device-plugin API."""
+    with by_default(session_driver):
+        yield
+
+
+@pytest.fixture
+def mortal(driver, tmp_path):
+    """Starts a plugin: ``mortal(7)`` is killed before its seventh effect since it was armed."""
+    usual, places = driver.program, (tmp_path / "armed", tmp_path / "effects")
+
+    def start(number):
+        places[0].unlink(missing_ok=True)
+        driver.program = ("-m", "tests.e2e.mortal_plugin", str(number), *map(str, places))
+        driver.start(reconcile_interval="0.5")
+        return places
+
+    yield start
+    driver.program = usual
+
+
+@pytest.mark.timeout(600)
+def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others_are_left_alone(
+    cluster, kube, driver, profile, mortal
+):
+    takes_names = minor(cluster.version) >= FIRST_WITH_NAMES
+    with serving(driver, LIMITING):
+        profile("shared", described([UNDER_MPS if takes_names else {"replicas": 4}]))
+        wait_allocatable(driver, {GPU: 8})
+        kube.apply(pod("beside"))
+        running(kube, "beside")
+        before = traces(driver)
+        driver.stop()
+
+        effects = []
+        for number in itertools.count(1):
+            armed, record = mortal(number)
+            is_served(kube, f"pod-{number - 1}")
+            wait("what is left of it to go", lambda: traces(driver) == before, 70)
+            armed.touch()
+            if outlives(kube, driver, f"pod-{number}", cluster.node_name, before):
+                armed.unlink()
+                break
+            effects.append(record.read_text().splitlines()[-1])
+
+        assert restarts(kube, "beside") == 0
+        assert len(shown(kube, "beside")) == 1
+        for part in (
+            "rename .*/claims/",
+            "remove .*/claims/",
+            "rename .*/cdi/",
+            "remove .*/cdi/",
+            "dmem.max",
+        ):
+            assert any(re.search(part, effect) for effect in effects), effects
+
+
+def outlives(kube, driver, name, node, before):
+    """Whether the plugin lives until a pod has come and gone, and nothing is left of it."""
+    process = driver.processes[""]
+    kube.apply(pod(name, nodeName=node, terminationGracePeriodSeconds=1))
+
+    def over():
+        if kube.phase(name) == "Running":
+            kube.delete("Pod", name)
+        return process.poll() is not None or (
+            kube.phase(name) == "gone" and traces(driver) == before
+        )
+
+    try:
+        wait("the plugin to be killed, or to have nothing more to do", over, 20)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: {kube.explain(name)}\n{driver.log[-2500:]}") from e
+    if process.poll() is None:
+        return True
+    assert driver.processes.pop("").returncode == -signal.SIGKILL
+    return False
+
+
+def traces(driver):
+    """What there is of pods with devices; None: some of it goes just now."""
+    try:
+        return {str(claim["uid"]) for claim in driver.claims()}, driver.specs(), driver.limits()
+    except FileNotFoundError:
+        return None
+
+
+def is_served(kube, name):
+    """A pod with which the plugin was killed: it runs, or its Allocate failed and says so."""
+
+    def served():
+        kube.nudge(name)
+        document = kube.find("Pod", name)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return "gone"
+        return kube.phase(name) in ("Running", "Failed") and kube.phase(name)
+
+    if wait(f"{name} to be served", served, 60) == "Failed":
+        assert "Allocate failed" in kube.get("Pod", name)["status"]["message"]
+    kube.delete("Pod", name)
+    kube.wait_gone("Pod", name)
