@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import yaml
+from kubernetes.utils.quantity import parse_quantity
 
 from dra_driver.cli.claims.run import claims
 from dra_driver.cli.terminal import Terminal
@@ -290,7 +291,7 @@ class Driver:
         """What the Node says that pods can have of ours, less what it has none of."""
         node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
         return {
-            name: int(count)
+            name: int(parse_quantity(count))  # "54k"
             for name, count in node["status"]["allocatable"].items()
             if name.startswith("nvidia.com/") and count != "0"
         }

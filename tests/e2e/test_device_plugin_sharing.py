@@ -104,6 +104,19 @@ def test_of_pods_that_come_while_the_label_changes_each_gets_a_share_or_is_told_
     wait_allocatable(driver, {SHARED: 80}, 70)
 
 
+@pytest.mark.point(131)
+def test_of_more_replicas_than_the_kubelet_takes_those_of_some_gpus_are_given_out(
+    kube, driver, profile
+):
+    profile("too-many", SLICES.format(replicas=9000), CONFIG_LABEL)
+    wait("as many as it takes", lambda: driver.allocatable() == {SHARED: 6 * 9000}, 30)
+    assert "than the 4 MiB that the kubelet takes; lower replicas to 7" in driver.log
+
+    kube.apply(pod("one", 1, SHARED))
+    running(kube, "one")
+    assert len(shown(kube, "one")) == 1
+
+
 @pytest.mark.timeout(600)
 def test_a_hundred_pods_created_at_once_on_eighty_replicas_all_run(kube, driver, profile):
     profile("ten", TEN_REPLICAS.format(strategy="timeSlicing"), CONFIG_LABEL)
