@@ -59,6 +59,7 @@ class PluginParts:
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)
     on_fatal: Callable[[DriverError], None] = field(default=lambda error: None)  # set by ``run``
+    dra_is_awaited: Callable[[], bool] = field(default=lambda: False)  # by the kubelet; as above
 
     # What capabilities add to.
     claim_listeners: list[ClaimChanged] = field(default_factory=list)

@@ -80,6 +80,7 @@ def _serve_kubelet(parts: PluginParts, shutdown: Shutdown, stack: ExitStack) -> 
     dra = DraServing(parts, shutdown.on_fatal)
     stack.callback(dra.stop)
     dra.start()
+    parts.dra_is_awaited = dra.is_awaited
     _add_checks(parts, dra)
 
 

@@ -67,6 +67,10 @@ class FakeKubelet:
         """Why a registration failed, oldest first."""
         return self._watched.refusals
 
+    def look_seldom(self, seconds: float) -> None:
+        """Look for plugins once in so many seconds from now on. The real one: once a second."""
+        self._watched.poll_seconds = seconds
+
     def instances(self, driver: str) -> tuple[Instance, ...]:
         """The registered processes of *driver*, oldest first."""
         return self._watched.instances(driver)

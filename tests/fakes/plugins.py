@@ -72,7 +72,7 @@ class Plugins:
         self.refusals: list[str] = []  # why a registration failed, oldest first
         self._registry = registry
         self._minor = minor
-        self._poll_seconds = poll_seconds
+        self.poll_seconds = poll_seconds
         self._changed = threading.Condition()
         self._instances: dict[Path, Instance] = {}  # by registration socket, oldest first
         self._socket_ids: dict[Path, _SocketId] = {}
@@ -103,7 +103,7 @@ class Plugins:
                     raise KubeletError(
                         f"waited {seconds:g} s for {condition}; refused: {self.refusals}"
                     )
-                self._changed.wait(self._poll_seconds)
+                self._changed.wait(self.poll_seconds)
 
     def usable(self, driver: str | None) -> Instance:
         """Whom a call goes to: of those connected the one that registered last."""
@@ -117,7 +117,7 @@ class Plugins:
         return (connected or instances)[-1]
 
     def _reconcile(self) -> None:
-        while not self._stop.wait(self._poll_seconds):
+        while not self._stop.wait(self.poll_seconds):
             self._look_at_connections()
             sockets = dict(_sockets(self._registry))
             for path in [p for p in self._socket_ids if self._socket_ids[p] != sockets.get(p)]:

@@ -191,6 +191,19 @@ def test_a_node_goes_to_the_device_plugin_api_once_its_claims_have_ended_and_bac
     ]
 
 
+def test_no_slice_brings_pods_before_the_kubelet_has_accepted_the_plugin_of_a_node_that_goes_to_dra(
+    server: ApiServer, kubelet: FakeKubelet, node: Node
+) -> None:
+    choose(server, "plugin")
+    kubelet.wait_until_gone(DRIVER)
+    assert not offered(server)
+    kubelet.look_seldom(1.0)
+
+    choose(server, "dra")
+    assert server.wait(lambda: offered(server))
+    assert kubelet.instances(DRIVER)
+
+
 def test_a_claim_that_was_allocated_just_before_the_node_changes_takes_it_back(
     server: ApiServer, kubelet: FakeKubelet, node: Node
 ) -> None:

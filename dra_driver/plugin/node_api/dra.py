@@ -19,7 +19,7 @@ from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.parts import PluginParts
 
 _DRA = AllocationApi.DRA
-_REGISTRATION_SECONDS: Final = 5.0  # the kubelet looks for plugins once a second
+_REGISTRATION_SECONDS: Final = 5.0  # for which slices wait
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -68,6 +68,8 @@ class DraServing:
         self._plugin: KubeletPlugin | None = None
         self._health: HealthService | None = None
         self._stopped = False
+        self._was_away = False  # from the kubelet: the node gave GPUs out by the other API
+        self._patience = Deadline(0)
 
     def start(self) -> None:
         """Serve from now on while that is to be. DriverError: what is in the way."""
@@ -81,9 +83,17 @@ class DraServing:
         with self._lock:
             is_off = self._parts.node_api.state(_DRA) is ApiState.OFF
             if is_off or self._stopped:
+                self._was_away |= self._parts.node_api.serving is not None
                 self._end()
             elif self._plugin is None:
                 self._begin()
+
+    def is_awaited(self) -> bool:
+        """Whether slices would bring pods too early: the node has just gone to DRA, and the
+        kubelet, which looks for plugins once a second, would refuse them until it tries again."""
+        plugin = self._plugin
+        is_here = plugin is not None and (plugin.registered or self._patience.expired)
+        return self._was_away and not is_here
 
     def stop(self) -> None:
         """Be gone for the kubelet, for good."""
@@ -108,14 +118,13 @@ class DraServing:
         return None if plugin is None or plugin.registered else "the kubelet has not accepted us"
 
     def _follow(self) -> None:
-        """The first of those who are told. Slices come later: a pod that came for them before the
-        kubelet has accepted us would fail, and wait for its next try."""
+        """The first of those who are told: those who publish slices come later."""
+        self._patience = Deadline(_REGISTRATION_SECONDS)
         try:
             self.update()
         except DriverError as e:
             self._on_fatal(e)
-        deadline = Deadline(_REGISTRATION_SECONDS)
-        while self.registration_problem() and not deadline.expired:
+        while self.registration_problem() and not self._patience.expired:
             time.sleep(_LOOK_SECONDS)
 
     def _begin(self) -> None:

@@ -27,7 +27,6 @@ from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plan.node_conditions import NodeCondition
 from dra_driver.plan.profiles.report import report_condition
-from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
@@ -58,7 +57,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(
-        writer, parts.is_newest, parts.metrics, is_withdrawn=lambda: _is_withdrawn(parts.node_api)
+        writer, parts.is_newest, parts.metrics, is_withdrawn=lambda: _is_withdrawn(parts)
     )
     parts.slices_withdrawn = lambda: publisher.status().withdrawn
     scanner = _scanner(parts, publisher)
@@ -85,13 +84,13 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.publish = publish
 
 
-def _is_withdrawn(node_api: NodeApi) -> bool:
+def _is_withdrawn(parts: PluginParts) -> bool:
     """Whether no slices are published. Before that is known, those of an earlier process stay."""
-    return node_api.serving is not None and not _is_published(node_api)
+    return parts.node_api.serving is not None and not _is_published(parts)
 
 
-def _is_published(node_api: NodeApi) -> bool:
-    return node_api.state(AllocationApi.DRA) is ApiState.ON
+def _is_published(parts: PluginParts) -> bool:
+    return parts.node_api.state(AllocationApi.DRA) is ApiState.ON and not parts.dra_is_awaited()
 
 
 def _start_features(parts: PluginParts, stack: ExitStack) -> None:
@@ -120,7 +119,7 @@ def _start_features(parts: PluginParts, stack: ExitStack) -> None:
 def _scanner(parts: PluginParts, publisher: Publisher) -> DeviceScanner:
     """Tells everybody what changed, and hears of claims."""
     scanner = DeviceScanner(parts.offers, parts.settings.node_name, publisher.want, parts.metrics)
-    scanner.is_published = lambda: _is_published(parts.node_api)
+    scanner.is_published = lambda: _is_published(parts)
     scanner.report = lambda unavailable: parts.events.emit(_event(parts.labels, unavailable))
     scanner.offer_changed = parts.health_changed
     parts.claim_listeners.append(scanner.claim_changed)
