@@ -34,7 +34,12 @@ def test_the_commands_answer_in_the_plugins_container(installed, command, words)
         return words in answer.stdout
 
     # The plugin may find the API that the tests before have chosen, and be about to change it.
-    wait(f"{words!r} from {command}", says_so, CHANGE_SECONDS)
+    try:
+        wait(f"{words!r} from {command}", says_so, CHANGE_SECONDS)
+    except AssertionError as e:
+        raise AssertionError(
+            f"{e}: {installed.inside(PLUGIN, 'dra-driver', command).stdout}"
+        ) from e
 
 
 @contextlib.contextmanager
