@@ -1,6 +1,5 @@
 """Documents that people write: read strictly, every problem told with its field path."""
 
-import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,14 @@ Model = TypeVar("Model", bound=BaseModel)
 class StrictModel(BaseModel):
     """A part of a document. Fields are written in camelCase; unknown ones are errors."""
 
+    # Built when a document is read: of most kinds, most processes never read one.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=False,
+        defer_build=True,
     )
 
 
@@ -129,6 +134,8 @@ def show_name(name: str) -> str:
 
 def suggestion(name: Any, model: type[BaseModel]) -> str:
     """What to write instead of a field that there is not, anywhere in *model*."""
+    import difflib  # most documents are right
+
     known = _places(model)
     if name in known:
         return f"it belongs elsewhere: {' or '.join(known[name][:_MOST_PLACES])}"

@@ -84,12 +84,15 @@ def _kind_name(value: Any) -> str | None:
 
 
 class Codec(Generic[T]):
-    """Documents of these dataclasses. To be made once, at import: that takes milliseconds."""
+    """Documents of these dataclasses. To be made once, at import. It is built when it is first
+    used, which takes milliseconds."""
 
     def __init__(self, *kinds: type[T]) -> None:
         from pydantic import ConfigDict, TypeAdapter
 
-        strict = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
+        strict = ConfigDict(
+            strict=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True
+        )
         document = Annotated[Any, OneOf(*kinds, is_document=True)]
         self._adapter: Any = TypeAdapter(document, config=strict)
 
