@@ -28,6 +28,7 @@ RUNTIME = {
     "protobuf",
     "pydantic",
     "pyyaml",
+    "tenacity",
 }
 
 # The only hosts that our files name: nothing is fetched from an address that we wrote down.

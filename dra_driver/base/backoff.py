@@ -1,15 +1,20 @@
-"""What failed is not tried again at once: the wait is twice as long each time, up to a limit."""
+"""What failed is not tried again at once: the wait is twice as long each time, up to a limit.
+
+The one place that knows ``tenacity``.
+"""
 
 import random
 import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from dra_driver.base.deadlines import Deadline
+import tenacity
 
 Answer = TypeVar("Answer")
+
+_MAX_ATTEMPTS: Final = 3
 
 
 class Backoff:
@@ -20,19 +25,18 @@ class Backoff:
     ) -> None:
         """*randomized*: each wait is between half and all of what it would be, so that many
         processes that failed together do not come back together."""
-        self._first_seconds = first_seconds
-        self._last_seconds = last_seconds
+        self._wait = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)
         self._randomized = randomized
         self.reset()
 
     def reset(self) -> None:
         """An attempt succeeded: begin with the first wait again."""
-        self._seconds = self._first_seconds
+        self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
 
     def next_seconds(self) -> float:
         """How long to wait after one more failure."""
-        seconds = min(self._seconds, self._last_seconds)
-        self._seconds = 2 * seconds
+        seconds = self._wait(self._state)
+        self._state.attempt_number += 1
         return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
@@ -85,8 +89,8 @@ class Retrying:
         """*first_wait*: at most so many seconds before the second attempt, then twice that; no wait
         goes on once *stopping* is set.
         *asked_wait*: how long an error says to wait; None: it does not."""
-        self._first_wait = first_wait
-        self._stopping = stopping
+        self._random_wait = tenacity.wait_random_exponential(first_wait)
+        self._sleep = tenacity.sleep_using_event(stopping)
         self._asked_wait = asked_wait
 
     def call(
@@ -94,16 +98,29 @@ class Retrying:
     ) -> Answer:
         """What *attempt* answers. Attempts begin within *seconds*, and after errors that *again*
         accepts; the last error counts."""
-        deadline = Deadline(seconds)
-        for longest_wait in (self._first_wait, 2 * self._first_wait):
-            try:
-                return attempt()
-            except Exception as error:
-                if not again(error):
-                    raise
-                asked = self._asked_wait(error)
-                wait = random.uniform(0.0, longest_wait) if asked is None else asked
-                if wait >= deadline.remaining:
-                    raise
-            self._stopping.wait(wait)
-        return attempt()
+        begun = time.monotonic()
+        try:
+            return attempt()  # not by tenacity, whose setup costs as much as a request to the API
+        except Exception as error:
+            if not again(error):
+                raise
+            failed = [error]
+
+        def attempt_again() -> Answer:
+            if failed:
+                raise failed.pop()
+            return attempt()
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(again),
+            stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS)
+            | tenacity.stop_before_delay(begun + seconds - time.monotonic()),
+            wait=self._wait,
+            sleep=self._sleep,
+            reraise=True,
+        )(attempt_again)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        seconds = self._asked_wait(error) if error else None
+        return self._random_wait(state) if seconds is None else seconds

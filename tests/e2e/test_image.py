@@ -14,7 +14,7 @@ PROGRAMS = {contents.PYTHON, contents.PROGRAM, "usr/sbin/chroot"}
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, subprocess
 import api, cdi, dra_driver, google._upb._message, grpc, kubernetes.config, kubernetes.client.rest
-import prometheus_client, pydantic, pydantic_core, pynvml, urllib3, yaml, yaml._yaml
+import prometheus_client, pydantic, pydantic_core, pynvml, tenacity, urllib3, yaml, yaml._yaml
 for package in (api, cdi, dra_driver):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
