@@ -20,6 +20,7 @@ _NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}
 _ORIGINS = ("Debian packages", "locked wheels", "dra-driver")
 _ENVIRONMENT = (
     "PATH=/usr/local/bin:/usr/sbin:/usr/bin",
+    "MALLOC_ARENA_MAX=1",  # one heap of the C library for all threads: Python runs one at a time
     "PYTHONDONTWRITEBYTECODE=1",
     "PYTHONUNBUFFERED=1",
 )

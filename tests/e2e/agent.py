@@ -53,7 +53,7 @@ class Agent:
                 + [f"--{name}={value}" for name, value in arguments.items()],
                 stdout=log,
                 stderr=log,
-                env={"PATH": os.environ["PATH"]},
+                env={"PATH": os.environ["PATH"], "MALLOC_ARENA_MAX": "1"},  # as in the image
                 cwd=REPOSITORY,
             )
         wait("the MPS agent to answer", self._answers, 20)

@@ -155,7 +155,7 @@ class Driver:
                 + [f"--{name}={value}" for name, value in arguments.items()],
                 stdout=log,
                 stderr=log,
-                env={"PATH": os.environ["PATH"]},
+                env={"PATH": os.environ["PATH"], "MALLOC_ARENA_MAX": "1"},  # as in the image
                 cwd=Path(__file__).parents[2],
             )
         self.processes[pod_uid] = process
