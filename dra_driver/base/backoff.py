@@ -1,6 +1,6 @@
 """What failed is not tried again at once: the wait is twice as long each time, up to a limit.
 
-The one place that knows ``tenacity``.
+The one place that knows ``tenacity``, which is imported once something failed.
 """
 
 import random
@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import tenacity
+if TYPE_CHECKING:
+    import tenacity
 
 Answer = TypeVar("Answer")
 
@@ -25,18 +26,23 @@ class Backoff:
     ) -> None:
         """*randomized*: each wait is between half and all of what it would be, so that many
         processes that failed together do not come back together."""
-        self._wait = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)
+        self._waits = (first_seconds, last_seconds)
         self._randomized = randomized
         self.reset()
 
     def reset(self) -> None:
         """An attempt succeeded: begin with the first wait again."""
-        self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        self._attempt = 1
 
     def next_seconds(self) -> float:
         """How long to wait after one more failure."""
-        seconds = self._wait(self._state)
-        self._state.attempt_number += 1
+        import tenacity
+
+        first_seconds, last_seconds = self._waits
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        state.attempt_number = self._attempt
+        seconds = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)(state)
+        self._attempt += 1
         return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
@@ -89,8 +95,8 @@ class Retrying:
         """*first_wait*: at most so many seconds before the second attempt, then twice that; no wait
         goes on once *stopping* is set.
         *asked_wait*: how long an error says to wait; None: it does not."""
-        self._random_wait = tenacity.wait_random_exponential(first_wait)
-        self._sleep = tenacity.sleep_using_event(stopping)
+        self._first_wait = first_wait
+        self._stopping = stopping
         self._asked_wait = asked_wait
 
     def call(
@@ -106,6 +112,8 @@ class Retrying:
                 raise
             failed = [error]
 
+        import tenacity
+
         def attempt_again() -> Answer:
             if failed:
                 raise failed.pop()
@@ -116,11 +124,14 @@ class Retrying:
             stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS)
             | tenacity.stop_before_delay(begun + seconds - time.monotonic()),
             wait=self._wait,
-            sleep=self._sleep,
+            sleep=tenacity.sleep_using_event(self._stopping),
             reraise=True,
         )(attempt_again)
 
-    def _wait(self, state: tenacity.RetryCallState) -> float:
+    def _wait(self, state: "tenacity.RetryCallState") -> float:
+        import tenacity
+
         error = state.outcome.exception() if state.outcome else None
-        seconds = self._asked_wait(error) if error else None
-        return self._random_wait(state) if seconds is None else seconds
+        if error is not None and (seconds := self._asked_wait(error)) is not None:
+            return seconds
+        return tenacity.wait_random_exponential(self._first_wait)(state)
