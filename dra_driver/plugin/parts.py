@@ -13,6 +13,7 @@ from dra_driver.k8s.events import EventRecorder
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
 from dra_driver.kubeletplugin.serve.services import ClaimHandler
 from dra_driver.model.gpus import GpuUuid
@@ -58,6 +59,7 @@ class PluginParts:
     resources: ResourceApi = field(init=False)
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)
+    checkpoint: KubeletCheckpoint = field(init=False)
     on_fatal: Callable[[DriverError], None] = field(default=lambda error: None)  # set by ``run``
     dra_is_awaited: Callable[[], bool] = field(default=lambda: False)  # by the kubelet; as above
 
@@ -109,6 +111,7 @@ class PluginParts:
         self.resources = ResourceApi(self.api)
         self.claims = ClaimReader(self.resources, settings.driver_name, settings.node_name)
         self.pods = PodReader(self.api)
+        self.checkpoint = KubeletCheckpoint(settings.device_plugin_dir)
 
     def while_newest(self, act: Callable[[], float | None]) -> Callable[[], float | None]:
         """*act*, which does nothing where a newer process of this plugin runs."""

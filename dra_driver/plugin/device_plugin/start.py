@@ -7,7 +7,6 @@ from typing import Final
 from dra_driver.base.files import disk_errors
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import NodeRef
-from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.server import DevicePluginServer
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
@@ -31,7 +30,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     settings = parts.settings
     names = resource_names(settings)
     pods = AllocatedPods(
-        KubeletCheckpoint(settings.device_plugin_dir).containers,
+        parts.checkpoint.containers,
         PodResourcesClient(settings.kubelet_dir).pods,
         NodePods(lambda: parts.pods.on_node(settings.node_name)),
     )

@@ -11,7 +11,6 @@ from dra_driver.base.errors import NodeError
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
@@ -48,7 +47,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     """What was served before is known when this returns; else it will be soon."""
     settings = parts.settings
     chooser = ApiChooser(parts.node_api, _inputs(parts), ServedApiFile(settings.served_api))
-    chooser.begin(held_api(parts.ledger.records(), _given_by_kubelet(settings)))
+    chooser.begin(held_api(parts.ledger.records(), _given_by_kubelet(parts)))
     changes = DirectoryChanges(inotify.NAMES)
 
     def look() -> float:
@@ -65,13 +64,13 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     stack.callback(_stop, loop, changes)
 
 
-def _given_by_kubelet(settings: PluginSettings) -> frozenset[DeviceAllocation]:
+def _given_by_kubelet(parts: PluginParts) -> frozenset[DeviceAllocation]:
     """What pods have of our resources, by whatever device plugin; of some that have ended, too."""
     try:
-        containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
+        containers = parts.checkpoint.containers()
     except NodeError:  # who needs to know what containers have tells of it
         return frozenset()
-    return held_allocations(containers or (), None, resource_names(settings))
+    return held_allocations(containers or (), None, resource_names(parts.settings))
 
 
 def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
@@ -96,7 +95,7 @@ def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
     sources = PodSources(
         PodResourcesClient(settings.kubelet_dir).pods,
         lambda: parts.pods.on_node(settings.node_name),
-        KubeletCheckpoint(settings.device_plugin_dir).containers,
+        parts.checkpoint.containers,
         parts.ledger.records,
     )
     pods = PodsWithoutGpus(parts.node_api, resource_names(settings), sources, parts.events)
@@ -151,7 +150,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
         holders=holders.names,
         other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
-        foreign=partial(listed_by_others, KubeletCheckpoint(settings.device_plugin_dir), names),
+        foreign=partial(listed_by_others, parts.checkpoint, names),
         slices_withdrawn=parts.slices_withdrawn,
         kubelet_start=KubeletSocket(settings.device_plugin_dir).identity,
         is_newest=parts.is_newest,

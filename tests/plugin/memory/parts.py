@@ -14,6 +14,7 @@ def plugin_parts(fake: Any, guard_seconds: float = 60.0, **named: Any) -> Plugin
         node_name=POOL,
         guard_interval=guard_seconds,
         kubelet_dir=Path("/nonexistent"),
+        device_plugin_dir=Path("/nonexistent"),
     )
     defaults = dict.fromkeys(("api", "node", "ledger", "metrics", "events", "in_use"), fake)
     parts = PluginParts(
