@@ -8,9 +8,11 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
-    """What *condition* answers once that is true. The time is ample: no test depends on speed."""
-    give_up = time.monotonic() + seconds
+    """What *condition* answers once that is true. The time is ample: no test depends on speed. It
+    is asked the less often the longer that takes."""
+    begun = time.monotonic()
     while not (answer := condition()):
-        assert time.monotonic() < give_up, f"{what} did not come true in {seconds:g} s"
-        time.sleep(0.005)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"{what} did not come true in {seconds:g} s"
+        time.sleep(max(0.005, min(waited / 10, 0.1)))
     return answer

@@ -55,23 +55,26 @@ PATHS = {
 
 
 _PATIENCE_SECONDS = 8.0
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 def wait(
     condition: str, check: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1
 ) -> Any:
-    """The first true answer of *check*; an AssertionError that says what was waited for."""
-    deadline = time.monotonic() + seconds
+    """The first true answer of *check*; an AssertionError that says what was waited for. It is
+    asked the less often the longer that takes, since asking costs the API server time, too."""
+    begun = time.monotonic()
     while True:
         try:
             if answer := check():
                 return answer
         except ApiServerError:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= begun + seconds:
                 raise
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - begun
+        if waited >= seconds:
             raise AssertionError(f"waited {seconds:g} s for {condition}")
-        time.sleep(pause)
+        time.sleep(max(pause, min(waited / 5, _LONGEST_PAUSE_SECONDS)))
 
 
 class Kube:
