@@ -34,8 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says more about the machine than about the code.
-    hypothesis.settings.register_profile("any machine", hypothesis.settings(deadline=None))
-    hypothesis.settings.load_profile("any machine")
+    quick = hypothesis.settings(deadline=None, max_examples=50)
+    hypothesis.settings.register_profile("quick", quick)
+    hypothesis.settings.register_profile("thorough", quick, max_examples=500)
+    if not config.getoption("--hypothesis-profile", None):
+        hypothesis.settings.load_profile("quick")
     config.pluginmanager.register(AccountAudit(default_layout().audit_log), "account-audit")
     config.stash[left_out] = Counter()
     config.stash[poison] = Poison()
