@@ -1,8 +1,8 @@
-"""The kubelet plugin, which is killed before one of the effects of an allocation.
+"""The kubelet plugin, which is killed or held before one of the effects of an allocation.
 
-``python -m tests.e2e.mortal_plugin NUMBER ARMED RECORD kubelet-plugin ARGUMENTS``: once the file
-ARMED exists, each effect is written to RECORD, and before the one of that NUMBER, from 1, the
-process is killed.
+``python -m tests.e2e.plugin_at_effect kill|hold NUMBER ARMED RECORD kubelet-plugin ARGUMENTS``:
+once the file ARMED exists, each effect is written to RECORD, and before the one of that NUMBER,
+from 1, the process is killed (``kill``), or the thread waits until ARMED is gone (``hold``).
 
 An effect is what Python says that it does (``sys.addaudithook``) to a record, to a file that
 containers or the container runtime read, or to the cgroup of a pod, and each turn to the MPS agent.
@@ -13,6 +13,8 @@ import os
 import re
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,14 @@ _AGENT = re.compile(r"agent\.sock$")
 
 
 class Effects:
-    """Counts what is done, and ends the process in time."""
+    """Counts what is done, and calls *reached* in time."""
 
-    def __init__(self, number: int, armed: Path, record: Path) -> None:
+    def __init__(
+        self, number: int, armed: Path, record: Path, reached: Callable[[Path], None]
+    ) -> None:
         self._armed = armed
         self._number = number
+        self._reached = reached
         self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._count = 0
         self._last = ""
@@ -44,7 +49,16 @@ class Effects:
         self._count += 1
         os.write(self._record, f"{effect}\n".encode())
         if self._count == self._number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._reached(self._armed)
+
+
+def _kill(_armed: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hold(armed: Path) -> None:
+    while armed.exists():
+        time.sleep(0.05)
 
 
 def _effect(event: str, arguments: tuple[Any, ...]) -> str:
@@ -61,5 +75,7 @@ def _at(places: re.Pattern[str], action: str, place: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.addaudithook(Effects(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])))
-    sys.exit(main(sys.argv[4:]))
+    doing, number, armed, record = sys.argv[1:5]
+    reached = {"kill": _kill, "hold": _hold}[doing]
+    sys.addaudithook(Effects(int(number), Path(armed), Path(record), reached))
+    sys.exit(main(sys.argv[5:]))

@@ -1,8 +1,10 @@
-"""The plugin is killed before each effect of an allocation, and the next one goes on."""
+"""The plugin is killed before each effect of an allocation, or held there while its profile
+changes."""
 
 import itertools
 import re
 import signal
+import time
 
 import pytest
 
@@ -21,6 +23,7 @@ from tests.e2e.device_plugin import (
 from tests.e2e.driver import LIMITING
 from tests.e2e.kube import wait
 
+HELD_SECONDS = 3.0
 FIRST_WITH_NAMES = 29  # before, the first pod of a GPU may not wait for its MPS server
 # Each pod has a namespace of an MPS server, and a limit of its memory by NVIDIA's driver.
 UNDER_MPS = {"replicas": 4, "defaultStrategy": "MPS"}
@@ -36,23 +39,25 @@ def node(session_driver):
 
 
 @pytest.fixture
-def mortal(driver, tmp_path):
-    """Starts a plugin: ``mortal(7)`` is killed before its seventh effect since it was armed."""
+def plugin(driver, tmp_path):
+    """Starts one: ``plugin("kill", 7)`` is killed before its seventh effect since it was armed."""
     usual, places = driver.program, (tmp_path / "armed", tmp_path / "effects")
 
-    def start(number):
+    def start(doing, number):
         places[0].unlink(missing_ok=True)
-        driver.program = ("-m", "tests.e2e.mortal_plugin", str(number), *map(str, places))
+        program = ("-m", "tests.e2e.plugin_at_effect", doing, str(number), *map(str, places))
+        driver.program = program
         driver.start(reconcile_interval="0.5")
         return places
 
     yield start
+    places[0].unlink(missing_ok=True)
     driver.program = usual
 
 
 @pytest.mark.timeout(600)
 def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others_are_left_alone(
-    cluster, kube, driver, profile, mortal
+    cluster, kube, driver, profile, plugin
 ):
     takes_names = minor(cluster.version) >= FIRST_WITH_NAMES
     with serving(driver, LIMITING):
@@ -65,7 +70,7 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
 
         effects = []
         for number in itertools.count(1):
-            armed, record = mortal(number)
+            armed, record = plugin("kill", number)
             is_served(kube, f"pod-{number - 1}")
             wait("what is left of it to go", lambda: traces(driver) == before, 70)
             armed.touch()
@@ -84,6 +89,39 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
             "dmem.max",
         ):
             assert any(re.search(part, effect) for effect in effects), effects
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("effect", [1, 2], ids=["nothing recorded yet", "recorded"])
+def test_a_profile_that_changes_while_an_allocation_is_made_takes_nothing_from_its_pod(
+    kube, driver, profile, plugin, effect
+):
+    profile("four", described([{"replicas": 4}]))
+    wait_allocatable(driver, {GPU: 32})
+    driver.stop()
+    armed, record = plugin("hold", effect)
+    wait_allocatable(driver, {GPU: 32})
+    armed.touch()
+    kube.apply(pod("held"))
+    wait("its allocation", lambda: record.read_text().count("\n") == effect)
+
+    profile("ten", described([{"replicas": 10}]))
+    time.sleep(HELD_SECONDS)
+    assert kube.phase("held") == "Pending"
+    armed.unlink()
+
+    running(kube, "held")
+    (gpu,) = shown(kube, "held")
+    wait_allocatable(driver, {GPU: 4 + 7 * 10})
+    for number in range(3):
+        kube.apply(pod(f"late-{number}"))
+    running(kube, *(f"late-{number}" for number in range(3)))
+    assert all(len(shown(kube, f"late-{number}")) == 1 for number in range(3))
+    assert shown(kube, "held") == {gpu}
+    assert restarts(kube, "held") == 0
+    kube.clean_up()
+    wait_allocatable(driver, {GPU: 80}, 70)
+    driver.stop()
 
 
 def outlives(kube, driver, name, node, before):
