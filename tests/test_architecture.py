@@ -202,6 +202,19 @@ def test_every_part_of_the_check_is_explained():
     assert list(dict.fromkeys(parts)) == explained
 
 
+def test_the_tests_that_need_a_cluster_are_where_they_are_looked_for():
+    places = re.search(r'places="([^"]+)"', (REPOSITORY / "hack/test").read_text())
+    assert places is not None
+    for path in (REPOSITORY / "tests").rglob("test_*.py"):
+        marks = [
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        ]
+        where = path.relative_to(REPOSITORY).as_posix()
+        assert "pytest.mark.cluster" not in marks or where.startswith(tuple(places[1].split()))
+
+
 def test_no_test_patches_our_code():
     tests = [path for path in tracked() if path.startswith("tests/") and path.endswith(".py")]
 
