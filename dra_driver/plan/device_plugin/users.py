@@ -166,6 +166,13 @@ def pod_problems(record: ClaimRecord, pod: AllocatedPod) -> Sequence[str]:
     return tenant_problems(tenants, claim, replace(pod.spec, containers=containers), {request})
 
 
+def uids_with(
+    allocation: DeviceAllocation, containers: Iterable[AllocatedContainer]
+) -> frozenset[PodUid]:
+    """The pods that have *allocation*, and those that had it and have ended."""
+    return frozenset(each.pod for each in containers if allocation_of(each) == allocation)
+
+
 class Use(StrEnum):
     """What becomes of an allocation that is recorded."""
 
@@ -178,7 +185,7 @@ def use_of(
     allocation: DeviceAllocation, containers: Iterable[AllocatedContainer], pods: Pods | None
 ) -> Use:
     """*pods*: None: the API server does not tell, so that no pod has ended."""
-    uids = {each.pod for each in containers if allocation_of(each) == allocation}
+    uids = uids_with(allocation, containers)
     if not uids or (pods is not None and not uids & pods.keys()):
         return Use.MISSING
     ended = pods is not None and all(pods[uid].ended for uid in uids & pods.keys())

@@ -11,7 +11,7 @@ from typing import Final
 
 from dra_driver.base.errors import ClaimInUse, DriverError
 from dra_driver.base.threads import UNTIL_WOKEN
-from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord, DeviceAllocation, is_allocation
@@ -23,6 +23,7 @@ from dra_driver.plan.device_plugin.users import (
     Use,
     held_allocations,
     pods_with,
+    uids_with,
     unrecorded,
     use_of,
 )
@@ -85,12 +86,12 @@ class AllocationReconciler:
     def _look(self, state: ApiState) -> float | None:
         if state is ApiState.OFF and not self._recorded():
             return UNTIL_WOKEN
-        containers = self._pods.containers()
-        pods = self._pods.pods() if containers or self._recorded() else {}
-        self.held = held_allocations(containers, pods, self._names)
-        if state is not ApiState.OFF:
-            for allocation in unrecorded(containers, self._recorded(), pods, self._names):
+        containers, pods = self._containers_and_pods()
+        lost = unrecorded(containers, self._recorded(), pods, self._names)
+        if lost and state is not ApiState.OFF:
+            for allocation in lost:
                 self._prepare_again(allocation)
+            containers, pods = self._containers_and_pods()  # they may be others by now
         missing = unrecorded(containers, self._recorded(), pods, self._names)
         self.knows_all = not missing
         self._forget_damaged({allocation_uid(allocation) for allocation in missing})
@@ -105,6 +106,12 @@ class AllocationReconciler:
         if self._clock() < self._often_until:
             return _OFTEN_SECONDS
         return _DRAINING_SECONDS if state is ApiState.DRAINING and records else None
+
+    def _containers_and_pods(self) -> tuple[Sequence[AllocatedContainer], Pods | None]:
+        containers = self._pods.containers()
+        pods = self._pods.pods() if containers or self._recorded() else {}
+        self.held = held_allocations(containers, pods, self._names)
+        return containers, pods
 
     def _forget_damaged(self, missing: Collection[ClaimUid]) -> None:
         """Of a record that cannot be read nothing is known but the devices that containers have:
@@ -146,9 +153,11 @@ class AllocationReconciler:
             self._missing_since.pop(uid, None)
             self._give_to_pods(record, allocation, containers, pods)
             return
-        since = self._missing_since.setdefault(uid, self._clock())
-        if use is Use.ENDED or self._clock() - since >= self._missing_seconds:
-            self._take_back(record, allocation, pods)
+        if use is Use.MISSING:
+            since = self._missing_since.setdefault(uid, self._clock())
+            if self._clock() - since < self._missing_seconds:
+                return
+        self._take_back(record, allocation, uids_with(allocation, containers))
 
     def _give_to_pods(
         self,
@@ -171,12 +180,13 @@ class AllocationReconciler:
             log.warning("what holds for a pod with devices does not hold yet", extra=facts)
 
     def _take_back(
-        self, record: ClaimRecord, allocation: DeviceAllocation, pods: Pods | None
+        self, record: ClaimRecord, allocation: DeviceAllocation, ended: frozenset[PodUid]
     ) -> None:
+        """*ended*: the pods that had it, as the kubelet said."""
         facts = {"claim": str(record.claim), "ids": list(allocation.ids)}
 
-        def gone() -> bool:  # the kubelet may have given it out again meanwhile
-            return use_of(allocation, self._pods.containers(), pods) is not Use.USED
+        def gone() -> bool:  # the kubelet may have given it to a new pod meanwhile
+            return uids_with(allocation, self._pods.containers()) <= ended
 
         try:
             taken = self._preparer.take_back_if(record.claim, gone)

@@ -1,6 +1,7 @@
 """What the kubelet tells nobody: which pods have ended, and what of its answers has to be there."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -11,16 +12,20 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     DeviceId,
     ResourceName,
 )
+from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES
 from dra_driver.model.profiles import SharingStrategy
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.fakes.allocations import (
     DRAINING,
     GPU,
     OFF,
     AllocationWorld,
+    node_pod,
     profile_of,
     replica,
     whole,
 )
+from tests.fakes.users import FakeUsers
 
 
 @pytest.fixture
@@ -279,3 +284,78 @@ def test_it_is_known_that_nobody_else_has_anything_only_where_that_was_seen(worl
     with pytest.raises(NodeError):
         look(world)
     assert not world.reconciler.knows_all
+
+
+class UsersWhileTheKubeletGoesOn(FakeUsers):
+    """Does *act* once, with what is taken back first."""
+
+    def __init__(self, act):
+        super().__init__()
+        self._act = act
+
+    def refuse_while_used(self, record):
+        act, self._act = self._act, None
+        if act:
+            act(record.allocation.ids)
+
+
+def test_what_another_pod_was_given_during_a_look_is_not_taken_back(tmp_path):
+    """To take something back can take seconds, and the pods were asked for before."""
+    world = AllocationWorld(tmp_path, gpus=2)
+    given = []
+
+    def give_the_other_one_to_another_pod(taken_back):
+        (id_,) = {whole(0), whole(1)} - {*taken_back}
+        world.end(owners[id_])
+        world.admit("next", id_)
+        world.run("next", id_)
+        given.append(id_)
+
+    owners = {whole(0): "first", whole(1): "second"}
+    world.users = UsersWhileTheKubeletGoesOn(give_the_other_one_to_another_pod)
+    world.start()
+    for id_, pod in owners.items():
+        world.admit(pod, id_)
+        world.run(pod, id_)
+        world.node_pods[PodUid(f"uid-{pod}")] = node_pod(pod, ended=True)
+    world.users.alive.clear()
+
+    look(world)
+
+    assert world.pods_of(*given) == ["next"]
+    assert [record.allocation.ids for record in world.ledger.records()] == [tuple(given)]
+
+
+class OffersWhileTheKubeletGoesOn(OfferBuilder):
+    """Does *act* before the next offer, once there is one."""
+
+    act: Callable[[], None] | None = None
+
+    def now(self):
+        act, self.act = self.act, None
+        if act:
+            act()
+        return super().now()
+
+
+def test_what_another_pod_was_given_while_something_was_prepared_again_is_still_its_own(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    offers = OffersWhileTheKubeletGoesOn(
+        world.node, lambda: world.profile, lambda: DEVICE_PLUGIN_FEATURES, world.ledger
+    )
+    world.start(ledger=world.ledger, offers=offers)
+    world.admit("first", replica(0))
+    world.run("first", replica(0))
+    world.admit("lost", replica(1, minor=1))
+    world.preparer.take_back_if(world.recorded(replica(1, minor=1)).claim, lambda: True)
+
+    def give_to_another_pod():
+        world.end("first")
+        world.admit("next", replica(0))
+        world.allocations.pre_start(GPU, [replica(0)])
+
+    offers.act = give_to_another_pod
+    look(world)
+
+    assert world.pods_of(replica(1, minor=1)) == ["lost"]
+    assert world.pods_of(replica(0)) == ["next"]
