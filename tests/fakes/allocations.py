@@ -87,7 +87,7 @@ class AllocationWorld(ClaimWorld):
         self.events: list[Event] = []
         self.observed: list[tuple[str, str]] = []
         self.now = 0.0
-        self.allocate_seconds = self.others_seconds = 30.0
+        self.allocate_seconds = self.pre_start_seconds = self.others_seconds = 30.0
         self.boot = 1
         self.allocations: Allocations
         self.reconciler: AllocationReconciler
@@ -123,7 +123,9 @@ class AllocationWorld(ClaimWorld):
             pool=POOL,
             host_root=self.directory / "host",
         )
-        self.allocations = Allocations(dependencies, self.allocate_seconds, self.others_seconds)
+        self.allocations = Allocations(
+            dependencies, self.allocate_seconds, self.pre_start_seconds, self.others_seconds
+        )
         self.allocations.prepare_soon = lambda: self.reconciler.look_often()
         self.reconciler = AllocationReconciler(
             self.allocations,

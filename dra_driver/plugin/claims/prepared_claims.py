@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from dra_driver.base.deadlines import Deadline
+from dra_driver.base.deadlines import Deadline, within_request
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import Claim, ClaimUid, Pod
 from dra_driver.model.gpus import Gpu
@@ -59,7 +59,7 @@ class PreparedClaims:
     def alone_with(self, uid: ClaimUid) -> Iterator[Deadline]:
         """Nobody else works on the claim, in this process or another; until that deadline the call
         may wait for more. TimedOut: somebody does for too long."""
-        deadline = Deadline(self._timeouts.all)
+        deadline = within_request(self._timeouts.all)
         with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
             yield deadline
 

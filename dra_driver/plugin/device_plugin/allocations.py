@@ -87,6 +87,7 @@ _WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 _ALLOCATES_AT_ONCE: Final = 16
 # The kubelet gives up PreStartContainer after 30 s, and asks again.
 _PRE_START_SECONDS: Final = 27.0
+_UNDO_SECONDS: Final = 2.0  # after these, for what failed
 _PREPARE_SECONDS, _HAND_OVER_SECONDS = 12.0, 5.0
 _OTHERS_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.25
@@ -121,6 +122,7 @@ class Allocations:
         self,
         dependencies: AllocationDependencies,
         allocate_seconds: float = _ALLOCATE_SECONDS,
+        pre_start_seconds: float = _PRE_START_SECONDS,
         others_seconds: float = _OTHERS_SECONDS,
     ) -> None:
         """*others_seconds*: for the last users of the devices of a container to end."""
@@ -131,6 +133,7 @@ class Allocations:
         self._allocate_timeouts = CallTimeouts(
             allocate_seconds * _WAITS, allocate_seconds * _HAND_OVER
         )
+        self._pre_start_seconds = pre_start_seconds
         self._others_seconds = others_seconds
         self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
         # Called with devices of a container for which nothing is prepared.
@@ -203,8 +206,11 @@ class Allocations:
 
     def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
         """Refused with a reason where the container must not start now; the kubelet asks again."""
-        allocation, deadline = _allocation(resource, ids), Deadline(_PRE_START_SECONDS)
-        with self._observed("pre-start"):
+        allocation, deadline = _allocation(resource, ids), Deadline(self._pre_start_seconds)
+        with (
+            self._observed("pre-start"),
+            request_deadline(self._pre_start_seconds + _UNDO_SECONDS, _UNDO_SECONDS),
+        ):
             pods, unknown = self._find_pods(allocation)
             try:
                 record = self.prepare_again(allocation, deadline.remaining)
