@@ -67,6 +67,7 @@ class AllocationReconciler:
         self._missing_since: dict[ClaimUid, float] = {}
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         self.ready = False  # a first look has seen what containers have, or could not
+        self.ready_changed: Callable[[], None] = lambda: None
         self.knows_all = False  # the last look saw all that containers have, and it is recorded
         self.mended = 0  # how often something was put right
 
@@ -81,12 +82,18 @@ class AllocationReconciler:
         try:
             return self._look(state)
         finally:
-            self.ready = state is not ApiState.OFF
+            self._note_ready(state)
+
+    def _note_ready(self, state: ApiState) -> None:
+        before, self.ready = self.ready, state is not ApiState.OFF
+        if self.ready != before:
+            self.ready_changed()
 
     def _look(self, state: ApiState) -> float | None:
         if state is ApiState.OFF and not self._recorded():
             return UNTIL_WOKEN
         containers, pods = self._containers_and_pods()
+        self._note_ready(state)  # to prepare something again can take long
         lost = unrecorded(containers, self._recorded(), pods, self._names)
         if lost and state is not ApiState.OFF:
             for allocation in lost:

@@ -115,13 +115,11 @@ def _start_loops(
     parts: PluginParts, reconciler: AllocationReconciler, listing: DeviceListing, stack: ExitStack
 ) -> None:
     def look() -> float | None:
-        ready, mended = reconciler.ready, reconciler.mended
+        mended = reconciler.mended
         try:
             return reconciler.look()
         finally:
             parts.metrics.reconciled_claims.inc(reconciler.mended - mended)
-            if reconciler.ready != ready:
-                lists.soon()
 
     settings = parts.settings
     looks = Loop("allocations", parts.while_newest(look), settings.reconcile_interval)
@@ -136,6 +134,7 @@ def _start_loops(
         looks.soon()
 
     reconciler.allocations.prepare_soon = prepare_soon
+    reconciler.ready_changed = lists.soon
     parts.claim_listeners.append(claim_changed)
     parts.health_listeners.append(lists.soon)
     parts.node_api.listeners += [looks.soon, lists.soon]

@@ -14,6 +14,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 )
 from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES
 from dra_driver.model.profiles import SharingStrategy
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.fakes.allocations import (
     DRAINING,
@@ -36,6 +37,10 @@ def world(tmp_path):
 def look(world, seconds=0.0):
     world.now += seconds
     return world.reconciler.look()
+
+
+def allocated(*ids):
+    return DeviceAllocation(GPU, ids)
 
 
 def everything_is_gone(world):
@@ -338,12 +343,17 @@ class OffersWhileTheKubeletGoesOn(OfferBuilder):
         return super().now()
 
 
-def test_what_another_pod_was_given_while_something_was_prepared_again_is_still_its_own(tmp_path):
-    world = AllocationWorld(tmp_path, replicas=4)
+def world_and_its_offers(directory):
+    world = AllocationWorld(directory, replicas=4)
     offers = OffersWhileTheKubeletGoesOn(
         world.node, lambda: world.profile, lambda: DEVICE_PLUGIN_FEATURES, world.ledger
     )
     world.start(ledger=world.ledger, offers=offers)
+    return world, offers
+
+
+def test_what_another_pod_was_given_while_something_was_prepared_again_is_still_its_own(tmp_path):
+    world, offers = world_and_its_offers(tmp_path)
     world.admit("first", replica(0))
     world.run("first", replica(0))
     world.admit("lost", replica(1, minor=1))
@@ -359,3 +369,17 @@ def test_what_another_pod_was_given_while_something_was_prepared_again_is_still_
 
     assert world.pods_of(replica(1, minor=1)) == ["lost"]
     assert world.pods_of(replica(0)) == ["next"]
+
+
+def test_what_is_prepared_again_keeps_no_device_from_being_listed(tmp_path):
+    """It can take 20 s for each, and nothing is allocatable meanwhile."""
+    world, offers = world_and_its_offers(tmp_path)
+    world.admit("lost", replica(0))
+    world.preparer.take_back_if(world.recorded(replica(0)).claim, lambda: True)
+    ready = []
+    world.reconciler.ready_changed = lambda: ready.append(world.reconciler.held)
+    offers.act = lambda: ready.append("begins to prepare it again")
+
+    look(world)
+
+    assert ready == [frozenset({allocated(replica(0))}), "begins to prepare it again"]
