@@ -76,14 +76,13 @@ class DeviceListing:
         self._reconciler = reconciler
         self._node_status = node_status
         self._turn_seconds = turn_seconds
-        self._seen: dict[str, str] = {}  # of what the Node said was allocatable
-        self._turn = ExitStack()  # holds the lease while this process lists
-        self.listed = False  # the server has been told what to list
-        self._listing = False
-        self._offered: frozenset[ResourceName] = frozenset()  # what is listed
-        self._beside_other = False  # another device plugin may have the kubelet's connection
-        self._refused = threading.Event()  # and does not: the kubelet goes on asking us
-        self._ended = False  # nothing is listed any more, also not by a process before this one
+        self._allocatable: dict[str, str] = {}  # by resource, as the Node said last of each
+        self._turn = ExitStack()  # holds the lease
+        self._has_turn = False  # nobody but this process lists
+        self._offered: frozenset[ResourceName] | None = None  # None: nothing was offered yet
+        self._beside_other = False  # another device plugin is on the node, and may have what we had
+        self._refused = threading.Event()  # the kubelet asked us, so the other one does not have it
+        self._ended = False  # the kubelet was told of the end, also of what was listed before us
         self._problems: tuple[str, ...] = ()
 
     def step(self) -> float | None:
@@ -94,9 +93,9 @@ class DeviceListing:
         self._ended = False
         if not self._reconciler.ready:
             return None
-        if self._listing and not self._is_newest() and self._lease.changed_hands():
+        if self._has_turn and not self._is_newest() and self._lease.changed_hands():
             self.stop()
-        if not self._listing and not (self._is_newest() and self._take_turn()):
+        if not self._has_turn and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
         if self._beside_other and not self._api.choice.other_plugin:
             self.stop()  # the kubelet dials nobody again by itself, and the other one is gone
@@ -109,9 +108,13 @@ class DeviceListing:
         if may_change:
             listed = self._listed(state)
             self._server.offer(listed)
-            self.listed = True
             self._offered = frozenset(resource.name for resource in listed)
         return _LOOK_SECONDS
+
+    @property
+    def listed(self) -> bool:
+        """Whether the server knows what to list."""
+        return self._offered is not None
 
     def refused(self) -> None:
         """A container was refused what is listed. For any thread."""
@@ -126,8 +129,8 @@ class DeviceListing:
             for problem in offer.problems:
                 log.warning("part of what there is is not listed: %s", problem)
         if status := self._node_status():
-            self._seen |= status.allocatable
-        listed = with_leftovers(offer.resources, self._seen, self._names)
+            self._allocatable |= status.allocatable
+        listed = with_leftovers(offer.resources, self._allocatable, self._names)
         if self._beside_other:  # to register a resource takes it away, to end a list cuts it off
             ours = self._offered or {allocation.resource for allocation in recorded}
             listed = tuple(resource for resource in listed if resource.name in ours)
@@ -135,20 +138,20 @@ class DeviceListing:
 
     def stop(self) -> None:
         """End the lists; a newer process may begin with its own."""
-        if self._listing:
+        if self._has_turn:
             self._server.withdraw()
             self.leave()
 
     def leave(self) -> None:
         """The server has ended: another process may list."""
-        self.listed = self._listing = self._beside_other = False
-        self._offered = frozenset()
+        self._has_turn = self._beside_other = False
+        self._offered = None
         self._turn.close()
 
     def _end(self) -> float | None:
         """End the lists so that the kubelet starts pods that have the same resources by DRA."""
         leftovers: frozenset[ResourceName] = frozenset()
-        if not (self._listing or self._ended):
+        if not (self._has_turn or self._ended):
             if self._api.serving is None or self._api.choice.other_plugin:
                 return UNTIL_WOKEN
             remembered = left_behind(self._node_status(), self._names)
@@ -157,10 +160,10 @@ class DeviceListing:
             leftovers = remembered
             if leftovers and not (self._is_newest() and self._take_turn()):
                 return _LOOK_SECONDS
-        if self._listing and not self._ended:
+        if self._has_turn and not self._ended:
             self._server.end(leftovers)
         self._ended = True
-        if self._listing and not self._server.has_ended:
+        if self._has_turn and not self._server.has_ended:
             return _AGAIN_SECONDS
         self.stop()
         return UNTIL_WOKEN
@@ -172,5 +175,5 @@ class DeviceListing:
         except TimedOut as e:
             log.info("another process still lists the devices", extra={"error": str(e)})
             return False
-        self._listing = True
+        self._has_turn = True
         return True
