@@ -1,5 +1,6 @@
 """The whole image, from the lock files and the working tree to the archive."""
 
+import hashlib
 import json
 import platform as machine
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from hack.container_image import contents, debian, layers, oci, sbom, wheels
 from hack.container_image.commands import run
 from hack.container_image.errors import ImageError
-from hack.testbed.cache import Progress
+from hack.testbed.cache import Progress, cache_dir, made
 
 REPOSITORY = Path(__file__).parents[2]
 LOCK = REPOSITORY / "deploy/debian.lock"
@@ -53,8 +54,12 @@ class _Inputs:
     trees: Sequence[Path]  # one for each layer
 
 
-def build(name: str, directory: Path, progress: Progress) -> Built:
-    """Write the archive of the image *name* (with a tag) and its SBOMs into *directory*."""
+def build(name: str, directory: Path, progress: Progress, kept: Path | None = None) -> Built:
+    """Write the archive of the image *name* (with a tag) and its SBOMs into *directory*.
+
+    *kept*: where the layers of Debian packages and locked wheels are, which are made again only
+    when something changes that they are made of; else they are in the cache.
+    """
     native = _NATIVE.get(machine.machine())
     if native is None:
         raise ImageError(f"the image is built on x86_64 or aarch64, not on {machine.machine()}")
@@ -67,7 +72,8 @@ def build(name: str, directory: Path, progress: Progress) -> Built:
         ]
         native_base = next(each.trees[0] for each in inputs if each.architecture == native)
         python = _python(native_base)
-        platforms = [_packed(each, python, progress) for each in inputs]
+        kept = kept or cache_dir()
+        platforms = [_packed(each, python, kept, progress) for each in inputs]
         return _write(name, directory, inputs, platforms)
 
 
@@ -105,17 +111,42 @@ def _python(base: Path) -> list[str]:
     return [str(loader), "--library-path", libraries, str(base / contents.PYTHON), "-PsS"]
 
 
-def _packed(inputs: _Inputs, python: Sequence[str], progress: Progress) -> oci.Platform:
-    progress(f"compiling and packing for {inputs.architecture}")
-    made = []
-    for tree, origin in zip(inputs.trees, _ORIGINS, strict=True):
-        target = tree.with_suffix(".tar.gz")
-        # Hashes of strings are the same each time: bytecode may depend on the order of a set.
-        environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [*python, layers.__file__, str(tree), str(target)]
-        answer = json.loads(run(command, env=environment))
-        made.append(oci.Layer(target.read_bytes(), answer["diff_id"], origin, answer["unpacked"]))
-    return oci.Platform(inputs.architecture, made)
+def _packed(inputs: _Inputs, python: Sequence[str], kept: Path, progress: Progress) -> oci.Platform:
+    *locked, driver = inputs.trees
+
+    def make(directory: Path) -> None:
+        progress(f"compiling and packing what is locked for {inputs.architecture}")
+        for tree in locked:
+            _pack(tree, directory, python)
+
+    made_at = made(kept / f"layers-{inputs.architecture}-{_locked_key()}", make, progress)
+    progress(f"compiling and packing the driver for {inputs.architecture}")
+    _pack(driver, driver.parent, python)
+    places = [*(made_at / tree.name for tree in locked), driver]
+    origins = zip(places, _ORIGINS, strict=True)
+    return oci.Platform(inputs.architecture, [_layer(*each) for each in origins])
+
+
+def _locked_key() -> str:
+    """Another one when the locked layers may be others: a lock file or the code that packs is."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    texts = (path.read_bytes() for path in (LOCK, WHEELS_LOCK, *sources))
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def _pack(tree: Path, directory: Path, python: Sequence[str]) -> None:
+    """Write the layer of *tree* into *directory*, and beside it what the image says of it."""
+    target = directory / f"{tree.name}.tar.gz"
+    # Hashes of strings are the same each time: bytecode may depend on the order of a set.
+    environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    answer = run([*python, layers.__file__, str(tree), str(target)], env=environment)
+    target.with_name(f"{tree.name}.json").write_bytes(answer)
+
+
+def _layer(at: Path, origin: str) -> oci.Layer:
+    answer = json.loads(at.with_name(f"{at.name}.json").read_text())
+    content = at.with_name(f"{at.name}.tar.gz").read_bytes()
+    return oci.Layer(content, answer["diff_id"], origin, answer["unpacked"])
 
 
 def _write(
