@@ -12,7 +12,7 @@ from tests.e2e.kills import goes, killed_at, runs
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod, template
 from tests.e2e.mig import modes, part, partitions, serving
-from tests.fakes.nvml_calls import AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CREATES, REMOVES
+from tests.fakes.nvml_calls import AT_WORK, BEFORE_A_LAYOUT, CREATES, REMOVES
 
 SMALL = 19  # the id of 1g.10gb
 HALF = 9  # of 3g.40gb
@@ -113,7 +113,9 @@ def test_killed_at_each_call_that_reads_as_it_cuts_a_pod_starts_all_the_same(kub
     assert len(driver.claims()) == len(driver.specs()) == 1
 
 
-def test_killed_at_each_call_of_its_start_it_starts_when_the_fault_is_gone(kube, driver, first):
+def test_killed_as_it_starts_at_each_call_for_its_partition_it_starts_when_the_fault_is_gone(
+    kube, driver, first
+):
     """A pod that has a partition meanwhile keeps it."""
     kube.apply(template("small", part("1g.10gb", of=first)))
     kube.apply(pod("has", template="small"))
@@ -121,7 +123,7 @@ def test_killed_at_each_call_of_its_start_it_starts_when_the_fault_is_gone(kube,
     before = driver.instances()
     driver.kill()
 
-    for function in functions(AT_A_LOOK, AT_WORK - {BY_UUID}):
+    for function in functions(AT_WORK - {BY_UUID}):
         killed_at(driver, function, KILLED)
 
     driver.start()
