@@ -257,7 +257,7 @@ def pods_without_gpus(pods: Iterable[NodePod], names: ResourceNames) -> tuple[No
     return tuple(
         pod
         for pod in pods
-        if not (pod.ended or pod.spec.extended_claim) and _asks_for_ours(pod, names)
+        if not (pod.ended or pod.spec.extended_claim) and asks_for_ours(pod, names)
     )
 
 
@@ -285,10 +285,10 @@ def pods_without_devices(
         for pod in pods
         if pod.acknowledged
         and not (pod.ended or pod.spec.extended_claim or pod.pod.uid in recorded)
-        and any((pod.pod.uid, each) not in given for each in _asks_for_ours(pod, names))
+        and any((pod.pod.uid, each) not in given for each in asks_for_ours(pod, names))
     )
 
 
-def _asks_for_ours(pod: NodePod, names: ResourceNames) -> frozenset[str]:
+def asks_for_ours(pod: NodePod, names: ResourceNames) -> frozenset[str]:
     asked = (each for container in pod.spec.containers for each in container.asks_for)
     return frozenset(each for each in asked if names.include(each))

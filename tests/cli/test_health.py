@@ -42,7 +42,31 @@ def ask(server, type_in, tmp_path):
 
 def put_node(server, name="node-a", **annotations):
     metadata = {"name": name, "annotations": annotations}
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    there = next((n for n in server.objects("nodes") if n["metadata"]["name"] == name), {})
+    status = there.get("status", {})
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+
+
+def put_device_plugin_node(server):
+    """One that gives its GPUs out by the device-plugin API."""
+    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": "DevicePlugin"}
+    metadata, status = {"name": "node-a"}, {"conditions": [condition]}
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+
+
+def put_pod(server, name="works", phase="Running", **limits):
+    metadata = {"name": name, "namespace": "team", "uid": name}
+    container = {"name": "main", "resources": {"limits": limits}}
+    spec = {"nodeName": "node-a", "containers": [container]}
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": spec,
+            "status": {"phase": phase},
+        }
+    )
 
 
 def put_slice(server, node="node-a", **taints):
@@ -271,6 +295,52 @@ def test_a_program_is_not_left_alone_while_its_release_cannot_be_prolonged(caplo
     assert caplog.text.count("not prolonged yet: the API server is away") == 2
 
 
+@pytest.fixture(params=["a cluster without DRA", "DRA beside it"])
+def by_device_plugin(request, server, plugin):
+    """Node-a gives its GPUs out by the device-plugin API; what its plugin saw of annotations."""
+    server.remove("resourceslices", "slice-node-a")
+    if request.param == "a cluster without DRA":
+        server.served[:] = []
+    put_device_plugin_node(server)
+    return plugin
+
+
+def test_gpus_that_a_device_plugin_gives_out_are_cleared_and_released(ask, by_device_plugin):
+    answer = ask("clear", "gpu-3", "--node", "node-a")
+    assert (answer.code, "publishes no" in answer.out) == (0, False)
+
+    assert "has let go of gpu-3" in ask("release", "gpu-3", "--node", "node-a").out
+    assert ask("release", "--end", "--node", "node-a").out == "node-a has its GPUs back\n"
+
+
+def test_gpus_that_pods_have_by_the_device_plugin_api_are_not_released(
+    server, ask, by_device_plugin
+):
+    put_pod(server, **{"nvidia.com/gpu": "1"})
+    put_pod(server, "other", cpu="1")
+    put_pod(server, "ended", "Succeeded", **{"nvidia.com/gpu": "1"})
+
+    answer = ask("release", "gpu-3", "--node", "node-a")
+
+    assert answer.code == 1
+    assert (
+        "pods have GPUs of node-a by the device-plugin API, which does not say which: team/works: "
+        "delete them first, or use --force"
+    ) in answer.err
+    assert by_device_plugin == []
+    assert ask("release", "gpu-3", "--node", "node-a", "--force").code == 0
+
+
+def test_where_a_device_plugin_gives_gpus_out_it_is_said_what_tells_of_sick_ones(
+    ask, by_device_plugin
+):
+    answer = ask("list", "--node", "node-a")
+
+    assert answer.code == 1
+    assert "node-a gives GPUs out by the device-plugin API" in answer.err
+    assert "kubectl get events -n default --field-selector reason=GPUUnhealthy" in answer.err
+
+
 @pytest.mark.parametrize("gpus", [[], ["gpu-0"], ["GPU-0"]])
 def test_gpus_that_claims_hold_are_not_released(server, ask, plugin, gpus):
     put_claim(server)
@@ -335,7 +405,8 @@ def client_of(tmp_path):
         (["release", "gpu-0-mon", "--node", "node-a"], "is a part of a GPU: write the name of"),
         (["release", "--end", "gpu-0", "--node", "node-a"], "--end ends the release of the node"),
         (["release", "--end", "--node", "node-a", "--", "ls"], "takes no GPU and no program"),
-        (["list", "--node", "node-z"], "node-z publishes no devices of gpu.nvidia.com"),
+        (["list", "--node", "node-z"], "there is no node node-z: name one with"),
+        (["list", "--node", "node-a"], "node-a publishes no devices of gpu.nvidia.com"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(server, ask, words, problem):

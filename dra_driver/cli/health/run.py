@@ -13,15 +13,23 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from api import names
-from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from api.names import (
+    CLEAR_FAULTS_ANNOTATION,
+    GPUS_ALLOCATED_BY,
+    RELEASE_ANNOTATION,
+    RELEASED_ANNOTATION,
+)
 from api.strict import ConfigError
-from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound
+from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound, NotServed
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
 from dra_driver.k8s.api import Document, KubernetesApi
+from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.health import Problem
 from dra_driver.model.offer import gpu_name_of
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.health.messages import action, meaning
 from dra_driver.plan.health.problems import problem_of, taint_key
 from dra_driver.plan.health.release import (
@@ -31,6 +39,7 @@ from dra_driver.plan.health.release import (
     new_release,
     parse_release,
 )
+from dra_driver.plan.node_api import asks_for_ours
 
 _POLL_SECONDS: Final = 0.5
 _MAX_SHOWN: Final = 20  # claims
@@ -72,8 +81,8 @@ class HealthCommand:
         """The GPUs with a taint for their health, on *node*; empty: on every node. *output*:
         ``table`` or ``json``. HealthError: *node* publishes nothing."""
         slices = self._slices(node)
-        if node and not slices:
-            raise HealthError(f"{node} publishes no devices of {self._driver}")
+        if not slices and (node or not self._resources.is_served()):
+            raise HealthError(self._why_no_slices(node))
         devices_of: dict[SickGpu, list[str]] = defaultdict(list)
         for spec in slices:
             for device in spec.get("devices") or ():
@@ -99,7 +108,7 @@ class HealthCommand:
         done = f"{node}: {request}: cleared; what is still wrong stays (dra-driver health list)"
         uuids = self._uuids(node)
         published = {ALL, *uuids, *uuids.values()}
-        unknown = [word for word in request.split(",") if word not in published]
+        unknown = [word for word in request.split(",") if uuids and word not in published]
         return f"{done}; {node} publishes no {', '.join(unknown)}" if unknown else done
 
     def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:
@@ -138,7 +147,9 @@ class HealthCommand:
     def _request(self, node: str, gpus: Sequence[str], seconds: float, force: bool) -> Release:
         asked = _listed(gpus) or ALL
         if not force:
-            self._refuse_held(node, asked)
+            self._refuse_used(node)
+            if self._resources.is_served():
+                self._refuse_held(node, asked)
         release = new_release(asked, self._now() + seconds)
         self._ask(node, release, force=force)
         return release
@@ -245,6 +256,37 @@ class HealthCommand:
                 "delete their pods first, or use --force"
             )
 
+    def _refuse_used(self, node: str) -> None:
+        """HealthError: pods have devices of *node* that only its kubelet knows."""
+        if not self._gives_devices_out(node):
+            return
+        names = ResourceNames()
+        pods = sorted(
+            f"{each.namespace}/{each.pod.name}"
+            for each in PodReader(self._api).on_node(node)
+            if not each.ended and asks_for_ours(each, names)
+        )
+        if pods:
+            raise HealthError(
+                f"pods have GPUs of {node} by the device-plugin API, which does not say which: "
+                f"{abbreviated(pods)}: delete them first, or use --force"
+            )
+
+    def _gives_devices_out(self, node: str) -> bool:
+        """Whether pods get devices of *node* by the device-plugin API."""
+        conditions = (self._node(node).get("status") or {}).get("conditions") or ()
+        reasons = [each.get("reason") for each in conditions if each["type"] == GPUS_ALLOCATED_BY]
+        return reasons == [AllocationApi.DEVICE_PLUGIN.value] or not self._resources.is_served()
+
+    def _why_no_slices(self, node: str) -> str:
+        if node and not self._gives_devices_out(node):
+            return f"{node} publishes no devices of {self._driver}"
+        return (
+            f"{node or 'this cluster'} gives GPUs out by the device-plugin API, which says how "
+            "many are healthy, and not what is wrong with others: that is in the events of the "
+            "Node (kubectl get events -n default --field-selector reason=GPUUnhealthy)"
+        )
+
     def _is_tainted(self, node: str, asked: str) -> bool:
         """Whether no new pod gets a device of these GPUs: it is tainted, or not there."""
         concerned, key = self._is_among(node, asked), taint_key(Problem.RELEASED)
@@ -273,7 +315,10 @@ class HealthCommand:
 
     def _slices(self, node: str) -> list[Document]:
         """The specs of our slices on *node*; empty: on every node."""
-        return [each["spec"] for each in self._resources.slices(self._driver, node)[0]]
+        try:
+            return [each["spec"] for each in self._resources.slices(self._driver, node)[0]]
+        except NotServed:  # by which GPUs are given out is the device-plugin API, then
+            return []
 
     def _what_it_waits_for(self, node: str) -> str:
         words = self._annotations(node).get(RELEASED_ANNOTATION, "").split(maxsplit=2)
