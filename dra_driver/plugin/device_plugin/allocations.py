@@ -358,11 +358,17 @@ class Allocations:
         must_include: Sequence[DeviceId],
         size: int,
     ) -> Sequence[DeviceId]:
-        """Any of them where it is not known what is offered."""
+        """Any of them where it is not known what is offered. If there are enough others, none that
+        is recorded: its last pod may use it yet, and what held for that pod holds until it is taken
+        back; a kubelet that has lost its checkpoint takes all for free."""
         try:
             offer = self._parts.offers.now()
         except DriverError:
             return tuple(dict.fromkeys((*must_include, *available)))[:size]
+        allocations = (record.allocation for record in self._ledger.records())
+        recorded = {id_ for each in allocations if each for id_ in each.ids} - {*must_include}
+        unrecorded = [id_ for id_ in available if id_ not in recorded]
+        available = unrecorded if len(unrecorded) >= size else available
         return preferred(offer, resource, available, must_include, size, self._parts.names)
 
     @contextmanager

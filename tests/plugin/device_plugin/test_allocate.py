@@ -315,3 +315,14 @@ def test_the_preferred_devices_are_any_where_it_is_not_known_what_is_offered(wor
     preferred = world.allocations.preferred(GPU, [whole(0), whole(1)], [whole(1)], 1)
 
     assert preferred == (whole(1),)
+
+
+def test_preferred_are_devices_that_nobody_is_recorded_to_have_as_long_as_there_are_any(world):
+    world.allocate(whole(0))
+
+    def preferred(size, *must_include):
+        return world.allocations.preferred(GPU, [whole(0), whole(1)], must_include, size)
+
+    assert preferred(1) == (whole(1),)
+    assert preferred(1, whole(0)) == (whole(0),)
+    assert set(preferred(2)) == {whole(0), whole(1)}
