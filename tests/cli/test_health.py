@@ -42,9 +42,7 @@ def ask(server, type_in, tmp_path):
 
 def put_node(server, name="node-a", **annotations):
     metadata = {"name": name, "annotations": annotations}
-    there = next((n for n in server.objects("nodes") if n["metadata"]["name"] == name), {})
-    status = there.get("status", {})
-    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
 
 
 def put_device_plugin_node(server):
@@ -118,26 +116,13 @@ def annotations(server):
 
 
 @pytest.fixture
-def plugin(server):
+def plugin(server, client_of):
     """The plugin of node-a, which does what the annotations say; and what it saw of them."""
-    seen, stop = [], threading.Event()
+    seen, stop, client = [], threading.Event(), client_of(server)
 
     def serve():
         while not stop.wait(0.02):
-            there = annotations(server)
-            request = there.get(RELEASE_ANNOTATION)
-            if request and there.get(RELEASED_ANNOTATION) != request:
-                seen.append(request)
-                others = [RELEASED] if request.startswith("all") else []
-                put_slice(server, gpu_0=[RELEASED], gpu_1=others, gpu_0_mon=[])
-                answer = f"{request} no such GPU: gpu-9" if "gpu-9" in request else request
-                put_node(server, **there | {RELEASED_ANNOTATION: answer})
-            elif not request and RELEASED_ANNOTATION in there:
-                seen.append("back")
-                put_node(server)
-            elif CLEAR_FAULTS_ANNOTATION in there:
-                seen.append(there[CLEAR_FAULTS_ANNOTATION])
-                put_node(server)
+            act(server, client, seen)
 
     put_node(server)
     put_slice(server, gpu_0=[], gpu_1=[], gpu_0_mon=[])
@@ -146,6 +131,26 @@ def plugin(server):
     yield seen
     stop.set()
     thread.join(10)
+
+
+def act(server, client, seen):
+    there = annotations(server)
+    request = there.get(RELEASE_ANNOTATION)
+    if request and there.get(RELEASED_ANNOTATION) != request:
+        seen.append(request)
+        others = [RELEASED] if request.startswith("all") else []
+        put_slice(server, gpu_0=[RELEASED], gpu_1=others, gpu_0_mon=[])
+        answer = f"{request} no such GPU: gpu-9" if "gpu-9" in request else request
+        change = {RELEASED_ANNOTATION: answer}
+    elif not request and RELEASED_ANNOTATION in there:
+        seen.append("back")
+        change = {RELEASED_ANNOTATION: None}
+    elif CLEAR_FAULTS_ANNOTATION in there:
+        seen.append(there[CLEAR_FAULTS_ANNOTATION])
+        change = {CLEAR_FAULTS_ANNOTATION: None}
+    else:
+        return
+    client.patch("/api/v1/nodes/node-a", {"metadata": {"annotations": change}})
 
 
 def test_sick_gpus_of_all_nodes_are_listed_with_what_to_do(server, ask):
@@ -329,6 +334,17 @@ def test_gpus_that_pods_have_by_the_device_plugin_api_are_not_released(
     ) in answer.err
     assert by_device_plugin == []
     assert ask("release", "gpu-3", "--node", "node-a", "--force").code == 0
+
+
+def test_nodes_whose_gpus_a_device_plugin_gives_out_are_named_beside_the_others(server, ask):
+    put_slice(server, "node-b", gpu_0=[])
+    put_device_plugin_node(server)
+
+    assert ask("list").out == (
+        "no GPU has a taint for its health\n"
+        "by the device-plugin API, which has no taints: node-a "
+        "(kubectl get events -n default --field-selector reason=GPUUnhealthy)\n"
+    )
 
 
 def test_where_a_device_plugin_gives_gpus_out_it_is_said_what_tells_of_sick_ones(

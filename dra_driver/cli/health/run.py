@@ -42,6 +42,7 @@ from dra_driver.plan.health.release import (
 from dra_driver.plan.node_api import asks_for_ours
 
 _POLL_SECONDS: Final = 0.5
+_EVENTS: Final = "kubectl get events -n default --field-selector reason=GPUUnhealthy"
 _MAX_SHOWN: Final = 20  # claims
 _TRIES: Final = 5  # others write the Node, too
 
@@ -92,10 +93,14 @@ class HealthCommand:
         if output == "json":
             found = [asdict(sick) | {"devices": devices} for sick, devices in sick_gpus]
             return json.dumps(found, indent=2)
-        if not sick_gpus:
-            return "no GPU has a taint for its health"
         head = ("NODE", "GPU", "DEVICES", "PROBLEM", "SINCE", "EFFECT", "WHAT TO DO")
-        return format_table(head, [_row(sick, devices) for sick, devices in sick_gpus])
+        table = format_table(head, [_row(sick, devices) for sick, devices in sick_gpus])
+        answer = table if sick_gpus else "no GPU has a taint for its health"
+        others = () if node else self._device_plugin_nodes()
+        if others:
+            answer += f"\nby the device-plugin API, which has no taints: {', '.join(others)} "
+            answer += f"({_EVENTS})"
+        return answer
 
     def clear(self, node: str, gpus: Sequence[str]) -> str:
         """Say that *gpus* of *node* are well, and wait until its plugin has taken note."""
@@ -274,17 +279,20 @@ class HealthCommand:
 
     def _gives_devices_out(self, node: str) -> bool:
         """Whether pods get devices of *node* by the device-plugin API."""
-        conditions = (self._node(node).get("status") or {}).get("conditions") or ()
-        reasons = [each.get("reason") for each in conditions if each["type"] == GPUS_ALLOCATED_BY]
-        return reasons == [AllocationApi.DEVICE_PLUGIN.value] or not self._resources.is_served()
+        return _by_device_plugin(self._node(node)) or not self._resources.is_served()
+
+    def _device_plugin_nodes(self) -> Sequence[str]:
+        """Those of the cluster that give their GPUs out by the device-plugin API."""
+        pages = self._api.pages("/api/v1/nodes")
+        nodes = (each for page in pages for each in page.get("items") or ())
+        return sorted(str(each["metadata"]["name"]) for each in nodes if _by_device_plugin(each))
 
     def _why_no_slices(self, node: str) -> str:
         if node and not self._gives_devices_out(node):
             return f"{node} publishes no devices of {self._driver}"
         return (
             f"{node or 'this cluster'} gives GPUs out by the device-plugin API, which says how "
-            "many are healthy, and not what is wrong with others: that is in the events of the "
-            "Node (kubectl get events -n default --field-selector reason=GPUUnhealthy)"
+            f"many are healthy, and not what is wrong with others: that is in events ({_EVENTS})"
         )
 
     def _is_tainted(self, node: str, asked: str) -> bool:
@@ -355,6 +363,12 @@ class HealthCommand:
             if time.monotonic() > deadline:
                 raise HealthError(why())
             time.sleep(_POLL_SECONDS)
+
+
+def _by_device_plugin(node: Document) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    reasons = [each.get("reason") for each in conditions if each["type"] == GPUS_ALLOCATED_BY]
+    return reasons == [AllocationApi.DEVICE_PLUGIN.value]
 
 
 def _listed(gpus: Collection[str]) -> str:
