@@ -155,6 +155,12 @@ def test_it():
         ("", "0", 1, "1 x refused: kubelet-plugin: list pods: no role"),
         ("", "1", 1, "1 x refused: kubelet-plugin: list pods: no role"),
         ("@pytest.mark.refused('pods')", "1", 0, "requests of the driver's accounts in some"),
+        (
+            "@pytest.mark.refused('nodes')",
+            "1",
+            1,
+            "1 x refused: kubelet-plugin: list pods: no role",
+        ),
     ],
 )
 def test_a_run_fails_in_which_something_was_refused_outside_of_marked_tests(
