@@ -1,6 +1,6 @@
 """What failed is not tried again at once: the wait is twice as long each time, up to a limit.
 
-The one place that knows ``tenacity``, which is imported once something failed.
+The one place that knows ``tenacity``.
 """
 
 import random
@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-if TYPE_CHECKING:
-    import tenacity
+import tenacity
 
 Answer = TypeVar("Answer")
 
@@ -36,8 +35,6 @@ class Backoff:
 
     def next_seconds(self) -> float:
         """How long to wait after one more failure."""
-        import tenacity
-
         first_seconds, last_seconds = self._waits
         state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
         state.attempt_number = self._attempt
@@ -112,8 +109,6 @@ class Retrying:
                 raise
             failed = [error]
 
-        import tenacity
-
         def attempt_again() -> Answer:
             if failed:
                 raise failed.pop()
@@ -128,9 +123,7 @@ class Retrying:
             reraise=True,
         )(attempt_again)
 
-    def _wait(self, state: "tenacity.RetryCallState") -> float:
-        import tenacity
-
+    def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         if error is not None and (seconds := self._asked_wait(error)) is not None:
             return seconds
