@@ -153,8 +153,7 @@ class HealthCommand:
         asked = _listed(gpus) or ALL
         if not force:
             self._refuse_used(node)
-            if self._resources.is_served():
-                self._refuse_held(node, asked)
+            self._refuse_held(node, asked)
         release = new_release(asked, self._now() + seconds)
         self._ask(node, release, force=force)
         return release
@@ -254,7 +253,11 @@ class HealthCommand:
             metadata = claim["metadata"]
             return [f"{metadata['namespace']}/{metadata['name']} (pods: {abbreviated(pods)})"]
 
-        if claims := sorted(self._resources.claims(held)):
+        try:
+            claims = sorted(self._resources.claims(held))
+        except NotServed:  # pods have devices by the device-plugin API only, then
+            return
+        if claims:
             more = [f"and {len(claims) - _MAX_SHOWN} more"] if len(claims) > _MAX_SHOWN else []
             raise HealthError(
                 f"claims hold these GPUs of {node}: {', '.join(claims[:_MAX_SHOWN] + more)}: "
