@@ -228,7 +228,7 @@ def test_a_strict_profile_refuses_a_fraction_where_the_driver_limits_nothing(kub
     kube.apply(pod("part", template="part"))
 
     def matching_event():
-        return [e for e in kube.events("part") if "does not limit the claim's memory" in e]
+        return [e for e in kube.events("part") if "does not limit the pod's memory" in e]
 
     why = wait("a reason", matching_event, 30)[0]
     assert why.startswith("FailedPrepareDynamicResources")

@@ -97,9 +97,10 @@ class NodeMemoryLimits:
             problem = support.reason if limited else ""
         if problem and step.strict:
             raise NodeError(
-                f"GPU {step.gpu}: its driver does not limit the claim's memory, which the node's "
-                f"profile insists on: {problem}; or make the profile not strict: then the memory "
-                "guard is enough"
+                f"GPU {step.gpu}: its driver does not limit the pod's memory, which the node's "
+                f"profile said that it has to (memoryLimit: Strict): {problem}; or leave "
+                "memoryLimit out of the profile: then the memory guard is enough, and a pod that "
+                "has the GPU without a claim has to be created again"
             )
 
     def settle(self, read: ReadPodShares, joinable: bool = False) -> bool:

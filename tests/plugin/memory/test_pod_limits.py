@@ -58,7 +58,7 @@ class World:
 
     def note_pods(self, claim):
         if self.refused:
-            raise NodeError("its driver does not limit the claim's memory")
+            raise NodeError("its driver does not limit the pod's memory")
         self.noted.append(claim)
         return True
 
