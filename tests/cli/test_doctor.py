@@ -900,3 +900,23 @@ def test_what_the_plugin_recorded_of_the_health_of_gpus_is_told(world):
     (line,) = lines(world.ask(), "[warn] GPU health")
 
     assert line.startswith("[warn] GPU health: gpu-0: Xid 79: ")
+    assert line.endswith("; a taint NoSchedule")
+
+
+def test_a_node_with_the_device_plugin_api_needs_no_device_class_and_has_no_taints(
+    world, server, tmp_path
+):
+    gpu = read_node(world.node_file).gpus[0].uuid
+    fault = Fault(GpuUuid(str(gpu)), Problem.XID, "79")
+    HealthFile(world.home / "state/health.json", boot_id(world.host)).write(HealthState((fault,)))
+    ServedApiFile(world.home / "state/api.json").write(ServedApi(AllocationApi.DEVICE_PLUGIN))
+    server.remove("deviceclasses", DRIVER)
+
+    answer = world.ask(
+        *("--kubeconfig", server.kubeconfig(tmp_path / "config")),
+        *("--device-plugin-dir", tmp_path / "device-plugins"),
+    )
+
+    (health,) = lines(answer, "[warn] GPU health")
+    assert health.endswith("; listed as unhealthy (no new pod gets it)")
+    assert "[ok]   DeviceClass: none, and this node needs none to give GPUs out by" in answer.out

@@ -6,6 +6,8 @@ from dra_driver.cli.doctor import health_checks as checks
 from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
 from dra_driver.model.health import Effect, Fault, HealthRules, HealthState, Problem
+from dra_driver.model.profiles import AllocationApi
+from dra_driver.node.state.node_api_file import ServedApi
 from tests.builders import inventory
 from tests.cli.findings import levels
 from tests.cli.scheduling import DRIVER
@@ -16,11 +18,14 @@ FELL_OFF = Fault(SICK.uuid, Problem.XID, "79")
 HOT = Fault(OTHER.uuid, Problem.THERMAL, since=60)
 
 
-def node_findings(*faults, rules=None):
+def node_findings(*faults, rules=None, api=AllocationApi.DRA):
     rules = {} if rules is None else {SICK.uuid: rules}
     return list(
         checks.check_gpu_health(
-            lambda: HealthState(tuple(faults)), lambda: TWO_GPUS, lambda _inventory: rules
+            lambda: HealthState(tuple(faults)),
+            lambda: TWO_GPUS,
+            lambda _inventory: rules,
+            lambda: ServedApi(api),
         )
     )
 
@@ -60,6 +65,7 @@ def test_a_lost_gpu_has_its_name_and_the_effect_of_its_profile():
         lambda: state,
         lambda: replace(TWO_GPUS, lost=((SICK.uuid, "it fell off the bus"),)),
         lambda inventory: {gpu.uuid: rules for gpu in inventory.gpus},
+        lambda: None,
     )
 
     assert finding.message == (
@@ -71,6 +77,18 @@ def test_a_fault_that_is_over_is_told_so_until_its_taint_goes():
     (finding,) = node_findings(Fault(SICK.uuid, Problem.REMAP_FAILED, since=1, well_since=5))
 
     assert finding.message.endswith("; a taint NoSchedule, which goes soon: it is over")
+
+
+def test_by_the_device_plugin_api_it_is_told_how_the_kubelet_sees_a_sick_gpu():
+    over = Fault(SICK.uuid, Problem.REMAP_FAILED, since=1, well_since=5)
+
+    findings = node_findings(FELL_OFF, HOT, over, api=AllocationApi.DEVICE_PLUGIN)
+
+    assert [finding.message.partition("Z; ")[2] for finding in findings] == [
+        "listed as unhealthy (no new pod gets it)",
+        "listed as unhealthy (no new pod gets it), which goes soon: it is over",
+        "listed as healthy",
+    ]
 
 
 def tainted(node, *devices, key="gpu.nvidia.com/xid", value="79"):

@@ -1,6 +1,6 @@
 """``doctor``'s checks against the API server: the Node, permissions, features, claims in use."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
+from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.state.node_api_file import ServedApi
 from dra_driver.plugin.claims.in_use import InUseCheck
 
 SERVER, NODE, RIGHTS, CLASS, FEATURES = (
@@ -128,12 +130,18 @@ def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
         yield ok(RIGHTS, f"all {len(needed)} that the plugin uses")
 
 
-def check_device_class(cluster: CheckedCluster) -> Iterator[Finding]:
+def check_device_class(
+    cluster: CheckedCluster, read_served: Callable[[], ServedApi | None]
+) -> Iterator[Finding]:
     """Claims name a class; the chart makes one with the driver's name."""
     path = f"/apis/{RESOURCE_GROUP}/{cluster.resources.version}/deviceclasses/{cluster.driver}"
     try:
         cluster.server.get(path)
     except NotFound:
+        served = read_served()
+        if served is not None and served.api is AllocationApi.DEVICE_PLUGIN:
+            yield ok(CLASS, "none, and this node needs none to give GPUs out by DevicePlugin")
+            return
         yield warn(
             CLASS,
             f"there is none with the name {cluster.driver}, which claims usually ask for",

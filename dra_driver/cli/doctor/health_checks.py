@@ -13,10 +13,11 @@ from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, 
 from dra_driver.cli.findings import Check, Finding, abbreviated, ok, warn
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.health import DEFAULT_HEALTH_RULES, Effect, Fault, HealthState, Problem
-from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.model.profiles import DEFAULT_PROFILE, AllocationApi
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.state.health_file import HealthFile
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.health.messages import action, describe_problem, meaning
 from dra_driver.plan.health.problems import effect_of, problem_of
@@ -40,7 +41,14 @@ class _NodeTaint:
 
 def checks(settings: DoctorSettings, node: GpuNode) -> list[Check]:
     file = HealthFile(settings.health_state, boot_id(settings.host_root))
-    check = partial(check_gpu_health, file.inspect, node.inventory, partial(_rules, settings))
+    served = ServedApiFile(settings.served_api)
+    check = partial(
+        check_gpu_health,
+        file.inspect,
+        node.inventory,
+        partial(_rules, settings),
+        served.inspect,
+    )
     return [(GPU_HEALTH, check)]
 
 
@@ -55,6 +63,7 @@ def check_gpu_health(
     read_health: Callable[[], HealthState],
     read_inventory: Callable[[], Inventory],
     read_rules: Callable[[Inventory], RulesByGpu],
+    read_served: Callable[[], ServedApi | None],
 ) -> Iterator[Finding]:
     """One finding for each fault of the GPUs of this node."""
     state = read_health()
@@ -64,15 +73,28 @@ def check_gpu_health(
     inventory = read_inventory()
     gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
     rules = read_rules(inventory)
+    served = read_served()
+    lists = served is not None and served.api is AllocationApi.DEVICE_PLUGIN
     places = {gpu.uuid: place for place, gpu in enumerate(inventory.gpus)}
     for fault in sorted(state.faults, key=lambda fault: places.get(fault.gpu, len(places))):
         gpu_rules = rules.get(fault.gpu, DEFAULT_HEALTH_RULES)
         effect = effect_of(fault.problem, fault.value, gpu_rules)
-        yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), effect)
+        consequence = _unhealthy(effect) if lists else _taint(effect)
+        yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), consequence)
 
 
-def _fault_finding(fault: Fault, gpu_name: str, effect: Effect) -> Finding:
-    consequence = "no taint" if effect is Effect.NONE else f"a taint {effect}"
+def _taint(effect: Effect) -> str:
+    return "no taint" if effect is Effect.NONE else f"a taint {effect}"
+
+
+def _unhealthy(effect: Effect) -> str:
+    """The device-plugin API has no taints."""
+    if effect is Effect.NONE:
+        return "listed as healthy"
+    return "listed as unhealthy (no new pod gets it)"
+
+
+def _fault_finding(fault: Fault, gpu_name: str, consequence: str) -> Finding:
     recovering = "" if fault.well_since is None else ", which goes soon: it is over"
     return warn(
         GPU_HEALTH,

@@ -45,6 +45,7 @@ from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import OpenNode
 from dra_driver.node.nvml.threads import CallThread
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.settings import DoctorSettings
 
@@ -134,7 +135,8 @@ def _examine(
             *_node_profile_checks(settings, cluster),
             _check_of_use(settings, node, cluster),
         ]
-        yield from examine_cluster(cluster, more_checks)
+        served = ServedApiFile(settings.served_api)
+        yield from examine_cluster(cluster, more_checks, served.inspect)
 
 
 def _user(uid: int) -> Iterator[Finding]:
@@ -206,7 +208,9 @@ def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Check
 
 
 def examine_cluster(
-    cluster: cluster_checks.CheckedCluster, more_checks: Iterable[Check] = ()
+    cluster: cluster_checks.CheckedCluster,
+    more_checks: Iterable[Check] = (),
+    read_served: Callable[[], ServedApi | None] = lambda: None,
 ) -> Iterator[Finding]:
     """Every check against the API server, and *more_checks*; none, where it does not answer."""
 
@@ -221,8 +225,9 @@ def examine_cluster(
     # every slice there is: listed once for both
     published = cache(partial(read_published_devices, cluster))
     tainted_devices = partial(health_checks.check_tainted_devices, cluster.node, published)
+    device_class = partial(cluster_checks.check_device_class, cluster, read_served)
     about_dra: list[Check] = [
-        (cluster_checks.CLASS, lambda: cluster_checks.check_device_class(cluster)),
+        (cluster_checks.CLASS, device_class),
         (cluster_checks.FEATURES, lambda: cluster_checks.check_api_features(cluster)),
         (pending_claims.CLAIMS, lambda: pending_claims.pending_claims(cluster, published)),
         (pending_pods.PODS, lambda: pending_pods.pending_pods(cluster, published)),
