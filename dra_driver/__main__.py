@@ -204,7 +204,8 @@ def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
     probe.set_defaults(command=_startup_probe)
 
     uninstall = commands.add_parser(
-        "uninstall-check", help="fail while claims hold devices of this driver, and name them"
+        "uninstall-check",
+        help="fail while claims or pods have devices of this driver, and name them",
     )
     UninstallSettings.add_flags(uninstall)
     uninstall.set_defaults(command=_uninstall_check)
@@ -372,7 +373,7 @@ def _uninstall_check(arguments: argparse.Namespace) -> int:
 
     settings = UninstallSettings.read(arguments)
     with contextlib.closing(ApiClient(load_access(settings.kubeconfig))) as api:
-        return _print_problem(uninstall_problem(api, settings.driver_name))
+        return _print_problem(uninstall_problem(api, settings))
 
 
 def _print_problem(problem: str) -> int:

@@ -98,8 +98,8 @@ _HARMLESS_CAPABILITIES: Final = ("NET_BIND_SERVICE",)  # capabilities with which
 
 
 class PodReader:
-    """Reads one pod at a time, for which it needs the right to ``get`` pods, or all of a node, for
-    which it needs that to ``list`` them."""
+    """Reads one pod at a time, for which it needs the right to ``get`` pods, or many, for which it
+    needs that to ``list`` them."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
@@ -130,6 +130,12 @@ class PodReader:
             ) from e
         now = self._api.now()
         return tuple(_node_pod(document, now) for document in documents)
+
+    def nodes_of(self, selector: str) -> frozenset[str]:
+        """The nodes of all pods with these labels, as the API server has them in memory."""
+        query = {"labelSelector": selector, **FROM_WATCH_CACHE}
+        specs = (each["spec"] for each in self._api.list("/api/v1/pods", query)["items"])
+        return frozenset(spec["nodeName"] for spec in specs if spec.get("nodeName"))
 
     def _read(self, namespace: str, name: str, query: Mapping[str, str]) -> PodSpec:
         try:

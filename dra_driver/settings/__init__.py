@@ -28,21 +28,22 @@ from dra_driver.settings.fields import (
     FORMS,
     AbsolutePath,
     DriverName,
+    ExtendedResourceName,
     HttpAddress,
     Kubeconfig,
     KubeletDirectory,
     LogFormat,
     LogLevel,
+    MigExtendedResourcePrefix,
     NamespaceName,
     NodeName,
     ObjectName,
     OptionalPath,
-    OptionalResourceName,
-    OptionalResourcePrefix,
     PodUidFlag,
     ProfileName,
     Quantity,
     RevisionNamespace,
+    SharedExtendedResourceName,
 )
 
 _MPS_DIR = "/run/dra-driver-gpu/mps"
@@ -124,10 +125,18 @@ class StartupProbeSettings(_Settings):
 
 
 class UninstallSettings(_Settings):
-    """`dra-driver uninstall-check`: which claims it looks for, and where."""
+    """`dra-driver uninstall-check`: which claims and pods it looks for, and where."""
 
     driver_name: DriverName = DRIVER
     kubeconfig: Kubeconfig = None
+    plugin_selector: str = Field(
+        "",
+        description="the labels of the plugin's pods, as kubectl's --selector has them: pods "
+        "without claims count only on nodes where such a pod is; empty: on all nodes",
+    )
+    extended_resource_name: ExtendedResourceName = "nvidia.com/gpu"
+    shared_extended_resource_name: SharedExtendedResourceName = "nvidia.com/gpu.shared"
+    mig_extended_resource_prefix: MigExtendedResourcePrefix = "nvidia.com/mig-"
 
 
 def _own_kubeconfig() -> Path | None:
@@ -301,21 +310,9 @@ class DevicesSettings(ClaimsSettings):
         description="the profile of a node for which neither a label nor a NodeProfile object "
         "chooses one (`devices` looks at neither); empty: the one called default",
     )
-    extended_resource_name: OptionalResourceName = Field(
-        "nvidia.com/gpu",
-        description="what pods ask for by the device-plugin API to get a GPU; empty: no GPU is "
-        "offered by name",
-    )
-    shared_extended_resource_name: OptionalResourceName = Field(
-        "nvidia.com/gpu.shared",
-        description="the same for replicas that the profile renames; empty: none of them is "
-        "offered by name",
-    )
-    mig_extended_resource_prefix: OptionalResourcePrefix = Field(
-        "nvidia.com/mig-",
-        description="the same for MIG instances: what stands before the name of their profile; "
-        "empty: no instance is offered by name",
-    )
+    extended_resource_name: ExtendedResourceName = "nvidia.com/gpu"
+    shared_extended_resource_name: SharedExtendedResourceName = "nvidia.com/gpu.shared"
+    mig_extended_resource_prefix: MigExtendedResourcePrefix = "nvidia.com/mig-"
 
     @field_validator("shared_extended_resource_name")
     @classmethod

@@ -97,8 +97,30 @@ Kubeconfig = Annotated[
     Path | None,
     Field(description="how to reach the API server; default: the pod's service account"),
 ]
-OptionalResourceName = Annotated[str, AfterValidator(_resource_name)]
-OptionalResourcePrefix = Annotated[str, AfterValidator(_resource_prefix)]
+ExtendedResourceName = Annotated[
+    str,
+    AfterValidator(_resource_name),
+    Field(
+        description="what pods ask for by the device-plugin API to get a GPU; empty: no GPU is "
+        "offered by name"
+    ),
+]
+SharedExtendedResourceName = Annotated[
+    str,
+    AfterValidator(_resource_name),
+    Field(
+        description="the same for replicas that the profile renames; empty: none of them is "
+        "offered by name"
+    ),
+]
+MigExtendedResourcePrefix = Annotated[
+    str,
+    AfterValidator(_resource_prefix),
+    Field(
+        description="the same for MIG instances: what stands before the name of their profile; "
+        "empty: no instance is offered by name"
+    ),
+]
 Quantity = Annotated[str, AfterValidator(_memory)]
 HttpAddress = Annotated[
     str, Field(description="the address of /metrics, /livez and /readyz; empty: none")

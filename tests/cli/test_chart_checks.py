@@ -93,6 +93,101 @@ def test_held_claims_are_named_with_their_pods(
     ]
 
 
+def put_pods(server: ApiServer, node: str, *pods: str, api: str = "DevicePlugin") -> None:
+    """Pods that ask for GPUs, on a node that gives them out by *api*; empty: by none of ours."""
+    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": api}
+    status = {"conditions": [condition] if api else []}
+    server.put({"kind": "Node", "metadata": {"name": node}, "status": status})
+    for name in pods:
+        put_pod(server, name, node)
+
+
+def put_pod(server: ApiServer, name: str, node: str, phase: str = "Running", **limits: str) -> None:
+    resources = {"limits": limits or {"nvidia.com/gpu": "1"}}
+    metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}"}
+    spec = {"nodeName": node, "containers": [{"name": "main", "resources": resources}]}
+    server.put({"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}})
+
+
+NAMES = (
+    *("--extended-resource-name", "example.com/gpu"),
+    *("--mig-extended-resource-prefix", ""),
+)
+
+
+@pytest.mark.parametrize("versions", [["v1"], []], ids=["beside DRA", "without DRA"])
+def test_pods_with_gpus_by_the_device_plugin_api_are_named_with_their_nodes(
+    type_in: Type, server: ApiServer, tmp_path: Path, versions: list[str]
+) -> None:
+    server.served[:] = versions
+    put_pods(server, "node-b", "train")
+    put_pods(server, "node-a", "web", "eval")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.code == 1
+    first, *pods, last = answer.out.splitlines()
+    assert first.startswith("3 pods have GPUs by the device-plugin API. Without the driver no")
+    assert pods == [
+        "  team/eval  on node node-a",
+        "  team/web  on node node-a",
+        "  team/train  on node node-b",
+    ]
+    assert last.startswith("Delete these pods first, and wait two minutes until the driver has")
+
+
+def test_a_node_that_the_plugin_has_left_to_another_device_plugin_is_not_in_the_way(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "left", "theirs")
+    put_pods(server, "here", "ours")
+    for name, labels in (("plugin", {"c": "plugin", "i": "ours"}), ("waits", {"c": "plugin"})):
+        metadata = {"name": name, "namespace": "gpus", "labels": labels}
+        spec = {"nodeName": "here"} if name == "plugin" else {}
+        server.put({"kind": "Pod", "metadata": metadata, "spec": {"containers": [], **spec}})
+
+    assert check(type_in, server, tmp_path, "--plugin-selector", "c=other") == Answer(0, "", "")
+    for selector in ("c=plugin,i=ours", "c=plugin"):
+        answer = check(type_in, server, tmp_path, "--plugin-selector", selector)
+        assert answer.out.splitlines()[1:-1] == ["  team/ours  on node here"]
+
+
+def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "theirs", "of-another-device-plugin", api="")
+    put_pods(server, "shared", "of-either", api="OtherDevicePlugin")
+    put_pods(server, "by-claims", "with-a-claim", api="DRA")
+    put_pods(server, "ours")
+    put_pod(server, "ended", "ours", "Succeeded", **{"example.com/gpu": "1"})
+    put_pod(server, "without", "ours", cpu="1")
+    put_pod(server, "by-another-name", "ours", **{"nvidia.com/gpu": "1"})
+    put_pod(server, "of-a-name-that-is-off", "ours", **{"nvidia.com/mig-1g.10gb": "1"})
+
+    assert check(type_in, server, tmp_path, *NAMES) == Answer(0, "", "")
+
+    put_pod(server, "renamed", "ours", **{"nvidia.com/gpu.shared": "1"})
+    answer = check(type_in, server, tmp_path, *NAMES)
+    assert answer.out.splitlines()[1:-1] == ["  team/renamed  on node ours"]
+
+
+def test_claims_and_pods_are_named_together(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    server.put(claim_document(claim("gpu-0", name="alone")))
+    put_pods(server, "node-a", *(f"pod-{number:02}" for number in range(30)))
+
+    lines = check(type_in, server, tmp_path).out.splitlines()
+
+    assert lines[0].startswith("a claim holds devices of gpu.nvidia.com.")
+    assert lines[1] == "  default/alone  no pod: delete the claim"
+    assert lines[2].startswith("30 pods have GPUs by the device-plugin API.")
+    assert lines[3:-1] == [
+        *(f"  team/pod-{number:02}  on node node-a" for number in range(20)),
+        "  and 10 more",
+    ]
+
+
 def test_a_list_that_the_api_server_forgets_is_begun_again(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
@@ -116,12 +211,14 @@ def test_of_many_claims_some_are_named_and_the_others_counted(
     assert len(answer.out) < 2048  # what the kubelet keeps of it
 
 
+@pytest.mark.parametrize("resource", ["resourceclaims", "nodes", "pods"])
 def test_where_the_api_server_does_not_say_the_uninstall_is_stopped(
-    type_in: Type, server: ApiServer, tmp_path: Path
+    type_in: Type, server: ApiServer, tmp_path: Path, resource: str
 ) -> None:
-    server.deny("list", "resourceclaims")
+    put_pods(server, "node-a")
+    server.deny("list", resource)
 
     answer = check(type_in, server, tmp_path)
 
-    assert answer.code == 1
-    assert "resourceclaims" in answer.err
+    assert (answer.code, answer.out) == (1, "")
+    assert resource in answer.err

@@ -422,11 +422,13 @@ def test_on_the_host_network_the_startup_probe_asks_the_process_of_its_own_pod()
     assert plugin["startupProbe"]["timeoutSeconds"] >= 5  # a Python has to start
 
 
-def test_the_check_before_an_uninstall_may_list_claims_and_nothing_else() -> None:
-    rendered = render("--set", "hostNetwork=true,driverName=gpu.example.com")
+def test_the_check_before_an_uninstall_may_list_who_has_gpus_and_nothing_else() -> None:
+    names = "extendedResourceName=,sharedExtendedResourceName=a.b/c,mig.extendedResourcePrefix=d.e/"
+    rendered = render("--set", f"hostNetwork=true,driverName=gpu.example.com,{names}")
     account = rendered[f"{UNINSTALL} ServiceAccount"]["metadata"]
     assert rendered[f"{UNINSTALL} ClusterRole"]["rules"] == [
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list"]}
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list"]},
+        {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list"]},
     ]
     [subject] = rendered[f"{UNINSTALL} ClusterRoleBinding"]["subjects"]
     assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
@@ -437,7 +439,14 @@ def test_the_check_before_an_uninstall_may_list_claims_and_nothing_else() -> Non
     [check] = pod["containers"]
     assert (pod["serviceAccountName"], pod["hostNetwork"]) == (account["name"], True)
     assert check["args"] == ["uninstall-check"]
-    assert variables(pod) == {"DRIVER_NAME": "gpu.example.com"}
+    labels = rendered["DaemonSet"]["spec"]["selector"]["matchLabels"]
+    assert variables(pod) == {
+        "DRIVER_NAME": "gpu.example.com",
+        "PLUGIN_SELECTOR": ",".join(f"{name}={value}" for name, value in sorted(labels.items())),
+        "EXTENDED_RESOURCE_NAME": "",
+        "SHARED_EXTENDED_RESOURCE_NAME": "a.b/c",
+        "MIG_EXTENDED_RESOURCE_PREFIX": "d.e/",
+    }
     assert check["securityContext"]["runAsNonRoot"] is True
     assert check["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 

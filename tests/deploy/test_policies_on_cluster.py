@@ -9,6 +9,7 @@ import pytest
 
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
+    GPUS_ALLOCATED_BY,
     PROFILE_LABEL,
     PROFILE_REVISION_ANNOTATION,
     RELEASE_ANNOTATION,
@@ -588,6 +589,8 @@ def test_the_controller_gives_every_node_its_revision(
 def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
     clients: Clients, there: Mapping[str, Document]
 ) -> None:
+    said = {"type": GPUS_ALLOCATED_BY, "status": "True", "reason": "DevicePlugin"}
+    status_of_node({"status": {"conditions": [said]}})(clients.admin, there)  # it lists pods then
     command = [
         "uninstall-check",
         "--driver-name=unused.test",

@@ -98,6 +98,11 @@ class Release:
     def uninstall(self, *flags: str) -> None:
         self.helm("uninstall", NAME, *flags)
 
+    def keep(self) -> None:
+        """After an uninstall that was refused, which leaves it where nothing can be upgraded."""
+        refused = json.loads(self.helm("history", NAME, "--output", "json"))[-1]
+        self.helm("rollback", NAME, str(refused["revision"]))
+
     def start(self) -> None:
         """Have all pods run on the node, and wait until they are ready."""
         self.kube.label_node(self.cluster.node_name, **{RUNS: "yes"})

@@ -12,7 +12,7 @@ from tests.e2e.device_plugin import CHANGE_SECONDS, GPU, running, shown, wait_al
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC, fraction, on, pod, template
 from tests.e2e.processes import main_process
-from tests.e2e.release import AGENT, PLUGIN
+from tests.e2e.release import AGENT, NAME, PLUGIN
 
 VALUES = {"profiles": {"by-device-plugin": device_plugin.PROFILE}}
 
@@ -113,7 +113,7 @@ def test_clients_compute_on_while_the_pods_of_agent_and_plugin_are_replaced(
 @pytest.mark.core
 @pytest.mark.device_plugin
 @pytest.mark.point(151)
-def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out(
+def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out_and_not_removed(
     installed, kube, session_driver
 ):
     kube.label_node(installed.cluster.node_name, **{PROFILE_LABELS[0]: "by-device-plugin"})
@@ -132,3 +132,10 @@ def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out(
     doctor = installed.inside(PLUGIN, "dra-driver", "doctor")
     assert doctor.returncode == 0, doctor
     assert "DevicePlugin" in doctor.stdout
+
+    refused = installed.try_helm("uninstall", NAME)
+    assert refused.returncode != 0
+    node = installed.cluster.node_name
+    for name in ("after", "before"):
+        assert f"default/{name}  on node {node}" in refused.stdout + refused.stderr
+    installed.keep()

@@ -15,20 +15,22 @@ from typing import Any, Final
 from api import names
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
-    GPUS_ALLOCATED_BY,
     RELEASE_ANNOTATION,
     RELEASED_ANNOTATION,
 )
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound, NotServed
+from dra_driver.cli.device_plugin_nodes import (
+    device_plugin_nodes,
+    is_device_plugin_node,
+    pods_with_devices,
+)
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
 from dra_driver.k8s.api import Document, KubernetesApi
-from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.health import Problem
 from dra_driver.model.offer import gpu_name_of
-from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.health.messages import action, meaning
 from dra_driver.plan.health.problems import problem_of, taint_key
@@ -39,7 +41,6 @@ from dra_driver.plan.health.release import (
     new_release,
     parse_release,
 )
-from dra_driver.plan.node_api import asks_for_ours
 
 _POLL_SECONDS: Final = 0.5
 _EVENTS: Final = "kubectl get events -n default --field-selector reason=GPUUnhealthy"
@@ -96,7 +97,7 @@ class HealthCommand:
         head = ("NODE", "GPU", "DEVICES", "PROBLEM", "SINCE", "EFFECT", "WHAT TO DO")
         table = format_table(head, [_row(sick, devices) for sick, devices in sick_gpus])
         answer = table if sick_gpus else "no GPU has a taint for its health"
-        others = () if node else self._device_plugin_nodes()
+        others = () if node else device_plugin_nodes(self._api)
         if others:
             answer += f"\nby the device-plugin API, which has no taints: {', '.join(others)} "
             answer += f"({_EVENTS})"
@@ -268,13 +269,7 @@ class HealthCommand:
         """HealthError: pods have devices of *node* that only its kubelet knows."""
         if not self._gives_devices_out(node):
             return
-        names = ResourceNames()
-        pods = sorted(
-            f"{each.namespace}/{each.pod.name}"
-            for each in PodReader(self._api).on_node(node)
-            if not each.ended and asks_for_ours(each, names)
-        )
-        if pods:
+        if pods := pods_with_devices(self._api, node, ResourceNames()):
             raise HealthError(
                 f"pods have GPUs of {node} by the device-plugin API, which does not say which: "
                 f"{abbreviated(pods)}: delete them first, or use --force"
@@ -282,13 +277,7 @@ class HealthCommand:
 
     def _gives_devices_out(self, node: str) -> bool:
         """Whether pods get devices of *node* by the device-plugin API."""
-        return _by_device_plugin(self._node(node)) or not self._resources.is_served()
-
-    def _device_plugin_nodes(self) -> Sequence[str]:
-        """Those of the cluster that give their GPUs out by the device-plugin API."""
-        pages = self._api.pages("/api/v1/nodes")
-        nodes = (each for page in pages for each in page.get("items") or ())
-        return sorted(str(each["metadata"]["name"]) for each in nodes if _by_device_plugin(each))
+        return is_device_plugin_node(self._node(node)) or not self._resources.is_served()
 
     def _why_no_slices(self, node: str) -> str:
         if node and not self._gives_devices_out(node):
@@ -366,12 +355,6 @@ class HealthCommand:
             if time.monotonic() > deadline:
                 raise HealthError(why())
             time.sleep(_POLL_SECONDS)
-
-
-def _by_device_plugin(node: Document) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    reasons = [each.get("reason") for each in conditions if each["type"] == GPUS_ALLOCATED_BY]
-    return reasons == [AllocationApi.DEVICE_PLUGIN.value]
 
 
 def _listed(gpus: Collection[str]) -> str:
