@@ -20,6 +20,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import mps_server_name
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from tests.agent.conftest import namespace
+from tests.driver_process import DriverProcess
 from tests.fakes.daemon_host import needs_mounts
 from tests.waiting import eventually
 
@@ -34,11 +35,10 @@ def start(mps_dir):
 
     def run(**flags):
         flags = {"sim": "h100x2-615", "mps-dir": str(mps_dir), **flags}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dra_driver", "mps-agent"]
-            + [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()],
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
+        process = DriverProcess(
+            "mps-agent",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
+            errors=subprocess.PIPE,
         )
         started.append(process)
         return process

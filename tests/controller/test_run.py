@@ -2,8 +2,6 @@
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.controller.fleet import NAMESPACE, PROFILE, Fleet, at_once, profile_document, revision
+from tests.driver_process import DriverProcess
 from tests.fakes.api_server import ApiServer
 from tests.pages import read_page
 from tests.waiting import eventually
 
 NODES = [f"node-{number:02}" for number in range(12)]
 LEASE_SECONDS = 3  # the shortest
-Replica = subprocess.Popen[bytes]
+Replica = DriverProcess
 StartReplica = Callable[..., Replica]
 
 
@@ -28,12 +27,10 @@ def replica(server: ApiServer, tmp_path: Path) -> Iterator[StartReplica]:
     with ExitStack() as stack:
 
         def start(identity: str, *flags: str) -> Replica:
-            command = [
-                *(sys.executable, "-m", "dra_driver", "controller"),
-                *(f"--kubeconfig={config}", f"--revision-namespace={NAMESPACE}"),
+            process = DriverProcess(
+                *("controller", f"--kubeconfig={config}", f"--revision-namespace={NAMESPACE}"),
                 *(f"--identity={identity}", f"--lease-seconds={LEASE_SECONDS}", *flags),
-            ]
-            process = stack.enter_context(subprocess.Popen(command))
+            )
             stack.callback(process.kill)
             return process
 

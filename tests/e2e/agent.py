@@ -1,6 +1,5 @@
 """The MPS agent as a process of this machine, beside the plugin."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from dra_driver.base.errors import DriverError
 from dra_driver.model.mps import MpsServer, MpsStatus
 from dra_driver.node.mps.agent_client import MpsAgentClient
+from tests.driver_process import DriverProcess
 from tests.e2e.kube import wait
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ class Agent:
         self.log_path = log_path
         self.directory = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
         self.socket = self.directory / "agent.sock"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: DriverProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -48,13 +48,9 @@ class Agent:
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dra_driver", "mps-agent"]
-                + [f"--{name}={value}" for name, value in arguments.items()],
-                stdout=log,
-                stderr=log,
-                env={"PATH": os.environ["PATH"], "MALLOC_ARENA_MAX": "1"},  # as in the image
-                cwd=REPOSITORY,
+            self.process = DriverProcess(
+                *("mps-agent", *(f"--{name}={value}" for name, value in arguments.items())),
+                errors=log,
             )
         wait("the MPS agent to answer", self._answers, 20)
 

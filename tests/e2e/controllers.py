@@ -2,12 +2,9 @@
 
 import base64
 import http.client
-import os
 import queue
 import signal
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from tests.driver_process import DriverProcess
 from tests.e2e.driver import NAMESPACE
 from tests.e2e.kube import Kube, wait
 
@@ -102,7 +100,7 @@ class Controller:
         self.name = name
         self.log_path = directory / f"{name}.log"
         self.proxy = WriteProxy(kube.config)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: DriverProcess | None = None
         self._kubeconfig = directory / f"{name}.kubeconfig"
         user = {"token": _token(kube)}
         document = {
@@ -129,13 +127,9 @@ class Controller:
             "lease-seconds": _LEASE_SECONDS,
         }
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dra_driver", "controller"]
-                + [f"--{name}={value}" for name, value in flags.items()],
-                stdout=log,
-                stderr=log,
-                env={"PATH": os.environ["PATH"]},
-                cwd=Path(__file__).parents[2],
+            self.process = DriverProcess(
+                *("controller", *(f"--{name}={value}" for name, value in flags.items())),
+                errors=log,
             )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

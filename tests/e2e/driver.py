@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
 import yaml
 from kubernetes.utils.quantity import parse_quantity
@@ -20,6 +21,7 @@ from dra_driver.cli.terminal import Terminal
 from dra_driver.settings import ClaimsSettings
 from dra_driver.sim.node_spec import node_file
 from hack.testbed.assets import minor
+from tests.driver_process import DriverProcess
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
 from tests.e2e.manifests import container, pod_of
@@ -27,6 +29,7 @@ from tests.pages import read_page
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
+Process = DriverProcess | subprocess.Popen[bytes]
 _FIRST_WITH_NODE_TOKENS = 31
 LIMITING = "h100x2-615"  # a simulated node whose driver limits memory by cgroup itself
 
@@ -47,12 +50,12 @@ class Driver:
         self.log_path = directory / "plugin.log"
         self.flags = flags
         self.inside: tuple[str, ...] = ()  # a command in which plugins are started, such as unshare
-        self.program: tuple[str, ...] = ("-m", "dra_driver")  # what Python runs
+        self.program: tuple[str, ...] = ("dra_driver",)  # a module, and its first arguments
         self.agent = Agent(self.node_file, directory / "agent.log")
         self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
         # What pods can have of an idle node that gives GPUs out by the device-plugin API; else {}.
         self.usual_allocatable: dict[str, int] = {}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
         self.ports: dict[str, int] = {}
 
     @property
@@ -129,7 +132,7 @@ class Driver:
         name, uid = holder["metadata"]["name"], holder["metadata"]["uid"]
         return {"apiVersion": "v1", "kind": holder["kind"], "name": name, "uid": uid}
 
-    def start(self, pod_uid: str = "", ready: bool = True, **flags: str) -> subprocess.Popen[bytes]:
+    def start(self, pod_uid: str = "", ready: bool = True, **flags: str) -> Process:
         """Start a plugin; with *ready*, wait until a pod could use it."""
         if not self.kubeconfig.exists():
             self.write_kubeconfig()
@@ -150,18 +153,26 @@ class Driver:
             **{name.replace("_", "-"): value for name, value in (self.flags | flags).items()},
         }
         with self.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                [*self.inside, sys.executable, *self.program, "kubelet-plugin"]
-                + [f"--{name}={value}" for name, value in arguments.items()],
-                stdout=log,
-                stderr=log,
-                env={"PATH": os.environ["PATH"], "MALLOC_ARENA_MAX": "1"},  # as in the image
-                cwd=Path(__file__).parents[2],
+            process = self._process(
+                log,
+                *("kubelet-plugin", *(f"--{name}={value}" for name, value in arguments.items())),
             )
         self.processes[pod_uid] = process
         if ready:
             self.wait_ready(pod_uid)
         return process
+
+    def _process(self, log: IO[bytes], *arguments: str) -> Process:
+        if not self.inside:
+            module, *first = self.program
+            return DriverProcess(*first, *arguments, program=module, errors=log)
+        return subprocess.Popen(
+            [*self.inside, sys.executable, "-m", *self.program, *arguments],
+            stdout=log,
+            stderr=log,
+            env={"PATH": os.environ["PATH"]},
+            cwd=Path(__file__).parents[2],
+        )
 
     def wait_ready(self, pod_uid: str = "", seconds: float = 30) -> None:
         """Until /readyz says that a pod with a claim could start here."""

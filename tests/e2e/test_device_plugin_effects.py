@@ -45,7 +45,7 @@ def plugin(driver, tmp_path):
 
     def start(doing, number):
         places[0].unlink(missing_ok=True)
-        program = ("-m", "tests.e2e.plugin_at_effect", doing, str(number), *map(str, places))
+        program = ("tests.e2e.plugin_at_effect", doing, str(number), *map(str, places))
         driver.program = program
         driver.start(reconcile_interval="0.5")
         return places

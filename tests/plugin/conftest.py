@@ -12,12 +12,13 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import POOL, claim, claim_document, ref
+from tests.driver_process import DriverProcess
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host
 from tests.pages import read_page
 
-Process = subprocess.Popen[bytes]
+Process = DriverProcess | subprocess.Popen[bytes]
 
 
 @pytest.fixture
@@ -39,7 +40,8 @@ def home() -> Iterator[Path]:
 def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def run(cwd: Path | None = None, **flags: str) -> Process:
+    def run(source: Path | None = None, **flags: str) -> Process:
+        """*source*: where that of another release is."""
         arguments = {
             "node-name": POOL,
             "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
@@ -51,20 +53,25 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
             "sim": "h100x8",
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
-            + [f"--{name}={value}" for name, value in arguments.items()],
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
-            cwd=cwd,
+        words = ["kubelet-plugin", *(f"--{name}={value}" for name, value in arguments.items())]
+        started.append(
+            _from(source, words) if source else DriverProcess(*words, errors=subprocess.PIPE)
         )
-        started.append(process)
-        return process
+        return started[-1]
 
     yield run
     for process in started:
         process.kill()
         process.communicate()
+
+
+def _from(source: Path, words: list[str]) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dra_driver", *words],
+        stderr=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"]},
+        cwd=source,
+    )
 
 
 @pytest.fixture

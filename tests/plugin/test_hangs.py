@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import config
+from tests.driver_process import DriverProcess
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import program
 from tests.fakes.kubelet import FakeKubelet
@@ -173,14 +173,11 @@ def test_an_agent_ends_in_time_whatever_hangs(home: Path, hangs: Hangs) -> None:
     directory = home / "mps"
     state = directory / "state"
     state.mkdir(parents=True)
-    command = [sys.executable, "-m", "dra_driver", "mps-agent", "--sim=h100x2-615"]
 
     def begin() -> Process:
         is_read = hangs.file(state / "incidents.json")
-        process = subprocess.Popen(
-            [*command, f"--mps-dir={directory}"],
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
+        process = DriverProcess(
+            "mps-agent", "--sim=h100x2-615", f"--mps-dir={directory}", errors=subprocess.PIPE
         )
         started.append(process)
         wait("its incidents to be read", is_read)

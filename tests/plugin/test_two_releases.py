@@ -96,7 +96,7 @@ def test_claims_of_one_release_are_kept_and_taken_back_by_the_other(
     state, mps = home / "kubelet/plugins" / DRIVER / "state/claims", home / "mps/state"
     flags = {"sim": SIM, "mps_socket": str(home / "mps/agent.sock")}
     agent = start_agent(second if agent_first else first)
-    old = start(cwd=sources[first], pod_uid="old", **flags)
+    old = start(source=sources[first], pod_uid="old", **flags)
     kubelet.wait_for_plugin(DRIVER)
     claims = [
         put(server, "gpu-0", name="by-turns", configs=(LONG,)),
@@ -108,7 +108,7 @@ def test_claims_of_one_release_are_kept_and_taken_back_by_the_other(
         [GREEN[first]] if GREEN[first] else None
     ] * 2
 
-    new = start(cwd=sources[second], pod_uid="new", **flags)
+    new = start(source=sources[second], pod_uid="new", **flags)
     kubelet.wait_for_plugin(DRIVER, 2)
     end(old)
     end(agent)

@@ -1,0 +1,119 @@
+"""Commands of the driver as processes, forked from one that has imported the driver.
+
+To import it takes a second of CPU, and tests start it some hundred times. That it starts from
+nothing is seen where it runs in its container.
+"""
+
+import multiprocessing
+import os
+import runpy
+import select
+import subprocess
+import sys
+import time
+from multiprocessing import reduction
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+_IMPORTED = ("agent", "controller", "plugin")
+_STDOUT, _STDERR = 1, 2
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([f"dra_driver.{name}.run" for name in _IMPORTED])
+
+
+class DriverProcess:
+    """``python -m dra_driver ARGUMENTS``, with what ``subprocess.Popen`` has of a process.
+
+    *errors*: the file that its log is written to, or ``subprocess.PIPE``, to read :attr:`stderr`;
+    without one, it goes where that of the tests goes. *program*: a module that runs the driver in
+    its own way.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        errors: IO[bytes] | int = _STDERR,
+        program: str = "dra_driver",
+    ) -> None:
+        self.stderr: IO[bytes] | None = None
+        if errors == subprocess.PIPE:
+            reading, written = os.pipe()
+            self.stderr = os.fdopen(reading, "rb")
+        else:
+            written = os.dup(errors if isinstance(errors, int) else errors.fileno())
+        self._process = _context.Process(
+            target=_run,
+            args=(_File(written), program, arguments),
+            daemon=True,  # it does not outlive the tests
+        )
+        self._process.start()
+        os.close(written)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Negative: the signal that ended it."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; ``subprocess.TimeoutExpired`` if it runs on."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("dra_driver", timeout or 0)
+        return self.returncode
+
+    def communicate(self, timeout: float = 60) -> tuple[None, bytes]:
+        """Once it has ended: nothing, and what of its log was not read yet."""
+        end, log = time.monotonic() + timeout, b""
+        if self.stderr is not None and not self.stderr.closed:
+            with self.stderr as file:
+                while select.select([file], [], [], max(0, end - time.monotonic()))[0]:
+                    if not (read := os.read(file.fileno(), 1 << 16)):
+                        break
+                    log += read
+        self.wait(max(0, end - time.monotonic()))
+        return None, log
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class _File:
+    """An open file, on its way into another process."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _number, (reduction.DupFd(self._number),)
+
+
+def _number(duplicate: Any) -> int:
+    return int(duplicate.detach())
+
+
+def _run(written: int, program: str, arguments: tuple[str, ...]) -> None:
+    os.dup2(written, _STDOUT)
+    os.dup2(written, _STDERR)
+    os.close(written)
+    for name in os.environ.keys() - {"PATH"}:
+        del os.environ[name]
+    os.chdir(ROOT)
+    sys.argv[1:] = arguments
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
