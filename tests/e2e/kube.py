@@ -232,7 +232,8 @@ class Kube:
         document = self.find("Pod", pod, namespace)
         events = self.events(pod, namespace)
         status = document["status"] if document else {}
-        states = [c.get("state") for c in status.get("containerStatuses", ())]
+        containers = status.get("containerStatuses", ())
+        states = [(each.get("state"), each.get("lastState")) for each in containers]
         return f"phase {status.get('phase')}, containers {states}, events {events}"
 
     def events(self, name: str, namespace: str = "default") -> list[str]:

@@ -89,9 +89,10 @@ def test_a_container_that_is_started_again_has_the_gpu_that_it_had(kube, driver)
     wait("its container to be started again", restarted, 40)
     running(kube, "again")
 
-    before = uuids(kube.kubectl("logs", "again", "--previous"))
+    log = kube.kubectl("logs", "again", "--previous")
+    before = uuids(log)
+    assert len(before) == 1, f"{log}\n{kube.explain('again')}"
     assert shown(kube, "again") == before
-    assert len(before) == 1
 
 
 def test_a_static_pod_gets_its_gpu(cluster, kube, driver):

@@ -26,7 +26,7 @@ from tests.e2e.kube import wait
 HELD_SECONDS = 3.0
 FIRST_WITH_NAMES = 29  # before, the first pod of a GPU may not wait for its MPS server
 # Each pod has a namespace of an MPS server, and a limit of its memory by NVIDIA's driver.
-UNDER_MPS = {"replicas": 4, "defaultStrategy": "MPS"}
+UNDER_MPS = {"replicas": 5, "defaultStrategy": "MPS"}
 
 pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
 
@@ -61,8 +61,8 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
 ):
     takes_names = minor(cluster.version) >= FIRST_WITH_NAMES
     with serving(driver, LIMITING):
-        profile("shared", described([UNDER_MPS if takes_names else {"replicas": 4}]))
-        wait_allocatable(driver, {GPU: 8})
+        profile("shared", described([UNDER_MPS if takes_names else {"replicas": 5}]))
+        wait_allocatable(driver, {GPU: 2 * 5})
         kube.apply(pod("beside"))
         running(kube, "beside")
         before = traces(driver)

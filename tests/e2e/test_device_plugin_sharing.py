@@ -153,15 +153,15 @@ def test_ten_pods_share_a_gpu_under_mps_each_within_its_limits(kube, driver, pro
 def test_a_pod_is_held_to_its_replicas_before_its_first_instruction(kube, driver, profile):
     """By NVIDIA's driver, which limits the memory of cgroups."""
     with serving(driver, LIMITING):
-        profile("strict", described([{"replicas": 4, "memoryLimit": "Strict"}]))
-        wait_allocatable(driver, {GPU: 8})
+        profile("strict", described([{"replicas": 5, "memoryLimit": "Strict"}]))
+        wait_allocatable(driver, {GPU: 2 * 5})  # no number that the node had before
         limited = pod("limited", 1, command="echo $EPOCHREALTIME; nvidia-smi -L; sleep 600")
         limited["spec"]["containers"][0] |= {"image": GLIBC}
         kube.apply(limited)
         running(kube, "limited")
 
         directory = f"besteffort/pod{kube.get('Pod', 'limited')['metadata']['uid']}"
-        assert driver.limits()[directory] == 81559 // 4 << 20
+        assert driver.limits()[directory] == 81559 // 5 << 20
         first_instruction = float(wait("its log", lambda: kube.logs("limited").split())[0])
         (file,) = driver.host.glob(f"sys/fs/cgroup/**/{directory}/dmem.max")
         assert file.stat().st_mtime < first_instruction
