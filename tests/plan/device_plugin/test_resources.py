@@ -364,7 +364,7 @@ def test_of_one_gpu_as_many_replicas_are_listed_as_a_message_has_room_for():
     assert (offer.pending, problems_of(offer)) == ((), ())
 
 
-@pytest.mark.parametrize(("number", "replicas"), [(1, 50_001), (2, 30_000), (8, 2_000_000_000)])
+@pytest.mark.parametrize(("number", "replicas"), [(1, 50_001), (8, 2_000_000_000)])
 def test_the_advice_on_too_many_replicas_works_at_once(number, replicas):
     gpus = [gpu(minor) for minor in range(number)]
     offer = offer_of(*gpus, replicas=replicas, limited=False)
