@@ -918,5 +918,5 @@ def test_a_node_with_the_device_plugin_api_needs_no_device_class_and_has_no_tain
     )
 
     (health,) = lines(answer, "[warn] GPU health")
-    assert health.endswith("; listed as unhealthy (no new pod gets it)")
+    assert health.endswith("; makes it unhealthy (no new pod gets it)")
     assert "[ok]   DeviceClass: none, and this node needs none to give GPUs out by" in answer.out

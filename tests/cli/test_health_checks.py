@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from dra_driver.cli.doctor import health_checks as checks
 from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
@@ -79,16 +81,41 @@ def test_a_fault_that_is_over_is_told_so_until_its_taint_goes():
     assert finding.message.endswith("; a taint NoSchedule, which goes soon: it is over")
 
 
+def test_a_fault_without_a_taint_that_is_over_is_told_so():
+    (finding,) = node_findings(replace(HOT, well_since=90))
+
+    assert finding.message.endswith("; no taint; it is over")
+
+
 def test_by_the_device_plugin_api_it_is_told_how_the_kubelet_sees_a_sick_gpu():
     over = Fault(SICK.uuid, Problem.REMAP_FAILED, since=1, well_since=5)
 
     findings = node_findings(FELL_OFF, HOT, over, api=AllocationApi.DEVICE_PLUGIN)
 
-    assert [finding.message.partition("Z; ")[2] for finding in findings] == [
-        "listed as unhealthy (no new pod gets it)",
-        "listed as unhealthy (no new pod gets it), which goes soon: it is over",
-        "listed as healthy",
+    assert consequences(findings) == [
+        "makes it unhealthy (no new pod gets it)",
+        "makes it unhealthy (no new pod gets it), but not for long: it is over",
+        "does not make it unhealthy",
     ]
+
+
+@pytest.mark.parametrize(
+    ("well_since", "of_the_heat"),
+    [(None, "does not make it unhealthy"), (90, "does not make it unhealthy; it is over")],
+)
+def test_a_fault_without_effect_does_not_deny_that_another_makes_its_gpu_unhealthy(
+    well_since, of_the_heat
+):
+    heat = Fault(SICK.uuid, Problem.THERMAL, since=60, well_since=well_since)
+
+    findings = node_findings(FELL_OFF, heat, api=AllocationApi.DEVICE_PLUGIN)
+
+    assert consequences(findings) == ["makes it unhealthy (no new pod gets it)", of_the_heat]
+    assert all(finding.message.startswith("gpu-0: ") for finding in findings)
+
+
+def consequences(findings):
+    return [finding.message.partition("Z; ")[2] for finding in findings]
 
 
 def tainted(node, *devices, key="gpu.nvidia.com/xid", value="79"):

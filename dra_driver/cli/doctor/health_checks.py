@@ -74,31 +74,35 @@ def check_gpu_health(
     gpu_names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
     rules = read_rules(inventory)
     served = read_served()
-    lists = served is not None and served.api is AllocationApi.DEVICE_PLUGIN
+    by_device_plugin = served is not None and served.api is AllocationApi.DEVICE_PLUGIN
     places = {gpu.uuid: place for place, gpu in enumerate(inventory.gpus)}
     for fault in sorted(state.faults, key=lambda fault: places.get(fault.gpu, len(places))):
         gpu_rules = rules.get(fault.gpu, DEFAULT_HEALTH_RULES)
         effect = effect_of(fault.problem, fault.value, gpu_rules)
-        consequence = _unhealthy(effect) if lists else _taint(effect)
+        over = fault.well_since is not None
+        consequence = _for_the_kubelet(effect, over) if by_device_plugin else _taint(effect, over)
         yield _fault_finding(fault, gpu_names.get(fault.gpu, fault.gpu), consequence)
 
 
-def _taint(effect: Effect) -> str:
-    return "no taint" if effect is Effect.NONE else f"a taint {effect}"
-
-
-def _unhealthy(effect: Effect) -> str:
-    """The device-plugin API has no taints."""
+def _taint(effect: Effect, over: bool) -> str:
     if effect is Effect.NONE:
-        return "listed as healthy"
-    return "listed as unhealthy (no new pod gets it)"
+        return "no taint" + ("; it is over" if over else "")
+    return f"a taint {effect}" + (", which goes soon: it is over" if over else "")
+
+
+def _for_the_kubelet(effect: Effect, over: bool) -> str:
+    """The device-plugin API has no taints. It lists a GPU as unhealthy as long as any of its faults
+    has an effect: a single fault does not tell how the GPU is listed."""
+    if effect is Effect.NONE:
+        return "does not make it unhealthy" + ("; it is over" if over else "")
+    unhealthy = "makes it unhealthy (no new pod gets it)"
+    return unhealthy + (", but not for long: it is over" if over else "")
 
 
 def _fault_finding(fault: Fault, gpu_name: str, consequence: str) -> Finding:
-    recovering = "" if fault.well_since is None else ", which goes soon: it is over"
     return warn(
         GPU_HEALTH,
-        f"{gpu_name}: {describe_problem(fault)}; {consequence}{recovering}",
+        f"{gpu_name}: {describe_problem(fault)}; {consequence}",
         action(fault.problem, fault.value),
     )
 
