@@ -95,9 +95,10 @@ class Stuck:
         (self.claim,) = (
             status["resourceClaimName"] for status in made if status["name"] == "gpu-0"
         )
-        id_ = container_ids(kube, name)["has-gpu-0"]
-        self.process = freeze(process(id_, LONG))
-        self.pids = set(pids(id_).values())
+        ids = container_ids(kube, name)
+        self.process = freeze(process(ids["has-gpu-0"], LONG))
+        # Those of gpu-1, too: they end, and until then it is kept as well.
+        self.pids = {pid for id_ in ids.values() for pid in pids(id_).values()}
         kube.delete_now(name)
         for status in made:
             kube.wait_gone("ResourceClaim", status["resourceClaimName"], seconds=120)

@@ -24,7 +24,7 @@ class NodeResources:
             settings.mig_extended_resource_prefix,
         )
         self._listed = resources(offer, names, ())
-        self._devices = listed_devices(offer, names)
+        self._devices = listed_devices(offer.devices, names)
 
     @property
     def problems(self) -> tuple[str, ...]:

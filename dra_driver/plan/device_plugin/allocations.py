@@ -73,7 +73,9 @@ def _claim(
 
 def _devices(allocation: DeviceAllocation, offer: Offer, names: ResourceNames) -> Sequence[Device]:
     """Those of its ids, in their order. UnknownDevice: there is none for an id."""
-    lists = listed_devices(offer, names)
+    uuids = {uuid_of(id_) for id_ in allocation.ids}
+    # Not of the other GPUs: a node lists up to 60,000 devices, and all its pods wait.
+    lists = listed_devices((each for each in offer.devices if each.uuid in uuids), names)
     devices = lists.get(allocation.resource, {})
     unknown = [_unknown(id_, lists, offer) for id_ in allocation.ids if id_ not in devices]
     if unknown:

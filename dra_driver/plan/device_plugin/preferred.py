@@ -44,7 +44,7 @@ def preferred(  # noqa: PLR0913 - what the kubelet asks, and of whom
 ) -> tuple[DeviceId, ...]:
     """*size* of the *available* devices, *must_include* among them, sorted; as many as there are,
     if these are fewer. Never an error: the pod would fail."""
-    devices = listed_devices(offer, names).get(resource, {})
+    devices = listed_devices(offer.devices, names).get(resource, {})
     free = set(available)
     included = [id_ for id_ in dict.fromkeys(must_include) if id_ in free][: max(size, 0)]
     free.difference_update(included)

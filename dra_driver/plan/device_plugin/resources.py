@@ -76,7 +76,7 @@ def resources(
     for allocation in held:
         held_ids[allocation.resource].update(allocation.ids)
     problems = list(_unlisted(offer, names))
-    offered = listed_devices(offer, names)
+    offered = listed_devices(offer.devices, names)
     listed: list[Resource] = []
     for resource in sorted({*offered, *held_ids}):
         kept = held_ids.get(resource, set())
@@ -102,10 +102,12 @@ def _listed(
             yield ListedDevice(id_, healthy, numa_node)
 
 
-def listed_devices(offer: Offer, names: ResourceNames) -> Mapping[ResourceName, DevicesById]:
-    """The devices of *offer* that pods can ask for by name, in its order."""
+def listed_devices(
+    devices: Iterable[Device], names: ResourceNames
+) -> Mapping[ResourceName, DevicesById]:
+    """Those of *devices* that pods can ask for by name, in their order."""
     lists: dict[ResourceName, dict[DeviceId, Device]] = defaultdict(dict)
-    for device in offer.devices:
+    for device in devices:
         resource, id_ = resource_of(device, names), device_id(device)
         if resource and id_:
             lists[resource][id_] = device

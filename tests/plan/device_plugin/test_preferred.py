@@ -358,7 +358,7 @@ def questions(draw):
     boards = [made(("1g.5gb", 4), ("1g.5gb", 5), minor=2), made(("1g.5gb", 4), minor=3)]
     gpus = draw(st.lists(st.sampled_from([gpu(0), gpu(1), *boards]), unique=True))
     offer = offer_of(*gpus, **rules) if gpus else Offer()
-    lists = listed_devices(offer, NAMES)
+    lists = listed_devices(offer.devices, NAMES)
     resource = draw(st.sampled_from([GPU, MIG, *lists]))
     known = list(lists.get(resource, ()))
     ids = st.sampled_from([*known, "GPU-x", "GPU-x::1", "", "::"])

@@ -43,7 +43,9 @@ def capacity(offer: Offer) -> dict[str, int]:
 def planned(offer: Offer, resource: str, number: int) -> Any:
     """What a container gets that asks for so many."""
     name = given(resource).resource
-    ids = preferred(offer, name, list(listed_devices(offer, NAMES)[name]), (), number, NAMES)
+    ids = preferred(
+        offer, name, list(listed_devices(offer.devices, NAMES)[name]), (), number, NAMES
+    )
     claim = allocation_claim(given(resource, *ids), offer, NAMES, POOL)
     return plan_claim(claim, offer, (), POOL)
 
