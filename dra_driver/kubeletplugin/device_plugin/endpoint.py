@@ -88,6 +88,7 @@ class ResourceEndpoint:
     def freeze(self, frozen: bool) -> None:
         """As ``DeviceList.freeze``."""
         self._service.devices.freeze(frozen)
+        self._streams.changed()  # what left meanwhile may go now
 
     @property
     def is_over(self) -> bool:

@@ -186,10 +186,9 @@ def use_of(
 ) -> Use:
     """*pods*: None: the API server does not tell, so that no pod has ended."""
     uids = uids_with(allocation, containers)
-    if not uids or (pods is not None and not uids & pods.keys()):
-        return Use.MISSING
-    ended = pods is not None and all(pods[uid].ended for uid in uids & pods.keys())
-    return Use.ENDED if ended else Use.USED
+    if any(pods is None or _lives(uid, pods) for uid in uids):
+        return Use.USED
+    return Use.ENDED if uids and pods is not None and uids <= pods.keys() else Use.MISSING
 
 
 def unrecorded(

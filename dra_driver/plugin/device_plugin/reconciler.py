@@ -64,7 +64,8 @@ class AllocationReconciler:
         self._missing_seconds = missing_seconds
         self._clock = clock
         self._often_until = float("-inf")
-        self._missing_since: dict[ClaimUid, float] = {}
+        # Since when no pod is seen with it, and what pods the kubelet named since.
+        self._missing_since: dict[ClaimUid, tuple[float, frozenset[PodUid]]] = {}
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
@@ -155,16 +156,19 @@ class AllocationReconciler:
         uid, allocation = record.claim.uid, record.allocation
         if allocation is None:
             return
-        use = use_of(allocation, containers, pods)
+        use, uids = use_of(allocation, containers, pods), uids_with(allocation, containers)
         if use is Use.USED:
             self._missing_since.pop(uid, None)
             self._give_to_pods(record, allocation, containers, pods)
             return
         if use is Use.MISSING:
-            since = self._missing_since.setdefault(uid, self._clock())
+            since, named = self._missing_since.get(uid, (self._clock(), uids))
+            if not uids <= named:  # a new pod has the same devices, and may be seen soon
+                since, named = self._clock(), uids
+            self._missing_since[uid] = since, named
             if self._clock() - since < self._missing_seconds:
                 return
-        self._take_back(record, allocation, uids_with(allocation, containers))
+        self._take_back(record, allocation, uids)
 
     def _give_to_pods(
         self,

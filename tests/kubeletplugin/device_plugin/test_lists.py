@@ -155,5 +155,4 @@ def test_a_device_that_was_leaving_when_another_plugin_registered_takes_nothing_
         assert len(kubelet.lists) == count
 
         server.freeze(False)
-        server.offer([resource("a", sick=["a"])])
         eventually(lambda: kubelet.lists[-1].ids == ("a",), "the list goes on")

@@ -157,6 +157,11 @@ def test_every_pod_may_have_what_is_not_kept_from_any():
         ([container("a", "0", "1")], pods(node_pod("a")), Use.MISSING),
         (
             [container("a", "0"), container("b", "0")],
+            pods(node_pod("a", ended=True)),
+            Use.MISSING,
+        ),
+        (
+            [container("a", "0"), container("b", "0")],
             pods(node_pod("a", ended=True), node_pod("b")),
             Use.USED,
         ),

@@ -102,6 +102,28 @@ def test_what_is_seen_again_begins_anew_to_be_missing(world):
     assert world.recorded(replica(0)).completed
 
 
+@pytest.mark.parametrize("lingers", [True, False])
+def test_a_new_pod_with_the_same_devices_begins_anew_to_be_missing(world, lingers):
+    """The API server may not have heard of it yet, or it is a static one without a mirror."""
+    world.admit("train", replica(0))
+    before = world.containers
+    world.end("train")
+    world.containers = before
+    look(world)
+    world.containers = []
+    world.admit("next", replica(0))
+    world.containers = [*(before if lingers else ()), *world.containers]
+    world.node_pods.pop(PodUid("uid-next"))
+
+    look(world, 60)
+    assert world.recorded(replica(0)).completed
+    look(world, 59)
+    assert world.recorded(replica(0)).completed
+    look(world, 1)
+
+    assert everything_is_gone(world)
+
+
 def test_what_a_process_still_uses_is_kept_until_that_ends(world):
     world.admit("train", replica(0))
     world.run("train", replica(0))
