@@ -1,7 +1,8 @@
 """Commands of the driver as processes, forked from one that has imported the driver.
 
 To import it takes a second of CPU, and tests start it some hundred times. That it starts from
-nothing is seen where it runs in its container.
+nothing, and ends with all that Python does at the end, is seen where it runs in its container, and
+where ``whole_process`` of the plugin's tests starts it.
 """
 
 import multiprocessing
@@ -11,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import reduction
 from pathlib import Path
 from typing import IO, Any
@@ -39,17 +41,17 @@ class DriverProcess:
     ) -> None:
         self.stderr: IO[bytes] | None = None
         if errors == subprocess.PIPE:
-            reading, written = os.pipe()
+            reading, log = os.pipe()
             self.stderr = os.fdopen(reading, "rb")
         else:
-            written = os.dup(errors if isinstance(errors, int) else errors.fileno())
+            log = os.dup(errors if isinstance(errors, int) else errors.fileno())
         self._process = _context.Process(
             target=_run,
-            args=(_File(written), program, arguments),
+            args=(_File(log), program, arguments),
             daemon=True,  # it does not outlive the tests
         )
         self._process.start()
-        os.close(written)
+        os.close(log)
 
     @property
     def pid(self) -> int:
@@ -85,7 +87,8 @@ class DriverProcess:
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -101,17 +104,17 @@ class _File:
         self._number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _number, (reduction.DupFd(self._number),)
+        return _file_number, (reduction.DupFd(self._number),)
 
 
-def _number(duplicate: Any) -> int:
+def _file_number(duplicate: Any) -> int:
     return int(duplicate.detach())
 
 
-def _run(written: int, program: str, arguments: tuple[str, ...]) -> None:
-    os.dup2(written, _STDOUT)
-    os.dup2(written, _STDERR)
-    os.close(written)
+def _run(log: int, program: str, arguments: tuple[str, ...]) -> None:
+    os.dup2(log, _STDOUT)
+    os.dup2(log, _STDERR)
+    os.close(log)
     for name in os.environ.keys() - {"PATH"}:
         del os.environ[name]
     os.chdir(ROOT)

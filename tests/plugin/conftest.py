@@ -12,7 +12,7 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import POOL, claim, claim_document, ref
-from tests.driver_process import DriverProcess
+from tests.driver_process import ROOT, DriverProcess
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host
@@ -41,7 +41,7 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def run(source: Path | None = None, **flags: str) -> Process:
-        """*source*: where that of another release is."""
+        """*source*: where that of a release is, which is run as a program of its own."""
         arguments = {
             "node-name": POOL,
             "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
@@ -55,7 +55,9 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
         }
         words = ["kubelet-plugin", *(f"--{name}={value}" for name, value in arguments.items())]
         started.append(
-            _from(source, words) if source else DriverProcess(*words, errors=subprocess.PIPE)
+            whole_process(*words, source=source)
+            if source
+            else DriverProcess(*words, errors=subprocess.PIPE)
         )
         return started[-1]
 
@@ -65,7 +67,9 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
         process.communicate()
 
 
-def _from(source: Path, words: list[str]) -> Process:
+def whole_process(*words: str, source: Path = ROOT) -> Process:
+    """A command of the driver from its start to its end, which a fork begins late and cuts short:
+    no ``atexit``, no finalisation of the interpreter."""
     return subprocess.Popen(
         [sys.executable, "-m", "dra_driver", *words],
         stderr=subprocess.PIPE,

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,12 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import config
-from tests.driver_process import DriverProcess
+from tests.driver_process import ROOT
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import program
 from tests.fakes.kubelet import FakeKubelet
 from tests.pages import read_page
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, put, whole_process
 
 DRIVER = "gpu.nvidia.com"
 LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
@@ -136,7 +135,7 @@ def test_it_ends_in_time_whatever_hangs(
     def begin() -> Process:
         number = next(numbers)
         shutil.rmtree(plugin_dir, ignore_errors=True)
-        process = start()
+        process = start(source=ROOT)
         kubelet.wait_for_plugin(DRIVER, seconds=SECONDS)
         reads = put(server, "gpu-0", name=f"reads-{number}")
         kubelet.prepare([reads])
@@ -161,7 +160,7 @@ def test_it_ends_in_time_while_its_start_hangs(
 
     def begin() -> Process:
         is_read = hangs.file(token)
-        process = start(kubeconfig=str(kubeconfig))
+        process = start(source=ROOT, kubeconfig=str(kubeconfig))
         wait("its token to be read", is_read)
         return process
 
@@ -176,9 +175,7 @@ def test_an_agent_ends_in_time_whatever_hangs(home: Path, hangs: Hangs) -> None:
 
     def begin() -> Process:
         is_read = hangs.file(state / "incidents.json")
-        process = DriverProcess(
-            "mps-agent", "--sim=h100x2-615", f"--mps-dir={directory}", errors=subprocess.PIPE
-        )
+        process = whole_process("mps-agent", "--sim=h100x2-615", f"--mps-dir={directory}")
         started.append(process)
         wait("its incidents to be read", is_read)
         fill(process)
