@@ -4,11 +4,11 @@ Which device a pod has, its node alone knows. The API server knows the condition
 says that API is served there, and what pods ask for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from api.names import GPUS_ALLOCATED_BY
 from dra_driver.k8s.api import Document, KubernetesApi
-from dra_driver.k8s.pods import PodReader
+from dra_driver.k8s.pods import NodePod, PodReader
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import asks_for_ours
@@ -31,8 +31,23 @@ def device_plugin_nodes(api: KubernetesApi) -> Sequence[str]:
 def pods_with_devices(api: KubernetesApi, node: str, names: ResourceNames) -> Sequence[str]:
     """The pods of a *node* with that API which have GPUs, or get some as they start; needs the
     right to list pods."""
-    return sorted(
-        f"{each.namespace}/{each.pod.name}"
-        for each in PodReader(api).on_node(node)
-        if not each.ended and asks_for_ours(each, names)
-    )
+    pods = PodReader(api).on_node(node)
+    return sorted(_name(each) for each in pods if _has_devices(each, names))
+
+
+def pods_with_devices_by_node(
+    api: KubernetesApi, nodes: Collection[str], names: ResourceNames
+) -> Sequence[tuple[str, str]]:
+    """The same of many *nodes*: (node, pod). However many they are, the pods are listed once."""
+    if not nodes:
+        return ()
+    pods = PodReader(api).on_nodes(frozenset(nodes))
+    return sorted((node, _name(each)) for node, each in pods if _has_devices(each, names))
+
+
+def _has_devices(pod: NodePod, names: ResourceNames) -> bool:
+    return not pod.ended and bool(asks_for_ours(pod, names))
+
+
+def _name(pod: NodePod) -> str:
+    return f"{pod.namespace}/{pod.pod.name}"

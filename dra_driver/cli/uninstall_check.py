@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dra_driver.base.errors import NotServed
-from dra_driver.cli.device_plugin_nodes import device_plugin_nodes, pods_with_devices
+from dra_driver.cli.device_plugin_nodes import device_plugin_nodes, pods_with_devices_by_node
 from dra_driver.cli.findings import abbreviated
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import HeldClaim, held_claims
@@ -59,9 +59,8 @@ def _pods_with_devices(api: KubernetesApi, settings: UninstallSettings) -> Seque
     if nodes and settings.plugin_selector:  # a node that the plugin has left says still what it was
         plugin_nodes = PodReader(api).nodes_of(settings.plugin_selector)
         nodes = [node for node in nodes if node in plugin_nodes]
-    return [
-        f"{pod}  on node {node}" for node in nodes for pod in pods_with_devices(api, node, names)
-    ]
+    pods = pods_with_devices_by_node(api, nodes, names)
+    return [f"{pod}  on node {node}" for node, pod in pods]
 
 
 def _shown(lines: Sequence[str]) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """Pods as their runtime, the kubelet and the API server show them, and their reader."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -130,6 +130,16 @@ class PodReader:
             ) from e
         now = self._api.now()
         return tuple(_node_pod(document, now) for document in documents)
+
+    def on_nodes(self, nodes: Collection[str]) -> Iterator[tuple[str, NodePod]]:
+        """The pods of *nodes*, each with its node, by one list of all pods of the cluster.
+
+        Not from memory: the API server would send such a list in one piece, however long it is.
+        """
+        for page in self._api.pages("/api/v1/pods"):
+            for document in page.get("items") or ():
+                if (node := document["spec"].get("nodeName")) in nodes:
+                    yield node, _node_pod(document, None)
 
     def nodes_of(self, selector: str) -> frozenset[str]:
         """The nodes of all pods with these labels, as the API server has them in memory."""

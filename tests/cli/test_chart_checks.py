@@ -171,6 +171,30 @@ def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
     assert answer.out.splitlines()[1:-1] == ["  team/renamed  on node ours"]
 
 
+def test_the_pods_of_many_nodes_are_listed_once_page_by_page(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    for number in range(3):
+        put_pods(server, f"node-{number}", *(f"pod-{number}-{each}" for each in range(200)))
+    put_pods(server, "theirs", "of-another-device-plugin", api="")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.startswith("600 pods have GPUs by the device-plugin API.")
+    lists = [each.query for each in server.requests if each.path == "/api/v1/pods"]
+    assert ["continue" in query for query in lists] == [False, True]
+    assert not any("resourceVersion" in query for query in lists)  # that sends all in one piece
+
+
+def test_without_a_node_of_the_device_plugin_api_no_pod_is_listed(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "by-claims", "with-a-claim", api="DRA")
+
+    assert check(type_in, server, tmp_path).code == 0
+    assert not any(each.path == "/api/v1/pods" for each in server.requests)
+
+
 def test_claims_and_pods_are_named_together(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
