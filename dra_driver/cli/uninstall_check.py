@@ -12,34 +12,64 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.settings import UninstallSettings
 
-_MAX_SHOWN = 20  # claims, or pods; the kubelet keeps 2 KiB of what a container says at its end
+_MAX_LINES = 20  # of claims and of pods, together
+_MAX_LINE = 590  # bytes: a pod and its node, however long their names are
+# The kubelet keeps the last 2048 bytes of what a container says. More would cost the beginning.
+_MAX_BYTES = 2000
+_UNINDENTED, _INDENTED = 1, 3  # bytes besides the text of a line
+_MORE = 20  # bytes for how many more there are
 
 
 def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
     """Which claims the driver has to go on serving, and which pods with GPUs by the device-plugin
     API; empty: none. ApiServerError: it is not known."""
     driver = settings.driver_name
-    claims, pods = _held_claims(api, driver), _pods_with_devices(api, settings)
-    lines = []
-    if claims:
-        lines += [
-            f"{len(claims)} claims hold devices of {driver}. Without the driver their pods cannot "
-            "end, and containers of theirs that were restarted may lack devices:"
-            if len(claims) > 1
-            else f"a claim holds devices of {driver}. Without the driver its pods cannot end:",
-            *_shown([_line(claim) for claim in claims]),
-        ]
-    if pods:
-        lines += [
-            f"{'a pod has' if len(pods) == 1 else f'{len(pods)} pods have'} GPUs by the "
-            "device-plugin API. Without the driver no container with a GPU is started again, and "
-            "nobody takes back what the node keeps for it:",
-            *_shown(pods),
-        ]
-    if lines:
-        wait = ", and wait two minutes until the driver has taken their GPUs back" if pods else ""
-        lines += [f"Delete these pods first{wait}. `helm uninstall --no-hooks` does not ask."]
-    return "\n".join(lines)
+    return describe(driver, _held_claims(api, driver), _pods_with_devices(api, settings))
+
+
+def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[str]) -> str:
+    """What is wrong, and what to do, around as many names as there is room for."""
+    if not claims and not pods:
+        return ""
+    claims_head, pods_head = _claims_head(driver, len(claims)), _pods_head(len(pods))
+    mend = _mend(after_pods=bool(pods))
+    room = _MAX_BYTES - sum(len(line) + _UNINDENTED for line in (claims_head, pods_head, mend))
+    half = _MAX_LINES // 2
+    claim_lines = _shown(
+        [_line(claim) for claim in claims],
+        _MAX_LINES - min(len(pods), half),
+        room // 2 if pods else room,
+    )
+    room -= sum(len(line) + _UNINDENTED for line in claim_lines)
+    pod_lines = _shown(pods, _MAX_LINES - min(len(claims), half), room)
+    lines = (claims_head, *claim_lines, pods_head, *pod_lines, mend)
+    return "\n".join(line for line in lines if line)
+
+
+def _claims_head(driver: str, number: int) -> str:
+    if number > 1:
+        return (
+            f"{number} claims hold devices of {driver}. Without the driver their pods cannot end, "
+            "and containers of theirs that were restarted may lack devices:"
+        )
+    if number:
+        return f"a claim holds devices of {driver}. Without the driver its pods cannot end:"
+    return ""
+
+
+def _pods_head(number: int) -> str:
+    if not number:
+        return ""
+    return (
+        f"{'a pod has' if number == 1 else f'{number} pods have'} GPUs by the device-plugin API. "
+        f"Without the driver no container of {'this pod' if number == 1 else 'these pods'} is "
+        "started again, and nobody takes back what the node keeps for it:"
+    )
+
+
+def _mend(*, after_pods: bool) -> str:
+    wait = ", and wait two minutes until the driver has taken their GPUs back" if after_pods else ""
+    return f"Delete these pods first{wait}. `helm uninstall --no-hooks` does not ask."
 
 
 def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
@@ -63,9 +93,18 @@ def _pods_with_devices(api: KubernetesApi, settings: UninstallSettings) -> Seque
     return [f"{pod}  on node {node}" for node, pod in pods]
 
 
-def _shown(lines: Sequence[str]) -> Sequence[str]:
-    more = [f"and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
-    return [f"  {line}" for line in [*lines[:_MAX_SHOWN], *more]]
+def _shown(lines: Sequence[str], most: int, room: int) -> Sequence[str]:
+    """The first of *lines*, *most* of them and in *room* bytes, and how many more there are."""
+    shown: list[str] = []
+    room -= _MORE
+    for line in lines[:most]:
+        short = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 4]} ..."
+        room -= len(short) + _INDENTED
+        if room < 0:
+            break
+        shown.append(f"  {short}")
+    more = len(lines) - len(shown)
+    return [*shown, f"  and {more} more"] if more else shown
 
 
 def _line(claim: HeldClaim) -> str:

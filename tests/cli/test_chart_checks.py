@@ -5,8 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.cli.uninstall_check import describe
+from dra_driver.k8s.claims import HeldClaim, Pod, PodUid
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from tests.builders import claim, claim_document
 from tests.cli.conftest import Answer, Type
@@ -127,7 +130,9 @@ def test_pods_with_gpus_by_the_device_plugin_api_are_named_with_their_nodes(
 
     assert answer.code == 1
     first, *pods, last = answer.out.splitlines()
-    assert first.startswith("3 pods have GPUs by the device-plugin API. Without the driver no")
+    assert first.startswith(
+        "3 pods have GPUs by the device-plugin API. Without the driver no container of these pods"
+    )
     assert pods == [
         "  team/eval  on node node-a",
         "  team/web  on node node-a",
@@ -207,9 +212,49 @@ def test_claims_and_pods_are_named_together(
     assert lines[1] == "  default/alone  no pod: delete the claim"
     assert lines[2].startswith("30 pods have GPUs by the device-plugin API.")
     assert lines[3:-1] == [
-        *(f"  team/pod-{number:02}  on node node-a" for number in range(20)),
-        "  and 10 more",
+        *(f"  team/pod-{number:02}  on node node-a" for number in range(19)),
+        "  and 11 more",
     ]
+
+
+NAMESPACE, LONG_NAME = "n" * 63, "p" * 253  # as long as Kubernetes allows
+
+
+@given(
+    claims=st.integers(0, 40),
+    pods=st.integers(0, 40),
+    pods_of_claim=st.integers(0, 8),
+    length=st.integers(1, 253),
+)
+@example(claims=40, pods=40, pods_of_claim=8, length=253)
+def test_however_long_the_names_what_is_wrong_and_what_to_do_is_kept_by_the_kubelet(
+    claims: int, pods: int, pods_of_claim: int, length: int
+) -> None:
+    name = LONG_NAME[:length]
+    held = [HeldClaim(NAMESPACE, name, (name,) * pods_of_claim)] * claims
+
+    message = describe(LONG_NAME[:63], held, [f"{NAMESPACE}/{name}  on node {name}"] * pods)
+
+    assert len(message.encode()) < 2048
+    lines = message.splitlines()
+    names = [line for line in lines if line.startswith(f"  {NAMESPACE}/")]
+    heads = [line for line in lines if line.endswith(":") and not line.startswith("  ")]
+    assert len(names) <= 20 and len(heads) == bool(claims) + bool(pods)
+    assert sum(f"{NAMESPACE}/{name}  on node {name}" in line for line in names) >= bool(pods)
+    assert sum("on node" not in line for line in names) >= bool(claims)
+    hidden = sum(int(line.split()[1]) for line in lines if line.startswith("  and "))
+    assert len(names) + hidden == claims + pods
+    assert not lines or lines[-1].startswith("Delete these pods first")
+
+
+def test_many_claims_and_many_pods_share_the_lines() -> None:
+    held = [HeldClaim("team", f"claim-{number}", ()) for number in range(30)]
+
+    lines = describe(DRIVER, held, [f"team/pod-{number}" for number in range(30)]).splitlines()
+
+    assert [line for line in lines if line.startswith("  and ")] == ["  and 20 more"] * 2
+    assert sum(line.startswith("  team/claim") for line in lines) == 10
+    assert sum(line.startswith("  team/pod") for line in lines) == 10
 
 
 def test_a_list_that_the_api_server_forgets_is_begun_again(
