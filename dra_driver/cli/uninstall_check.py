@@ -68,8 +68,10 @@ def _pods_head(number: int) -> str:
 
 
 def _mend(*, after_pods: bool) -> str:
-    wait = ", and wait two minutes until the driver has taken their GPUs back" if after_pods else ""
-    return f"Delete these pods first{wait}. `helm uninstall --no-hooks` does not ask."
+    first = "Delete these pods first"
+    if after_pods:
+        first += ", and wait three minutes until the driver has taken their GPUs back"
+    return f"{first}. `helm uninstall --no-hooks` does not ask."
 
 
 def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
