@@ -97,10 +97,10 @@ class NodeMemoryLimits:
             problem = support.reason if limited else ""
         if problem and step.strict:
             raise NodeError(
-                f"GPU {step.gpu}: its driver does not limit the pod's memory, which the node's "
-                f"profile said that it has to (memoryLimit: Strict): {problem}; or leave "
-                "memoryLimit out of the profile: then the memory guard is enough, and a pod that "
-                "has the GPU without a claim has to be created again"
+                f"GPU {step.gpu}: its driver does not limit the pod's memory: {problem}. The "
+                "node's profile requires the limit (memoryLimit: Strict). Without memoryLimit in "
+                "the profile the memory guard watches the pod instead. A pod that has the GPU "
+                "without a claim has to be created again after the profile was changed"
             )
 
     def settle(self, read: ReadPodShares, joinable: bool = False) -> bool:

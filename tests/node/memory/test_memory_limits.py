@@ -144,7 +144,7 @@ def test_pods_that_are_not_here_need_no_limit(either):
 
 
 def test_without_any_cgroup_a_strict_step_fails_and_another_warns(either, caplog):
-    refusal = r"Strict\): no cgroup of pod a is below .*cgroup; or leave memoryLimit out of the pro"
+    refusal = r"memory: no cgroup of pod a is below .*cgroup\. The node's profile requires .*Strict"
     with pytest.raises(NodeError, match=refusal):
         either.limits.carry_out(either.step(strict=True, a=4 * GIB))
     either.limits.carry_out(either.step(a=4 * GIB))
@@ -176,7 +176,7 @@ def test_where_the_driver_offers_nothing_only_a_strict_step_minds(old, caplog):
     old.node.pod("a")
     old.limits.carry_out(old.step(a=4 * GIB))
     old.limits.carry_out(old.step(strict=True, a=None))
-    with pytest.raises(NodeError, match=r"driver 580.95.5 is too old: 615 or newer does; or leave"):
+    with pytest.raises(NodeError, match=r"driver 580.95.5 is too old: 615 or newer does\. The"):
         old.limits.carry_out(old.step(strict=True, a=4 * GIB))
     old.settle(old.share("a", one=4 * GIB))
     assert not [record for record in caplog.records if record.levelname != "INFO"]
@@ -428,7 +428,7 @@ def held(either):
 def test_a_turn_that_does_not_come_fails_a_strict_step_alone(held, caplog):
     world, _ = held
     world.node.pod("a")
-    refusal = r"Strict\): the memory limits of GPU .* after 0.05 s; or .* has to be created again"
+    refusal = r"memory: the memory limits of GPU .* after 0\.05 s\. The .* has to be created again"
     with pytest.raises(NodeError, match=refusal):
         world.limits.carry_out(world.step(strict=True, a=4 * GIB))
     caplog.clear()
