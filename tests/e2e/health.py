@@ -2,8 +2,11 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,6 +20,19 @@ Document = dict[str, Any]
 CLEAR, RELEASE = "gpu.nvidia.com/clear-faults", "gpu.nvidia.com/release"
 PAUSE = "nvidia.com/gpu.deploy.dra-driver"  # the label by which the GPU operator pauses us
 _PROFILE_NAME = "health"
+
+
+def health(driver: Driver, action: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What an administrator does on the node: ``dra-driver health``."""
+    place = (f"--kubeconfig={driver.kube.config}", f"--node-name={driver.cluster.node_name}")
+    return subprocess.run(
+        [sys.executable, "-m", "dra_driver", "health", action, *place, *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=Path(__file__).parents[2],
+    )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tests.e2e.device_plugin import (
     wait_allocatable,
 )
 from tests.e2e.driver import LIMITING
-from tests.e2e.health import SimulatedGpus, clear
+from tests.e2e.health import SimulatedGpus, health
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC
 from tests.e2e.mps import attached, mps_variables
@@ -176,11 +176,15 @@ def test_a_gpu_that_gets_sick_is_given_to_nobody_until_it_is_well_and_its_pod_ru
         gpus.report(3, FELL_OFF)
         wait_allocatable(driver, {GPU: 7})
         assert kube.phase("works") == "Running"
+        refused = health(driver, "release", "gpu-3")
+        assert (refused.returncode, "default/works" in refused.stderr) == (1, True), refused
         kube.delete("Pod", "works")
         kube.apply(pod("healthy", 7))
         running(kube, "healthy")
 
-        clear(driver, "all")
+        assert "device-plugin API" in health(driver, "list").stderr
+        cleared = health(driver, "clear", "all")
+        assert cleared.returncode == 0, cleared
         wait_allocatable(driver, {GPU: 8})
     finally:
         gpus.heal()

@@ -5,7 +5,6 @@ Each test makes other GPUs sick, and sees that the rest of the node does not cha
 
 import re
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.e2e.health import (
     SimulatedGpus,
     clear,
     following,
+    health,
     instance_of,
     metric,
     others_unchanged,
@@ -429,19 +429,6 @@ def offered(kube):
 def released(kube, node):
     """What the plugin answers on the Node: what it let go of, and what it waits for."""
     return kube.get("Node", node)["metadata"]["annotations"].get("gpu.nvidia.com/released")
-
-
-def health(driver, action, *words):
-    """What an administrator does on the node."""
-    place = (f"--kubeconfig={driver.kube.config}", f"--node-name={driver.cluster.node_name}")
-    return subprocess.run(
-        [sys.executable, "-m", "dra_driver", "health", action, *place, *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        cwd=Path(__file__).parents[2],
-    )
 
 
 @pytest.fixture
