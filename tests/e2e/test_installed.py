@@ -134,8 +134,8 @@ def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out_an
     assert "DevicePlugin" in doctor.stdout
 
     refused = installed.try_helm("uninstall", NAME)
+    installed.keep()
     assert refused.returncode != 0
     node = installed.cluster.node_name
     for name in ("after", "before"):
         assert f"default/{name}  on node {node}" in refused.stdout + refused.stderr
-    installed.keep()

@@ -56,8 +56,8 @@ def test_five_thousand_ids_that_nobody_knows_are_answered_within_100_ms(size):
     assert seconds(Offer(), available, (), size) < 0.1
 
 
-def test_one_of_as_many_replicas_as_the_kubelet_takes_is_given_out_within_200_ms():
-    """On older kubelets all of it has 0.9 s."""
+def test_one_of_many_replicas_is_given_out_in_less_than_half_the_time_that_listing_all_takes():
+    """Those of the other GPUs are not looked at: on older kubelets all of it has 0.9 s."""
     gpus = [gpu(minor, uuid=GpuUuid(f"GPU-{minor:036}")) for minor in range(6)]
     offer = offer_of(*gpus, replicas=9000, limited=False)
     (last,) = listed_devices(offer.devices[-1:], NAMES)[GPU]
@@ -67,7 +67,8 @@ def test_one_of_as_many_replicas_as_the_kubelet_takes_is_given_out_within_200_ms
         claim = allocation_claim(allocation, offer, NAMES, "node-a")
         assert claim.allocation == allocation
 
-    assert best(give_out) < 0.2
+    all_listed = best(lambda: listed_devices(offer.devices, NAMES))
+    assert best(give_out) < all_listed / 2
 
 
 def seconds(offer, available, must, size):
