@@ -62,6 +62,13 @@ def install(
     return root
 
 
+def make_system(root: Path) -> None:
+    """What a driver container has besides its driver: ``/dev``, and the loader of its programs."""
+    (root / "dev").mkdir()
+    (root / "lib64").mkdir()
+    (root / "lib64/ld-linux-x86-64.so.2").touch()
+
+
 def program(path: Path, script: str) -> None:
     """A shell script, put in place at once: a program that is written to cannot be started."""
     written = path.with_name(f".{path.name}")

@@ -10,7 +10,6 @@ from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.node.driver.commands import RunCommand, in_chroot, run_command
 from dra_driver.node.driver.root import DriverRoot
-from dra_driver.node.driver.rootfs import RootFs
 from dra_driver.node.mig.capabilities import MigCapabilities
 
 log = logging.getLogger(__name__)
@@ -115,13 +114,12 @@ class DeviceNodes:
 
     def _root(self, driver: DriverFiles | None = None) -> tuple[str, DeviceFile | None]:
         """The root, a directory of the host, whose ``/dev`` counts, and its control device."""
-        own = (driver or self._driver.files()).root
-        for root in dict.fromkeys((own, "/")):
+        files = driver or self._driver.files()
+        for root in dict.fromkeys((files.root, "/")):
             if control := self._look(root, CONTROL_DEVICE):
                 return root, control
         # None has any so far: they are made where a driver container would have them.
-        fs = RootFs(self._driver.host_root, own)
-        return (own if own == "/" or fs.resolve("/dev") else "/"), None
+        return self._driver.system_root(files), None
 
     def _look(self, root: str, name: str) -> DeviceFile | None:
         host_path = f"{root.rstrip('/')}/dev/{name}"

@@ -23,6 +23,11 @@ DRIVER_ROOT_CANDIDATES: Final = (
     "/home/kubernetes/bin/nvidia",
     "/usr/local/nvidia",
 )
+# System V ABI, "Program Interpreter", of either processor.
+_LOADERS: Final = {
+    "x86_64": "/lib64/ld-linux-x86-64.so.2",
+    "aarch64": "/lib/ld-linux-aarch64.so.1",
+}
 _LOADED: Final = "/driver/nvidia/version"  # below the procfs
 _VERSION_BYTES: Final = 4096  # some lines of text
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …",
@@ -84,10 +89,18 @@ class DriverRoot:
         """How to run a program of the driver: inside the driver root where that is a whole system
         (a driver container), else on the host."""
         files = self.files()
-        whole = RootFs(self.host_root, files.root).resolve("/dev") is not None
-        return in_chroot(
-            self.host_root, files.root if whole else "/", self.tool(name), files.lib_dir, args
-        )
+        root = self.system_root(files)
+        return in_chroot(self.host_root, root, self.tool(name), files.lib_dir, args)
+
+    def system_root(self, files: DriverFiles) -> str:
+        """The driver's root where that is a whole system, else the host's.
+
+        A prefix may have an empty ``/dev`` for mounts, so what counts as well is the loader that
+        programs name: without that, the kernel runs none of them in there.
+        """
+        fs = RootFs(self.host_root, files.root)
+        whole = fs.resolve("/dev") and fs.resolve(_LOADERS[files.machine])
+        return files.root if whole else "/"
 
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""

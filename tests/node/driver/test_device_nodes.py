@@ -13,7 +13,7 @@ from dra_driver.node.driver import device_nodes
 from dra_driver.node.driver.commands import Command, run_command
 from dra_driver.node.driver.device_nodes import DeviceNodes, device_number, modprobe_arguments
 from dra_driver.node.driver.root import DriverRoot
-from tests.fakes.driver import install, program
+from tests.fakes.driver import install, make_system, program
 
 CONTAINER = "run/nvidia/driver"
 UVM_MAJOR = 511
@@ -161,8 +161,7 @@ def test_a_driver_container_that_shares_the_dev_of_the_host_uses_that(
 
 
 def test_where_no_file_exists_yet_a_driver_container_gets_them(empty: Path, kernel: Kernel) -> None:
-    root = install(empty / CONTAINER)
-    (root / "dev").mkdir()
+    make_system(install(empty / CONTAINER))
     assert nodes(empty, kernel).files([0]).gpus[0].host_path == f"/{CONTAINER}/dev/nvidia0"
 
 

@@ -21,6 +21,7 @@ from tests.fakes.driver import (
     install_own_versions,
     listen,
     load_module,
+    make_system,
     relink,
 )
 from tests.fakes.elf import elf_library
@@ -270,14 +271,17 @@ def test_a_program_is_named_as_the_host_sees_it(host: Path) -> None:
 
 def test_a_program_of_a_driver_container_runs_inside_it(host: Path) -> None:
     root = install(host / CONTAINER)
-    (root / "dev").mkdir()
+    make_system(root)
     assert DriverRoot(None, host).command("nvidia-smi", "-L") == Command(
         "/usr/bin/nvidia-smi", ("-L",), str(root), "/usr/lib/x86_64-linux-gnu"
     )
 
 
-def test_a_program_of_a_bare_prefix_runs_on_the_host(host: Path) -> None:
-    install(host / "usr/local/nvidia", directory="lib64", tools="bin")
+@pytest.mark.parametrize("directories", [[], ["dev", "proc", "sys"]])
+def test_a_program_of_a_bare_prefix_runs_on_the_host(host: Path, directories: list[str]) -> None:
+    prefix = install(host / "usr/local/nvidia", directory="lib64", tools="bin")
+    for name in directories:  # places for mounts, with nothing in them
+        (prefix / name).mkdir()
     (host / "dev").mkdir()
     assert DriverRoot(None, host).command("nvidia-smi") == Command(
         "/usr/local/nvidia/bin/nvidia-smi", (), str(host), "/usr/local/nvidia/lib64"

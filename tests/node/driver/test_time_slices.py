@@ -17,7 +17,7 @@ from dra_driver.node.driver.commands import Command, run_command
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices, parse_time_slice
 from dra_driver.sim.host.directory import run_on_simulated_host
-from tests.fakes.driver import install
+from tests.fakes.driver import install, make_system
 from tests.fakes.simulated import Node, h100
 from tests.waiting import eventually
 
@@ -174,8 +174,7 @@ class Smi:
 
 
 def test_the_program_of_a_driver_container_runs_in_there(tmp_path):
-    install(tmp_path / "run/nvidia/driver")
-    (tmp_path / "run/nvidia/driver/dev").mkdir()
+    make_system(install(tmp_path / "run/nvidia/driver"))
     smi = Smi("GPU 0: Timeslice: Short")
     slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     assert slices.read(GpuUuid("GPU-a")) is TimeSliceInterval.SHORT
