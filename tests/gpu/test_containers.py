@@ -85,11 +85,13 @@ def test_the_mounts_and_device_files_are_enough_without_a_container(chroot, conf
     assert answer["right"]
 
 
-def test_a_claim_that_is_taken_back_leaves_nothing(world, gpu):
+def test_a_claim_that_is_taken_back_leaves_the_drivers_spec_alone(world, gpu):
     ref = world.claims.put("short", gpu.name)
     world.preparer.prepare(ref)
+    assert len(list(world.cdi.iterdir())) == 2
 
     world.preparer.unprepare(ref)
 
-    assert list(world.cdi.iterdir()) == []
+    (spec,) = world.cdi.iterdir()
+    assert spec.name == "k8s.gpu.nvidia.com-driver_files.json"
     assert world.ledger.records() == ()

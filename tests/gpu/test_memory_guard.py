@@ -33,6 +33,7 @@ GRACE_SECONDS = 2.0
 A, B = ref("a"), ref("b")
 WEB = Pod("web", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"))
 DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
+CONTAINERS = {WEB: "c0ffee" + 58 * "0", DB: "decaf" + 59 * "0"}
 
 
 class Told:
@@ -76,7 +77,7 @@ def start(driver, gpu, tmp_path):
         assert output is not None
         if output.readline() != b"ready\n":
             pytest.fail(f"CUDA does not work here: {child.communicate(timeout=30)[1].decode()}")
-        proc.put(child.pid, pod.uid)
+        proc.put(child.pid, pod.uid, CONTAINERS[pod])
         return child
 
     yield run

@@ -64,7 +64,9 @@ def test_calls_that_list_instances_are_made_as_the_library_takes_them(partitiona
         report([f"{gpu.name}, {name}: {code}" for name, code in codes.items()])
         of_boards = {name: code for name, code in codes.items() if "GetGpuInstances " in name}
         assert len(of_boards) == len(ids)
-        assert set(of_boards.values()) <= ({SUCCESS} if gpu.mig.on else set(NOT_THERE)), of_boards
+        # Without MIG, NVML's manual has a refusal, and driver 580 has none to list.
+        expected = {SUCCESS} if gpu.mig.on else {SUCCESS, *NOT_THERE}
+        assert set(of_boards.values()) <= expected, of_boards
         of_none = {name: code for name, code in codes.items() if name not in of_boards}
         assert set(of_none.values()) <= set(NOT_THERE), of_none
 

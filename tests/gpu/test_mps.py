@@ -12,7 +12,6 @@ import time
 import pytest
 
 from dra_driver.base.errors import NodeError
-from dra_driver.model.gpus import Version
 from dra_driver.model.steps import ComputeMode
 from dra_driver.node.driver.config import DriverPrograms, NodeConfig, find_driver
 from dra_driver.node.mig.geometry import GeometryCache
@@ -29,6 +28,7 @@ GIB = 1024**3
 OUT_OF_MEMORY = "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"
 PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+FIRST_WITH_LIMITS = 7  # major compute capability: Volta
 FURTHER = 10  # namespaces
 only_protocol_3 = pytest.mark.parametrize("host", [3], indirect=True, ids=["protocol3"])
 
@@ -58,7 +58,7 @@ def gpu(node, document, modes):
         pytest.skip(f"{chosen.uuid} is divided by MIG, and these tests leave that as it is")
     if (mode := modes.read(chosen.uuid)) is not ComputeMode.DEFAULT:
         pytest.skip(f"{chosen.uuid} is in compute mode {mode}, and these tests leave it there")
-    if chosen.compute_capability < Version(7, 0):
+    if chosen.compute_capability.major < FIRST_WITH_LIMITS:
         pytest.skip(f"{chosen.product_name} is older than Volta: its MPS has no limits")
     return chosen
 
