@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from dra_driver.base.errors import NotServed
-from dra_driver.cli.device_plugin_nodes import device_plugin_nodes, pods_with_devices_by_node
+from api.names import GPUS_ALLOCATED_BY
+from dra_driver.base.errors import ApiServerError, NotServed
+from dra_driver.cli.device_plugin_nodes import device_plugin_nodes, pods_with_devices
 from dra_driver.cli.findings import abbreviated
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import HeldClaim, held_claims
@@ -24,7 +25,9 @@ def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
     """Which claims the driver has to go on serving, and which pods with GPUs by the device-plugin
     API; empty: none. ApiServerError: it is not known."""
     driver = settings.driver_name
-    return describe(driver, _held_claims(api, driver), _pods_with_devices(api, settings))
+    return describe(
+        driver, _held_claims(api, driver), _pods_with_devices(api, settings.plugin_selector)
+    )
 
 
 def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[str]) -> str:
@@ -81,18 +84,26 @@ def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
         return ()
 
 
-def _pods_with_devices(api: KubernetesApi, settings: UninstallSettings) -> Sequence[str]:
-    names = ResourceNames(
-        settings.extended_resource_name,
-        settings.shared_extended_resource_name,
-        settings.mig_extended_resource_prefix,
-    )
-    nodes = device_plugin_nodes(api)
-    if nodes and settings.plugin_selector:  # a node that the plugin has left says still what it was
-        plugin_nodes = PodReader(api).nodes_of(settings.plugin_selector)
-        nodes = [node for node in nodes if node in plugin_nodes]
-    pods = pods_with_devices_by_node(api, nodes, names)
-    return [f"{pod}  on node {node}" for node, pod in pods]
+def _pods_with_devices(api: KubernetesApi, plugin_selector: str) -> Sequence[str]:
+    """However many nodes there are, the pods are listed once."""
+    names = device_plugin_nodes(api)
+    if names and plugin_selector:  # a node that the plugin has left says still what it was
+        plugin_nodes = PodReader(api).nodes_of(plugin_selector)
+        names = {node: names[node] for node in names if node in plugin_nodes}
+    if not names:
+        return ()
+    pods = PodReader(api).on_nodes(names.keys())
+    known = {node: _known(node, its_names) for node, its_names in names.items()}
+    return [f"{pod}  on node {node}" for node, pod in pods_with_devices(pods, known)]
+
+
+def _known(node: str, names: ResourceNames | None) -> ResourceNames:
+    if names is None:
+        raise ApiServerError(
+            f"the condition {GPUS_ALLOCATED_BY} of node {node} does not say what pods ask for, so "
+            "it is not known which pods have GPUs: wait until the plugin there is ready"
+        )
+    return names
 
 
 def _shown(lines: Sequence[str], most: int, room: int) -> Sequence[str]:

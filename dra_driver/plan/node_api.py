@@ -24,6 +24,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from dra_driver.k8s.pods import NodePod
 from dra_driver.kubeletplugin.device_plugin.resources import (
@@ -211,8 +212,10 @@ def other_device_plugin(
     )
 
 
-def api_condition(choice: ApiChoice) -> NodeCondition | None:
-    """What the Node says of *choice*. None: nothing is chosen yet.
+def api_condition(choice: ApiChoice, names: ResourceNames) -> NodeCondition | None:
+    """What the Node says of *choice*. None: nothing is chosen yet. Where pods get GPUs by the
+    device-plugin API, by whichever plugin, it says what they ask for, which ``named_resources``
+    reads.
 
     ============================  ====== =====================
     the node                      status reason
@@ -226,9 +229,32 @@ def api_condition(choice: ApiChoice) -> NodeCondition | None:
         return None
     status = "True" if choice.offering else "False"
     if choice.other_plugin:
-        message = bounded(choice.other_plugin, LONGEST_MESSAGE)
-        return NodeCondition(status, "OtherDevicePlugin", message)
-    return NodeCondition(status, str(choice.serving), choice_text(choice, LONGEST_MESSAGE))
+        asked_for = _asked_for(names)
+        message = bounded(choice.other_plugin, LONGEST_MESSAGE - len(asked_for))
+        return NodeCondition(status, "OtherDevicePlugin", message + asked_for)
+    asked_for = _asked_for(names) if choice.serving is AllocationApi.DEVICE_PLUGIN else ""
+    message = choice_text(choice, LONGEST_MESSAGE - len(asked_for))
+    return NodeCondition(status, str(choice.serving), message + asked_for)
+
+
+_PODS_ASK_FOR: Final = "; pods ask for "
+_ANY_PROFILE: Final = "*"  # after the prefix of MIG profiles
+
+
+def _asked_for(names: ResourceNames) -> str:
+    partitions = f"{names.mig_prefix}{_ANY_PROFILE}" if names.mig_prefix else ""
+    return _PODS_ASK_FOR + ", ".join(filter(None, (names.gpu, names.shared, partitions)))
+
+
+def named_resources(message: str) -> ResourceNames | None:
+    """What pods ask for, by the *message* of the condition. None: it does not say so."""
+    _, says_so, text = message.rpartition(_PODS_ASK_FOR)
+    if not says_so:
+        return None
+    words = [word for word in text.split(", ") if word]
+    prefixes = [word for word in words if word.endswith(_ANY_PROFILE)]
+    gpu, shared, *_ = (*(word for word in words if word not in prefixes), "", "")
+    return ResourceNames(gpu, shared, "".join(prefixes).removesuffix(_ANY_PROFILE))
 
 
 def choice_text(choice: ApiChoice, room: int) -> str:

@@ -134,9 +134,6 @@ class UninstallSettings(_Settings):
         description="the labels of the plugin's pods, as kubectl's --selector has them: pods "
         "without claims count only on nodes where such a pod is; empty: on all nodes",
     )
-    extended_resource_name: ExtendedResourceName = "nvidia.com/gpu"
-    shared_extended_resource_name: SharedExtendedResourceName = "nvidia.com/gpu.shared"
-    mig_extended_resource_prefix: MigExtendedResourcePrefix = "nvidia.com/mig-"
 
 
 def _own_kubeconfig() -> Path | None:

@@ -96,9 +96,19 @@ def test_held_claims_are_named_with_their_pods(
     ]
 
 
-def put_pods(server: ApiServer, node: str, *pods: str, api: str = "DevicePlugin") -> None:
+ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
+RENAMED = "; pods ask for example.com/gpu, nvidia.com/gpu.shared"
+
+
+def put_pods(
+    server: ApiServer,
+    node: str,
+    *pods: str,
+    api: str = "DevicePlugin",
+    asked_for: str = ASKED_FOR,
+) -> None:
     """Pods that ask for GPUs, on a node that gives them out by *api*; empty: by none of ours."""
-    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": api}
+    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": api, "message": asked_for}
     status = {"conditions": [condition] if api else []}
     server.put({"kind": "Node", "metadata": {"name": node}, "status": status})
     for name in pods:
@@ -110,12 +120,6 @@ def put_pod(server: ApiServer, name: str, node: str, phase: str = "Running", **l
     metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}"}
     spec = {"nodeName": node, "containers": [{"name": "main", "resources": resources}]}
     server.put({"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}})
-
-
-NAMES = (
-    *("--extended-resource-name", "example.com/gpu"),
-    *("--mig-extended-resource-prefix", ""),
-)
 
 
 @pytest.mark.parametrize("versions", [["v1"], []], ids=["beside DRA", "without DRA"])
@@ -163,17 +167,39 @@ def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
     put_pods(server, "theirs", "of-another-device-plugin", api="")
     put_pods(server, "shared", "of-either", api="OtherDevicePlugin")
     put_pods(server, "by-claims", "with-a-claim", api="DRA")
-    put_pods(server, "ours")
+    put_pods(server, "ours", asked_for=RENAMED)
     put_pod(server, "ended", "ours", "Succeeded", **{"example.com/gpu": "1"})
     put_pod(server, "without", "ours", cpu="1")
     put_pod(server, "by-another-name", "ours", **{"nvidia.com/gpu": "1"})
     put_pod(server, "of-a-name-that-is-off", "ours", **{"nvidia.com/mig-1g.10gb": "1"})
 
-    assert check(type_in, server, tmp_path, *NAMES) == Answer(0, "", "")
+    assert check(type_in, server, tmp_path) == Answer(0, "", "")
 
     put_pod(server, "renamed", "ours", **{"nvidia.com/gpu.shared": "1"})
-    answer = check(type_in, server, tmp_path, *NAMES)
+    answer = check(type_in, server, tmp_path)
     assert answer.out.splitlines()[1:-1] == ["  team/renamed  on node ours"]
+
+
+def test_each_node_says_what_its_own_pods_ask_for(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "node-a", "of-another-device-plugin", asked_for=RENAMED)
+    put_pods(server, "node-b", "ours")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.splitlines()[1:-1] == ["  team/ours  on node node-b"]
+
+
+def test_where_a_node_does_not_say_what_pods_ask_for_the_uninstall_is_stopped(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "node-a", asked_for="")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert (answer.code, answer.out) == (1, "")
+    assert "GPUsAllocatedBy of node node-a does not say what pods ask for" in answer.err
 
 
 def test_the_pods_of_many_nodes_are_listed_once_page_by_page(

@@ -45,9 +45,17 @@ def put_node(server, name="node-a", **annotations):
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
 
 
-def put_device_plugin_node(server):
+ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
+
+
+def put_device_plugin_node(server, asked_for=ASKED_FOR):
     """One that gives its GPUs out by the device-plugin API."""
-    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": "DevicePlugin"}
+    condition = {
+        "type": "GPUsAllocatedBy",
+        "status": "True",
+        "reason": "DevicePlugin",
+        "message": f"no DeviceClass maps nvidia.com/gpu{asked_for}",
+    }
     metadata, status = {"name": "node-a"}, {"conditions": [condition]}
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
 
@@ -334,6 +342,28 @@ def test_gpus_that_pods_have_by_the_device_plugin_api_are_not_released(
     ) in answer.err
     assert by_device_plugin == []
     assert ask("release", "gpu-3", "--node", "node-a", "--force").code == 0
+
+
+def test_it_is_the_node_that_says_what_pods_ask_for(server, ask, by_device_plugin):
+    put_device_plugin_node(server, "; pods ask for example.com/gpu")
+    put_pod(server, "of-another-driver", **{"nvidia.com/gpu": "1"})
+    put_pod(server, "renamed", **{"example.com/gpu": "1"})
+
+    answer = ask("release", "gpu-3", "--node", "node-a")
+
+    assert answer.code == 1
+    assert "by the device-plugin API, which does not say which: team/renamed: " in answer.err
+    assert by_device_plugin == []
+
+
+def test_where_the_node_does_not_say_what_pods_ask_for_nothing_is_released(server, ask, plugin):
+    server.served[:] = []
+
+    answer = ask("release", "gpu-3", "--node", "node-a")
+
+    assert answer.code == 1
+    assert "node-a does not say what pods ask for to get its GPUs" in answer.err
+    assert plugin == []
 
 
 def test_nodes_whose_gpus_a_device_plugin_gives_out_are_named_beside_the_others(server, ask):

@@ -423,8 +423,7 @@ def test_on_the_host_network_the_startup_probe_asks_the_process_of_its_own_pod()
 
 
 def test_the_check_before_an_uninstall_may_list_who_has_gpus_and_nothing_else() -> None:
-    names = "extendedResourceName=,sharedExtendedResourceName=a.b/c,mig.extendedResourcePrefix=d.e/"
-    rendered = render("--set", f"hostNetwork=true,driverName=gpu.example.com,{names}")
+    rendered = render("--set", "hostNetwork=true,driverName=gpu.example.com")
     account = rendered[f"{UNINSTALL} ServiceAccount"]["metadata"]
     assert rendered[f"{UNINSTALL} ClusterRole"]["rules"] == [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["list"]},
@@ -443,9 +442,6 @@ def test_the_check_before_an_uninstall_may_list_who_has_gpus_and_nothing_else() 
     assert variables(pod) == {
         "DRIVER_NAME": "gpu.example.com",
         "PLUGIN_SELECTOR": ",".join(f"{name}={value}" for name, value in sorted(labels.items())),
-        "EXTENDED_RESOURCE_NAME": "",
-        "SHARED_EXTENDED_RESOURCE_NAME": "a.b/c",
-        "MIG_EXTENDED_RESOURCE_PREFIX": "d.e/",
     }
     assert check["securityContext"]["runAsNonRoot"] is True
     assert check["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -26,6 +26,7 @@ from dra_driver.plan.node_api import (
     held_api,
     holder_names,
     kubelet_version,
+    named_resources,
     other_device_plugin,
     pods_without_devices,
     pods_without_gpus,
@@ -33,6 +34,8 @@ from dra_driver.plan.node_api import (
 from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
 from tests.builders import allocated_record, record
 
+NAMES = ResourceNames()
+ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
 AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 
 NEW = NodeApiFacts(
@@ -248,12 +251,12 @@ def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() ->
 
 
 def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
-    assert api_condition(ApiChoice(why="the profile is not known")) is None
+    assert api_condition(ApiChoice(why="the profile is not known"), NAMES) is None
     served = choose_api(NEW)
     because = "DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
-    assert api_condition(served) == NodeCondition("True", "DRA", because)
+    assert api_condition(served, NAMES) == NodeCondition("True", "DRA", because)
     refused = choose_api(replace(NEW, asked=DRA, kubelet=(1, 28)))
-    condition = api_condition(refused)
+    condition = api_condition(refused, NAMES)
     assert condition is not None
     assert (condition.status, condition.reason) == ("True", "DevicePlugin")
     assert "the profile says api: DRA, but" in condition.message
@@ -262,35 +265,66 @@ def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
 def test_the_node_says_what_it_waits_for_and_when_it_changes() -> None:
     node = replace(NEW, serving=DEVICE_PLUGIN, holders=("pod default/train",))
     because = "DRA is to come: DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
-    assert api_condition(choose_api(node)) == NodeCondition(
-        "True", "DevicePlugin", f"{because}; waits for pod default/train"
+    assert api_condition(choose_api(node), NAMES) == NodeCondition(
+        "True", "DevicePlugin", f"{because}; waits for pod default/train{ASKED_FOR}"
     )
-    assert api_condition(choose_api(replace(node, holders=()))) == NodeCondition(
-        "False", "DevicePlugin", f"{because}; nothing is given out meanwhile"
+    assert api_condition(choose_api(replace(node, holders=())), NAMES) == NodeCondition(
+        "False", "DevicePlugin", f"{because}; nothing is given out meanwhile{ASKED_FOR}"
     )
 
 
 def test_the_node_names_another_device_plugin() -> None:
     choice = choose_api(replace(NEW, other_plugin="another device plugin is here"))
-    assert api_condition(choice) == NodeCondition(
-        "False", "OtherDevicePlugin", "another device plugin is here"
+    assert api_condition(choice, NAMES) == NodeCondition(
+        "False", "OtherDevicePlugin", f"another device plugin is here{ASKED_FOR}"
     )
+
+
+def resources() -> st.SearchStrategy[str]:
+    """Names of resources, up to the longest; empty: none is offered."""
+    domains, ends = st.text("a.", min_size=1, max_size=253), st.text("b-", min_size=1, max_size=63)
+    return st.one_of(st.just(""), st.builds("{}/{}".format, domains, ends))
+
+
+names_of_resources = st.builds(ResourceNames, resources(), resources(), resources())
 
 
 @given(
     st.lists(st.text("abc-/", min_size=1, max_size=253), max_size=200),
     st.text("x ", max_size=3000),
     st.text("y ", max_size=3000),
+    names_of_resources,
 )
 def test_whoever_the_node_waits_for_the_condition_is_bounded(
-    names: list[str], why: str, problem: str
+    pods: list[str], why: str, problem: str, names: ResourceNames
 ) -> None:
-    for waits_for in ((), tuple(names)):
+    for waits_for in ((), tuple(pods)):
         for wanted in (DRA, DEVICE_PLUGIN):
             choice = ApiChoice(DRA, True, wanted, why, waits_for, problem)
-            condition = api_condition(choice)
+            condition = api_condition(choice, names)
             assert condition is not None
             assert len(condition.message) <= LONGEST_MESSAGE
+
+
+@given(names_of_resources, st.text(max_size=3000), st.sampled_from(["", "another one is here"]))
+def test_what_pods_ask_for_is_read_from_the_condition_whatever_else_it_says(
+    names: ResourceNames, why: str, other_plugin: str
+) -> None:
+    choice = ApiChoice(DEVICE_PLUGIN, True, DEVICE_PLUGIN, why, other_plugin=other_plugin)
+    condition = api_condition(choice, names)
+
+    read = named_resources(condition.message) if condition else None
+
+    assert read is not None
+    for resource in (names.gpu, names.shared, f"{names.mig_prefix}1g.10gb", "nvidia.com/other"):
+        assert read.include(resource) == names.include(resource)
+
+
+def test_a_node_that_gives_gpus_out_by_claims_names_no_resources() -> None:
+    condition = api_condition(choose_api(NEW), NAMES)
+
+    assert condition is not None
+    assert named_resources(condition.message) is None
 
 
 def node_pod(

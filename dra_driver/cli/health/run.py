@@ -24,14 +24,15 @@ from dra_driver.cli.device_plugin_nodes import (
     device_plugin_nodes,
     is_device_plugin_node,
     pods_with_devices,
+    resource_names_of,
 )
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
 from dra_driver.k8s.api import Document, KubernetesApi
+from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.health import Problem
 from dra_driver.model.offer import gpu_name_of
-from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.health.messages import action, meaning
 from dra_driver.plan.health.problems import problem_of, taint_key
 from dra_driver.plan.health.release import (
@@ -99,7 +100,9 @@ class HealthCommand:
         answer = table if sick_gpus else "no GPU has a taint for its health"
         others = () if node else device_plugin_nodes(self._api)
         if others:
-            answer += f"\nby the device-plugin API, which has no taints: {', '.join(others)} "
+            answer += (
+                f"\nby the device-plugin API, which has no taints: {', '.join(sorted(others))} "
+            )
             answer += f"({_EVENTS})"
         return answer
 
@@ -267,12 +270,19 @@ class HealthCommand:
 
     def _refuse_used(self, node: str) -> None:
         """HealthError: pods have devices of *node* that only its kubelet knows."""
-        if not self._gives_devices_out(node):
-            return
-        if pods := pods_with_devices(self._api, node, ResourceNames()):
+        names = resource_names_of(self._node(node))
+        if names is None:
+            if self._resources.is_served():
+                return
+            raise HealthError(
+                f"{node} does not say what pods ask for to get its GPUs, so it is not known which "
+                "pods have some: is its plugin running? --force goes on in spite of that"
+            )
+        pods = ((node, pod) for pod in PodReader(self._api).on_node(node))
+        if having := pods_with_devices(pods, {node: names}):
             raise HealthError(
                 f"pods have GPUs of {node} by the device-plugin API, which does not say which: "
-                f"{abbreviated(pods)}: delete them first, or use --force"
+                f"{abbreviated([pod for _, pod in having])}: delete them first, or use --force"
             )
 
     def _gives_devices_out(self, node: str) -> bool:

@@ -75,12 +75,12 @@ def _given_by_kubelet(parts: PluginParts) -> frozenset[DeviceAllocation]:
 
 def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
     """The Node says which API it is, and so do metrics."""
-    node_api = parts.node_api
+    node_api, names = parts.node_api, resource_names(parts.settings)
     condition = ConditionWriter(
         parts.api,
         parts.labels,
         GPUS_ALLOCATED_BY,
-        lambda: api_condition(node_api.choice),
+        lambda: api_condition(node_api.choice, names),
         parts.is_newest,
     )
     chooser.changed = condition.update
