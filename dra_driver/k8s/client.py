@@ -19,7 +19,7 @@ from typing import TypeVar
 import urllib3
 
 from dra_driver.base.backoff import Retrying
-from dra_driver.base.deadlines import Deadline
+from dra_driver.base.deadlines import Deadline, within_request
 from dra_driver.base.errors import Forbidden, Unreachable
 from dra_driver.k8s.access import ApiServerAccess, TokenFile
 from dra_driver.k8s.api import Document, Query
@@ -157,11 +157,12 @@ class ApiClient:
         return None
 
     def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
-        """The document at *path*."""
+        """The document at *path*; sooner than the deadline if this thread serves a request that has
+        to be answered sooner."""
         call = _ApiCall("GET", path, query, self._timeouts.connect, self._timeouts.read)
-        deadline = Deadline(deadline_seconds)
+        deadline = within_request(deadline_seconds)
         return self._retrying.call(
-            lambda: self._document(call, deadline), is_unreachable, deadline_seconds
+            lambda: self._document(call, deadline), is_unreachable, deadline.seconds
         )
 
     def pages(

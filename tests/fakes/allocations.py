@@ -82,6 +82,7 @@ class AllocationWorld(ClaimWorld):
         self.node_pods: dict[PodUid, NodePod] = {}  # of the API server
         self.api_down = False
         self.asked = 0  # how often for the pods of the node
+        self.before_pods: Callable[[], None] = lambda: None  # they are told
         self.takes_names = True
         self.node_status: NodeStatus | None = NodeStatus()
         self.events: list[Event] = []
@@ -169,6 +170,7 @@ class AllocationWorld(ClaimWorld):
 
     def _read_pods(self) -> tuple[NodePod, ...]:
         self.asked += 1
+        self.before_pods()
         if self.api_down:
             raise Unreachable("the API server does not answer")
         return tuple(self.node_pods.values())

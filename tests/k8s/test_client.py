@@ -11,6 +11,7 @@ from itertools import islice
 
 import pytest
 
+from dra_driver.base.deadlines import request_deadline
 from dra_driver.base.errors import (
     Conflict,
     Forbidden,
@@ -252,6 +253,16 @@ def test_a_deadline_holds_for_all_tries_together(server, api):
 
     with pytest.raises(Unreachable):
         api.get("/version", deadline_seconds=0.3)
+    assert time.monotonic() - began < 50, "an answer takes 60 s"
+
+
+def test_who_has_to_answer_a_request_himself_waits_no_longer_than_that_has(server, connect):
+    api = connect(ApiTimeouts(read=60))
+    server.delay(60, "GET")
+    began = time.monotonic()
+
+    with request_deadline(0.3), pytest.raises(Unreachable):
+        api.get("/version", deadline_seconds=60)
     assert time.monotonic() - began < 50, "an answer takes 60 s"
 
 

@@ -85,11 +85,10 @@ _ALLOCATE_SECONDS: Final = 0.9
 # Of that: for leases, locks and holders together, for holders, for the MPS agent, for undoing.
 _WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 _ALLOCATES_AT_ONCE: Final = 16
-# The kubelet gives up PreStartContainer after 30 s, and asks again.
-_PRE_START_SECONDS: Final = 27.0
+# The kubelet gives up PreStartContainer after 30 s, and asks again: nobody would read why.
+_PRE_START_SECONDS: Final = 23.0
 _UNDO_SECONDS: Final = 2.0  # after these, for what failed
-_PREPARE_SECONDS, _HAND_OVER_SECONDS = 12.0, 5.0
-_OTHERS_SECONDS: Final = 20.0
+_HAND_OVER_SECONDS, _OTHERS_SECONDS = 5.0, 20.0
 _POLL_SECONDS: Final = 0.25
 _NOT_READY: Final = "GPUNotReady"
 
@@ -206,14 +205,16 @@ class Allocations:
 
     def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
         """Refused with a reason where the container must not start now; the kubelet asks again."""
-        allocation, deadline = _allocation(resource, ids), Deadline(self._pre_start_seconds)
+        allocation = _allocation(resource, ids)
+        doing = f"{_text(allocation)}: what has to be before its container starts"
+        deadline = Deadline(self._pre_start_seconds, doing)
         with (
             self._observed("pre-start"),
             request_deadline(self._pre_start_seconds + _UNDO_SECONDS, _UNDO_SECONDS),
         ):
             pods, unknown = self._find_pods(allocation)
             try:
-                record = self.prepare_again(allocation, deadline.remaining)
+                record = self.prepare_again(allocation, deadline)
                 self._wait_for_others(allocation, pods, deadline)
                 if pods:
                     self._refuse_two_servers(record, allocation)
@@ -225,14 +226,15 @@ class Allocations:
                 self._tell(pods, allocation, e)
                 raise
 
-    def prepare_again(self, allocation: DeviceAllocation, seconds: float) -> ClaimRecord:
+    def prepare_again(self, allocation: DeviceAllocation, deadline: Deadline) -> ClaimRecord:
         """See to it that all is there that the kubelet was answered, whatever became of it."""
-        ref, seconds = allocation_ref(allocation), min(_PREPARE_SECONDS, seconds)
-        if not (self._is_prepared(ref) and self._preparer.recorded(ref, seconds)):
+        ref = allocation_ref(allocation)
+        if not (self._is_prepared(ref) and self._preparer.recorded(ref, deadline.check())):
             api = self._parts.api
             if api.state(AllocationApi.DEVICE_PLUGIN) is ApiState.OFF:
                 refusal = api.refusal(AllocationApi.DEVICE_PLUGIN)
                 raise NodeError(f"{_text(allocation)}: {refusal}; delete the pod")
+            seconds = deadline.check()
             timeouts = CallTimeouts(seconds, min(_HAND_OVER_SECONDS, seconds))
             self._preparer.allocate(self._claim(held_claim, allocation), timeouts)
         record = self._ledger.known(ref.uid)

@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from dra_driver.base.errors import ApiServerError, NodeError
+from dra_driver.base.deadlines import seconds_within_request
+from dra_driver.base.errors import ApiServerError, NodeError, Unreachable
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.pods import KubeletPod, NodePod
 from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
@@ -21,6 +22,7 @@ from dra_driver.plan.device_plugin.users import (
 
 log = logging.getLogger(__name__)
 
+_QUESTION_SECONDS: Final = 20.0  # none takes longer
 _FAILED_SECONDS: Final = 10.0  # that no container waits for an API server that did not answer
 
 
@@ -43,19 +45,28 @@ class NodePods:
 
     def now(self) -> Pods:
         """Asked now. ApiServerError: it does not answer."""
-        with self._lock:
+        with self._alone():
             return self._ask()
 
     def with_these(self, uids: Collection[PodUid]) -> Pods:
         """As they were known last, if that is all of *uids*; else they are asked for. What is not
         known is left out."""
         before = self._questions
-        with self._lock:
+        with suppress(ApiServerError), self._alone():
             is_asked = self._questions > before or self._clock() < self._failed_until
             if not is_asked and not self._pods.keys() >= set(uids):
-                with suppress(ApiServerError):
-                    self._ask()
-            return self._pods
+                self._ask()
+        return self._pods
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else asks. ApiServerError: somebody has no answer for too long."""
+        if not self._lock.acquire(timeout=seconds_within_request(_QUESTION_SECONDS)):
+            raise Unreachable("an earlier question for the pods of this node has no answer yet")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _ask(self) -> Pods:
         self._questions += 1

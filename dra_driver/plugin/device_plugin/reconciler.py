@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimInUse, DriverError
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PodUid
@@ -142,7 +143,8 @@ class AllocationReconciler:
     def _prepare_again(self, allocation: DeviceAllocation) -> None:
         facts = {"resource": allocation.resource, "ids": list(allocation.ids)}
         try:
-            self.allocations.prepare_again(allocation, _PREPARE_SECONDS)
+            deadline = Deadline(_PREPARE_SECONDS, "preparing it again")
+            self.allocations.prepare_again(allocation, deadline)
         except DriverError as e:
             facts["error"] = str(e)
             log.warning("what a container has cannot be prepared again yet", extra=facts)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, ClaimInUse, NodeError
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
@@ -385,7 +386,7 @@ def test_a_container_with_another_resource_beside_one_under_mps_does_not_start(t
     world.allocations.pre_start(GPU, [shared])
     world.profile = profile_of(replicas=4, default_strategy=SharingStrategy.MPS, rename=True)
     world.allocations.prepare_again(
-        DeviceAllocation(ResourceName("nvidia.com/gpu.shared"), (other,)), 5
+        DeviceAllocation(ResourceName("nvidia.com/gpu.shared"), (other,)), Deadline(5)
     )
 
     with pytest.raises(ClaimError, match=r"container has nvidia.com/gpu.shared besides, and one"):

@@ -1,13 +1,21 @@
 """How long PreStartContainer may take: after 30 s the kubelet gives it up, and nobody reads why."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 
-from dra_driver.base.deadlines import seconds_within_request
-from dra_driver.base.errors import TimedOut
+from dra_driver.base.deadlines import request_deadline, seconds_within_request
+from dra_driver.base.errors import TimedOut, Unreachable
+from dra_driver.k8s.claims import PodUid
 from dra_driver.model.profiles import SharingStrategy
-from tests.fakes.allocations import GPU, AllocationWorld, replica
+from dra_driver.plugin.device_plugin.allocations import (
+    _PRE_START_SECONDS,
+    _UNDO_SECONDS,
+)
+from dra_driver.plugin.device_plugin.pods import NodePods
+from tests.fakes.allocations import GPU, AllocationWorld, in_threads, replica
 
 
 def test_every_wait_ends_before_the_kubelet_gives_up(tmp_path):
@@ -35,3 +43,64 @@ def test_every_wait_ends_before_the_kubelet_gives_up(tmp_path):
 
     assert len(waits) > 3
     assert max(waits) <= 3.0
+
+
+def test_all_waits_together_end_long_before_the_kubelet_gives_up():
+    assert _PRE_START_SECONDS + _UNDO_SECONDS <= 25.0
+
+
+def test_what_one_wait_took_the_next_one_has_less(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.pre_start_seconds = 2.0
+    too_long: list[float] = []
+    taken_back = [world.uid(replica(0))]
+
+    @contextlib.contextmanager
+    def slow_lease(seconds):
+        if (left := begun + world.pre_start_seconds - time.monotonic()) < seconds - 0.1:
+            too_long.append(seconds - left)
+        time.sleep(0.2)
+        if taken_back:  # by another process, before this one has the lease
+            world.ledger.forget(taken_back.pop())
+        yield
+
+    world.admit("train", replica(0))
+    world.start(lease=slow_lease)
+
+    begun = time.monotonic()
+    world.allocations.pre_start(GPU, [replica(0)])
+
+    assert (too_long, taken_back) == ([], [])
+
+
+def test_a_call_that_has_no_time_left_says_what_took_it(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.admit("train", replica(0))
+    world.pre_start_seconds = 0.2
+    world.start()
+    world.before_pods = lambda: time.sleep(0.3)
+    world.node_pods.clear()
+
+    reason = r"GPU-.*::0: what has to be before its container starts took more than 0.2 s"
+    with pytest.raises(TimedOut, match=reason):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+
+def test_nobody_waits_longer_for_anothers_question_than_the_call_has(tmp_path):
+    asked, over = threading.Event(), threading.Event()
+
+    def hang():
+        asked.set()
+        over.wait(60)
+        return ()
+
+    pods = NodePods(hang)
+    with in_threads(pods.now):
+        assert asked.wait(60)
+        begun = time.monotonic()
+        with request_deadline(0.1):
+            assert pods.with_these({PodUid("uid-train")}) == {}
+            with pytest.raises(Unreachable, match="an earlier question for the pods"):
+                pods.now()
+        assert time.monotonic() - begun < 10
+        over.set()
