@@ -100,7 +100,7 @@ class AllocationWorld(ClaimWorld):
         features = DEVICE_PLUGIN_FEATURES
         ledger = fields.get("ledger", self.ledger)
         usual = OfferBuilder(self.node, lambda: self.profile, lambda: features, ledger)
-        offers = fields.pop("offers", usual)
+        self.offers = offers = fields.pop("offers", usual)
         self.preparer = self.preparer_with(offers=offers, **fields)
         self.ledger = ledger
         self.preparer.recover()

@@ -161,25 +161,38 @@ class Allocations:
             return self._answer_ahead(allocation, late)
 
     def _answer_ahead(self, allocation: DeviceAllocation, late: NodeError) -> ContainerResponse:
-        if not self._parts.takes_names():
+        """By what was offered last: the call may have waited before it came to look at that.
+        ClaimError: a device is not healthy, or there are too many."""
+        parts = self._parts
+        if not parts.takes_names():
             raise late
+        if parts.api.refusal(AllocationApi.DEVICE_PLUGIN) is None:
+            if (offer := parts.offers.last) is None:
+                raise late
+            allocation_claim(allocation, offer, parts.names, parts.pool)
+        elif not self._is_prepared(allocation_ref(allocation)):
+            raise self._refusal(allocation)
         facts = {"resource": allocation.resource, "ids": list(allocation.ids)}
         log.warning("devices are prepared later: %s", late, extra=facts)
         self.prepare_soon()
-        return response_ahead(allocation_ref(allocation), len(allocation.ids), self._parts.driver)
+        return response_ahead(allocation_ref(allocation), len(allocation.ids), parts.driver)
 
     def _allocate(self, allocation: DeviceAllocation) -> ContainerResponse:
         ref = allocation_ref(allocation)
         seconds, timeouts = self._allocate_seconds, self._allocate_timeouts
         with request_deadline(seconds * _AGENT, seconds * _UNDOING):
-            if (refusal := self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)) is None:
+            if self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN) is None:
                 claim = self._claim(allocation_claim, allocation)
                 return self._answer(ref, self._preparer.allocate(claim, timeouts))
             prepared = self._is_prepared(ref) and self._preparer.recorded(ref, timeouts.all)
             if not prepared:
-                self.refused()
-                raise NodeError(f"{_text(allocation)}: {refusal}")
+                raise self._refusal(allocation)
             return self._answer(ref, prepared)
+
+    def _refusal(self, allocation: DeviceAllocation) -> NodeError:
+        self.refused()
+        refusal = self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)
+        return NodeError(f"{_text(allocation)}: {refusal}")
 
     def _claim(self, claim_of: ClaimOf, allocation: DeviceAllocation) -> AllocationClaim:
         parts = self._parts

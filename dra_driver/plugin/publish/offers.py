@@ -65,6 +65,7 @@ class OfferBuilder:
         self._scanning = threading.Lock()  # one read after the other
         self._lock = threading.Lock()
         self._scan = _InventoryScan()
+        self.last: Offer | None = None  # for who cannot wait; None: there was none yet
 
     def now(self) -> Offer:
         """The offer of the last inventory; the first call reads the GPUs."""
@@ -107,6 +108,7 @@ class OfferBuilder:
             offers[held] = offer = build_offer(
                 *node[:3], holdings, mps=self._mps, ours=ours, faults=node[3]
             )
+        self.last = offer
         return offer
 
 

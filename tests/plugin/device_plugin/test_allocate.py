@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -13,8 +14,11 @@ from dra_driver.base.errors import (
     TimedOut,
 )
 from dra_driver.kubeletplugin.device_plugin.resources import HostDevice
+from dra_driver.model.health import Fault, Problem
 from dra_driver.model.mps import mps_server_name
+from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES
 from dra_driver.model.profiles import SharingStrategy
+from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.builders import claim, gpu_uuid
 from tests.fakes.allocations import DRAINING, GPU, OFF, AllocationWorld, in_threads, replica, whole
 
@@ -210,6 +214,79 @@ def test_what_was_answered_ahead_is_prepared_soon(tmp_path):
     assert world.reconciler.look() == 1.0
 
     assert world.recorded(replica(0)).completed
+
+
+class SlowOffers:
+    """Somebody who reads the GPUs does not come back."""
+
+    def __init__(self, last, until):
+        self.last = last
+        self._until = until
+
+    def now(self):
+        self._until.wait(60)
+        return self.last
+
+    refresh = now
+
+
+@pytest.mark.parametrize(
+    ("ids", "rules", "problem"),
+    [
+        pytest.param([replica(0, 1)], {}, "gpu-1 .* has the taint gpu.nvidia.com/xid", id="sick"),
+        pytest.param([replica(0), replica(1)], {"one_share": True}, "2 replicas were", id="two"),
+        pytest.param([replica(9)], {}, "there is no device GPU-", id="unknown"),
+    ],
+)
+def test_what_would_be_refused_is_not_answered_ahead_either(tmp_path, ids, rules, problem):
+    world = AllocationWorld(tmp_path, replicas=4, **rules)
+    world.allocate_seconds = 0.2
+    faults = (Fault(gpu_uuid(1), Problem.XID, "79"),)
+    offers = OfferBuilder(
+        world.node,
+        lambda: world.profile,
+        lambda: DEVICE_PLUGIN_FEATURES,
+        world.ledger,
+        health=lambda _: faults,
+    )
+    over = threading.Event()
+    world.start(offers=SlowOffers(offers.now(), over))
+
+    with pytest.raises(ClaimError, match=problem):
+        world.allocate(*ids)
+
+    over.set()
+
+
+@pytest.mark.parametrize("choice", [OFF, DRAINING], ids=["off", "draining"])
+def test_a_node_that_gives_nothing_more_out_does_not_do_so_ahead_either(tmp_path, choice):
+    world = AllocationWorld(tmp_path, gpus=20)
+    given = world.allocate(whole(0))
+    world.allocate_seconds = 0.2
+    world.start()
+    over = threading.Event()
+    world.node.before_nodes = lambda minors: over.wait(60)
+    with in_threads(*(partial(world.allocate, whole(number)) for number in range(1, 17))):
+        pass  # no thread is left that could look at anything
+    world.choice.set(choice)
+
+    with pytest.raises(NodeError, match="by DRA: a class maps it"):
+        world.allocate(whole(17))
+    assert world.allocate(whole(0)) == given
+
+    over.set()
+
+
+def test_nothing_is_answered_ahead_before_anything_was_offered(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.allocate_seconds = 0.2
+    over = threading.Event()
+    world.start(offers=SlowOffers(None, over))
+
+    with pytest.raises(TimedOut, match="preparing this took more than"):
+        world.allocate(replica(0))
+
+    over.set()
 
 
 def test_what_is_prepared_too_late_is_taken_back_since_no_pod_has_it(world):
