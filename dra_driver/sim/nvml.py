@@ -184,7 +184,7 @@ class SimulatedNvml(ComputeInstanceFunctions, ReadingFunctions, EventFunctions):
     def nvmlSystemGetDriverVersion(self) -> str:
         return self._node().driver_version
 
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
         major, minor = self._node().cuda_version.split(".")
         return int(major) * 1000 + int(minor) * 10
 

@@ -6,7 +6,7 @@ OF_NO_GPU = frozenset(
         "nvmlDeviceGetCount",
         "nvmlInit",
         "nvmlShutdown",
-        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlSystemGetCudaDriverVersion",
         "nvmlSystemGetDriverVersion",
     }
 )

@@ -45,7 +45,7 @@ def base_config() -> Config:
             "user": {"uid": 0, "gid": 0},
             "cwd": "/",
             "args": [],
-            "env": ["PATH=/usr/bin:/bin", f"PYTHONHOME={_python_home()}", "LC_ALL=C"],
+            "env": ["PATH=/usr/bin:/bin", f"PYTHONHOME={python_home()}", "LC_ALL=C"],
             "noNewPrivileges": True,
         },
         "mounts": [
@@ -157,6 +157,6 @@ def _at(rootfs: Path, path: str) -> str:
     return shlex.quote(f"{rootfs}{path}")
 
 
-def _python_home() -> str:
+def python_home() -> str:
     # …/lib/python3.11 is below the prefix that Python has to be told, since it lies elsewhere.
     return str(stdlib().parent.parent)

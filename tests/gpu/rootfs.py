@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dra_driver.model.driver_files import DriverFiles
 
-TOOLS = ("bash", "cat", "env", "ls")
+TOOLS = ("bash", "cat", "env", "ls", "sleep")
 PYTHON = "/usr/bin/python3"
 PROGRAM = "/cuda_program.py"
 _MERGED = ("bin", "sbin", "lib", "lib64")

@@ -77,7 +77,9 @@ def read_system(nvml: NvmlFunctions, session: int) -> NvmlSystem:
     return NvmlSystem(
         session=session,
         driver_version=driver_version(nvml.nvmlSystemGetDriverVersion()),
-        cuda_driver_version=cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+        # Its version 2 fails where the loader finds no libcuda, as in the plugin's container; this
+        # one then says which CUDA the library was made for.
+        cuda_driver_version=cuda_version(nvml.nvmlSystemGetCudaDriverVersion()),
         gpus=nvml.nvmlDeviceGetCount(),
     )
 

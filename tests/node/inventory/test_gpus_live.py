@@ -297,7 +297,7 @@ def test_a_routine_look_asks_only_for_what_can_change(node):
     gpus.scan()
     assert counting.calls == {
         "nvmlSystemGetDriverVersion": 1,
-        "nvmlSystemGetCudaDriverVersion_v2": 1,
+        "nvmlSystemGetCudaDriverVersion": 1,
         "nvmlDeviceGetCount": 1,
         "nvmlDeviceGetHandleByIndex": 2,
         "nvmlDeviceGetUUID": 2,
