@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
@@ -144,9 +144,15 @@ class GpuNode:
             case _:
                 assert_never(setting)
 
-    def health_readings(self) -> Mapping[GpuUuid, HealthReading | NodeError]:
-        """What each GPU of the last scan says of its health, or why it says nothing. Bounded."""
-        return health_readings(self.nvml, [gpu.uuid for gpu in self.inventory().gpus])
+    def health_readings(
+        self, energy_of: Collection[GpuUuid] | None = None
+    ) -> Mapping[GpuUuid, HealthReading | NodeError]:
+        """What each GPU of the last scan says of its health, or why it says nothing. Bounded.
+
+        *energy_of*: the GPUs whose energy is read, too, which takes long; None: all.
+        """
+        gpus = [gpu.uuid for gpu in self.inventory().gpus]
+        return health_readings(self.nvml, gpus, gpus if energy_of is None else energy_of)
 
     def release(self, why: str) -> None:
         """Let go of all GPUs, until ``resume``: what needs NVML is a NodeError that says *why*.

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -106,8 +107,9 @@ def test_every_gpu_has_a_reading(watched, report):
         assert isinstance(reading, HealthReading), reading
         assert reading.thermal_slowdown is not None
         assert reading.pcie_replays is not None
-    times = [milliseconds(watched.health_readings) for _ in range(_LOOKS)]
-    report([f"look at health: {spread(times)}"])
+    for what, energy_of in (("with its energy", None), ("without", ())):
+        look = partial(watched.health_readings, energy_of)
+        report([f"look at health, {what}: {spread([milliseconds(look) for _ in range(_LOOKS)])}"])
 
 
 def test_energy_grows(watched):

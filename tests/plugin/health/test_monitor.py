@@ -162,6 +162,41 @@ def test_a_reset_is_seen_at_the_next_look(world):
     assert world.published() == []
 
 
+def test_the_energy_of_gpus_that_are_well_is_asked_for_once_in_ten_minutes(world):
+    everybody = set(world.readings)
+    world.step()
+    assert world.energy_of == everybody
+
+    world.step(after=40)
+    assert world.energy_of == set()
+
+    world.step(after=600)
+    assert world.energy_of == everybody
+
+
+def test_the_energy_of_a_sick_gpu_is_asked_for_at_every_look(world):
+    world.step()
+    world.step(xid(79), after=40)
+    for _ in range(3):
+        world.step(after=40)
+        assert world.energy_of == {gpu_uuid(0)}
+
+
+def test_a_reset_of_a_gpu_that_was_well_for_long_and_then_fell_silent_is_seen(world):
+    world.step()
+    world.step(after=500)
+    world.step(xid(79), after=1)
+    world.readings[gpu_uuid(0)] = NodeError("GPU 0 is lost")
+    world.inventory = replace(world.inventory, lost=((gpu_uuid(0), "it is gone"),))
+    world.step(after=40)
+    world.inventory = replace(world.inventory, lost=())
+    world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), energy_mj=1)
+    world.step(after=40)
+    world.step(after=61)
+
+    assert world.published() == []
+
+
 def test_an_event_asks_for_a_look_soon(world):
     world.step()
     assert world.looks == 1
@@ -180,9 +215,9 @@ def test_an_event_is_published_before_the_gpus_are_looked_at(world):
     published = []
     look = world.look
 
-    def slow_look():
+    def slow_look(energy_of):
         published.append((world.published(), world.changes))
-        return look()
+        return look(energy_of)
 
     world.look = slow_look
     world.start()
@@ -234,10 +269,10 @@ def test_a_look_that_is_asked_for_during_another_is_not_forgotten(world):
     world.readings = {gpu_uuid(0): NodeError("it does not answer")}
     look = world.look
 
-    def look_and_be_asked():
+    def look_and_be_asked(energy_of):
         world.look = look
         world.monitor.look_soon()
-        return look()
+        return look(energy_of)
 
     world.look = look_and_be_asked
     world.start()
@@ -403,10 +438,10 @@ def test_a_process_that_looked_while_a_newer_one_began_writes_nothing_over_it(wo
     newer = World(tmp_path)
     look = world.look
 
-    def slow_look():
+    def slow_look(energy_of):
         world.newest = False
         newer.step(xid(79), after=31)
-        return look() | {gpu_uuid(1): HealthReading(gpu_uuid(1), remap_failed=True)}
+        return look(energy_of) | {gpu_uuid(1): HealthReading(gpu_uuid(1), remap_failed=True)}
 
     world.look = slow_look
     world.start()

@@ -1,6 +1,7 @@
 """A node whose GPUs are seen as a test says, and a monitor of their health that can die."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class World:
         }
         self.unmonitored: dict[GpuUuid, str] = {}
         self.looks = 0
+        self.energy_of: set[GpuUuid] = set()  # of whom the last look asked for the energy
         self.profile: Profile = DEFAULT_PROFILE
         self.newest = True
         self.records: tuple[ClaimRecord, ...] = ()
@@ -110,9 +112,17 @@ class World:
         self.effect()
         self.changes += 1
 
-    def look(self) -> dict[GpuUuid, HealthReading | NodeError]:
+    def look(
+        self, energy_of: Collection[GpuUuid] | None
+    ) -> dict[GpuUuid, HealthReading | NodeError]:
         self.looks += 1
-        return dict(self.readings)
+        self.energy_of = set(self.readings if energy_of is None else energy_of)
+        return {
+            gpu: replace(reading, energy_mj=None)
+            if isinstance(reading, HealthReading) and gpu not in self.energy_of
+            else reading
+            for gpu, reading in self.readings.items()
+        }
 
     def scan_now(self) -> Inventory:
         """GPUs as they are now, where that is another than at the last scan."""
