@@ -30,6 +30,7 @@ from tests.pages import read_page
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
 Process = DriverProcess | subprocess.Popen[bytes]
+_HOLDS_TOKEN = "holds-token"
 _FIRST_WITH_NODE_TOKENS = 31
 LIMITING = "h100x2-615"  # a simulated node whose driver limits memory by cgroup itself
 
@@ -127,10 +128,16 @@ class Driver:
         else:
             spec = {"nodeName": self.cluster.node_name, "serviceAccountName": account}
             holder = self.kube.apply(
-                pod_of("holds-token", [container()], [], **spec), namespace=NAMESPACE
+                pod_of(_HOLDS_TOKEN, [container()], [], **spec), namespace=NAMESPACE
             )
         name, uid = holder["metadata"]["name"], holder["metadata"]["uid"]
         return {"apiVersion": "v1", "kind": holder["kind"], "name": name, "uid": uid}
+
+    def forget_token(self) -> None:
+        """The next start has a new one."""
+        self.kubeconfig.unlink(missing_ok=True)
+        self.kube.delete("Pod", _HOLDS_TOKEN, NAMESPACE)
+        self.kube.wait_gone("Pod", _HOLDS_TOKEN, NAMESPACE)
 
     def start(self, pod_uid: str = "", ready: bool = True, **flags: str) -> Process:
         """Start a plugin; with *ready*, wait until a pod could use it."""
