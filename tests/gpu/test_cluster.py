@@ -5,6 +5,7 @@ No claim here changes a setting of a GPU: a part of one under MPS leaves its com
 
 import json
 import os
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ COMPUTE = f"python3 {PROGRAM}"
 CLIENT = "python3 -m tests.gpu.mps_client libcuda.so.1"
 OUT_OF_MEMORY = "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"
 IDLE_SECONDS = 30.0
+STARTS = 11  # of pods with a claim, and without; the first of each warms caches
 CHANGE_SECONDS = 180.0  # from one API to the other
 GUARD = """
 apiVersion: resource.nvidia.com/v1beta1
@@ -151,6 +153,28 @@ def test_the_plugin_costs_next_to_nothing_while_nothing_happens(kubernetes, repo
 
     report([f"{percent:.2f} % of a core, {resident}"])
     assert percent < 2
+
+
+def start_seconds(kube, template_name):
+    """From a pod's creation to its first instruction."""
+    created = time.time()
+    (began,) = output_of(kube, cuda_pod("starts", "echo $EPOCHREALTIME", template_name))
+    kube.delete("Pod", "starts")
+    kube.wait_gone("Pod", "starts")
+    wait("its claim to go", lambda: not kube.all("ResourceClaim"))
+    return float(began) - created
+
+
+def test_a_claim_does_not_hold_up_the_start_of_a_pod(kubernetes, report):
+    kubernetes.apply(template("gpu", request()))
+    seconds = {"": [], "gpu": []}
+    for _ in range(STARTS):
+        for template_name, starts in seconds.items():
+            starts.append(start_seconds(kubernetes, template_name))
+
+    without, with_claim = (1000 * statistics.median(starts[1:]) for starts in seconds.values())
+    report([f"start of a pod, p50 of {STARTS - 1}: {without:.0f} ms, with a GPU {with_claim:.0f}"])
+    assert with_claim < without + 1000
 
 
 def test_a_pod_with_a_claim_computes_on_its_gpu(kubernetes, document):
