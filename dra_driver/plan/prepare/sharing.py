@@ -286,7 +286,15 @@ def _strategy(
     if sharing is not None:
         return SharingStrategy(sharing.strategy)
     possible = amount.cores and SharingStrategy.MPS in device.rules.strategies
-    return SharingStrategy.MPS if reserves or possible else device.rules.default_strategy
+    if reserves or possible:
+        return SharingStrategy.MPS
+    # Replicas under MPS reserve cores. Others of this GPU are held since before its profile said
+    # MPS, which could promise nothing beside them: the GPU follows once it is free.
+    return (
+        SharingStrategy.TIME_SLICING
+        if isinstance(device.shape, Replica)
+        else device.rules.default_strategy
+    )
 
 
 def _reserves(allocation: AllocationResult, amount: Amount, device: Device) -> str:
