@@ -73,7 +73,7 @@ def _pods_head(number: int) -> str:
 def _mend(*, after_pods: bool) -> str:
     first = "Delete these pods first"
     if after_pods:
-        first += ", and wait three minutes until the driver has taken their GPUs back"
+        first += ", and wait two minutes until the driver has taken their GPUs back"
     return f"{first}. `helm uninstall --no-hooks` does not ask."
 
 

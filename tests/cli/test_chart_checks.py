@@ -142,7 +142,7 @@ def test_pods_with_gpus_by_the_device_plugin_api_are_named_with_their_nodes(
         "  team/web  on node node-a",
         "  team/train  on node node-b",
     ]
-    assert last.startswith("Delete these pods first, and wait three minutes until the driver has")
+    assert last.startswith("Delete these pods first, and wait two minutes until the driver has")
 
 
 def test_a_node_that_the_plugin_has_left_to_another_device_plugin_is_not_in_the_way(

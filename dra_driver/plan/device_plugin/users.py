@@ -191,6 +191,15 @@ def use_of(
     return Use.ENDED if uids and pods is not None and uids <= pods.keys() else Use.MISSING
 
 
+def have_gone(record: ClaimRecord, named: Collection[PodUid], pods: Pods | None) -> bool:
+    """Whether pods had what is recorded that are there no more, and the kubelet has *named* no
+    others since: nobody comes who is only not known yet."""
+    had = {pod.uid for pod in record.pods}
+    if pods is None or not had or not had.issuperset(named):
+        return False
+    return not any(_lives(uid, pods) for uid in had)
+
+
 def unrecorded(
     containers: Iterable[AllocatedContainer],
     records: Iterable[ClaimRecord],

@@ -22,6 +22,7 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     Pods,
     Use,
+    have_gone,
     held_allocations,
     pods_with,
     uids_with,
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 _OFTEN_SECONDS, _OFTEN_FOR_SECONDS = 1.0, 10.0
 _DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end
 _PREPARE_SECONDS: Final = 12.0
+# Until what pods had that are gone is taken back: the API server may tell from a cache that is some
+# seconds old.
+_GONE_SECONDS: Final = 15.0
+_SOON_SECONDS: Final = 0.5
 
 
 class AllocationReconciler:
@@ -55,7 +60,8 @@ class AllocationReconciler:
         missing_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*missing_seconds*: for how long no pod is seen with devices until they are taken back."""
+        """*missing_seconds*: for how long no pod is seen with devices until they are taken back; at
+        most, where the pods that had them are known to be gone."""
         self.allocations: Final = allocations
         self._preparer = preparer
         self._ledger = ledger
@@ -67,6 +73,7 @@ class AllocationReconciler:
         self._often_until = float("-inf")
         # Since when no pod is seen with it, and what pods the kubelet named since.
         self._missing_since: dict[ClaimUid, tuple[float, frozenset[PodUid]]] = {}
+        self._again_at: float | None = None  # when something will have been missing for long enough
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
@@ -110,11 +117,19 @@ class AllocationReconciler:
             for uid, since in self._missing_since.items()
             if any(record.claim.uid == uid for record in records)
         }
+        self._again_at = None
         for record in records:
             self._look_at(record, containers, pods)
+        return self._next_look(state, records)
+
+    def _next_look(self, state: ApiState, records: Sequence[ClaimRecord]) -> float | None:
         if self._clock() < self._often_until:
             return _OFTEN_SECONDS
-        return _DRAINING_SECONDS if state is ApiState.DRAINING and records else None
+        if state is ApiState.DRAINING and records:
+            return _DRAINING_SECONDS
+        return (
+            None if self._again_at is None else max(self._again_at - self._clock(), _SOON_SECONDS)
+        )
 
     def _containers_and_pods(self) -> tuple[Sequence[AllocatedContainer], Pods | None]:
         containers = self._pods.containers()
@@ -168,9 +183,16 @@ class AllocationReconciler:
             if not uids <= named:  # a new pod has the same devices, and may be seen soon
                 since, named = self._clock(), uids
             self._missing_since[uid] = since, named
-            if self._clock() - since < self._missing_seconds:
+            patience = self._missing_seconds
+            if have_gone(record, named, pods):
+                patience = min(patience, _GONE_SECONDS)
+            if self._clock() - since < patience:
+                self._look_again_at(since + patience)
                 return
         self._take_back(record, allocation, uids)
+
+    def _look_again_at(self, moment: float) -> None:
+        self._again_at = moment if self._again_at is None else min(self._again_at, moment)
 
     def _give_to_pods(
         self,
