@@ -1,10 +1,7 @@
 """Processes of two releases share a node: one prepares, and the other takes over and takes back."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from tests.builders import config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.neighbour_release import NEXT_RELEASE, ROOT, write_next_release
-from tests.plugin.conftest import Process, put
+from tests.plugin.conftest import Process, put, whole_process
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
@@ -25,7 +22,7 @@ SECONDS = 60.0
 SIM = "h100x2-615"
 LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
 MPS = config(sharing={"strategy": "MPS"})
-COMMAND = (sys.executable, "-m", "dra_driver", "mps-agent", f"--sim={SIM}", "--health-interval=0.5")
+COMMAND = ("mps-agent", f"--sim={SIM}", "--health-interval=0.5")
 GREEN = {RELEASE: None, NEXT_RELEASE: "green"}  # which only the next release writes
 
 
@@ -44,11 +41,7 @@ def start_agent(sources: dict[str, Path], home: Path) -> Iterator[Callable[[str]
     started: list[Process] = []
 
     def run(release: str) -> Process:
-        process = subprocess.Popen(
-            [*COMMAND, f"--mps-dir={home}/mps"],
-            cwd=sources[release],
-            env={"PATH": os.environ["PATH"]},
-        )
+        process = whole_process(*COMMAND, f"--mps-dir={home}/mps", source=sources[release])
         started.append(process)
         eventually(lambda: answers(home), "the MPS agent", SECONDS)
         return process
@@ -57,7 +50,7 @@ def start_agent(sources: dict[str, Path], home: Path) -> Iterator[Callable[[str]
     yield run
     for process in started:
         process.kill()
-        process.wait(SECONDS)
+        process.communicate()
 
 
 def answers(home: Path) -> bool:
