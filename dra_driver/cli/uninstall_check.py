@@ -11,14 +11,11 @@ from dra_driver.k8s.claims import HeldClaim, held_claims
 from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_conditions import bounded
 from dra_driver.settings import UninstallSettings
 
-_MAX_LINES = 20  # of claims and of pods, together
-_MAX_LINE = 590  # bytes: a pod and its node, however long their names are
 # The kubelet keeps the last 2048 bytes of what a container says. More would cost the beginning.
-_MAX_BYTES = 2000
-_UNINDENTED, _INDENTED = 1, 3  # bytes besides the text of a line
-_MORE = 20  # bytes for how many more there are
+_MAX_LINES, _MAX_LINE = 12, 105  # of claims and of pods together, and characters of one
 
 
 def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
@@ -31,21 +28,17 @@ def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
 
 
 def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[str]) -> str:
-    """What is wrong, and what to do, around as many names as there is room for."""
+    """What is wrong, and what to do, around some names."""
     if not claims and not pods:
         return ""
-    claims_head, pods_head = _claims_head(driver, len(claims)), _pods_head(len(pods))
-    mend = _mend(after_pods=bool(pods))
-    room = _MAX_BYTES - sum(len(line) + _UNINDENTED for line in (claims_head, pods_head, mend))
     half = _MAX_LINES // 2
-    claim_lines = _shown(
-        [_line(claim) for claim in claims],
-        _MAX_LINES - min(len(pods), half),
-        room // 2 if pods else room,
+    lines = (
+        _claims_head(driver, len(claims)),
+        *_shown([_line(claim) for claim in claims], _MAX_LINES - min(len(pods), half)),
+        _pods_head(len(pods)),
+        *_shown(pods, _MAX_LINES - min(len(claims), half)),
+        _mend(after_pods=bool(pods)),
     )
-    room -= sum(len(line) + _UNINDENTED for line in claim_lines)
-    pod_lines = _shown(pods, _MAX_LINES - min(len(claims), half), room)
-    lines = (claims_head, *claim_lines, pods_head, *pod_lines, mend)
     return "\n".join(line for line in lines if line)
 
 
@@ -106,16 +99,9 @@ def _known(node: str, names: ResourceNames | None) -> ResourceNames:
     return names
 
 
-def _shown(lines: Sequence[str], most: int, room: int) -> Sequence[str]:
-    """The first of *lines*, *most* of them and in *room* bytes, and how many more there are."""
-    shown: list[str] = []
-    room -= _MORE
-    for line in lines[:most]:
-        short = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 4]} ..."
-        room -= len(short) + _INDENTED
-        if room < 0:
-            break
-        shown.append(f"  {short}")
+def _shown(lines: Sequence[str], most: int) -> Sequence[str]:
+    """The first of *lines*, and how many more there are."""
+    shown = [f"  {bounded(line, _MAX_LINE)}" for line in lines[:most]]
     more = len(lines) - len(shown)
     return [*shown, f"  and {more} more"] if more else shown
 
