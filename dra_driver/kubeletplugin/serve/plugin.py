@@ -6,6 +6,7 @@ service answers before the registration socket appears, and the registration soc
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class PluginTimeouts:
     watch_seconds: float = 5.0  # between two looks at the sockets, at least
     idle_seconds: float = 30.0  # at most, where the kernel tells of changes and there were none
     patience_seconds: float = 6.0  # for a process before us that is in its grace
+    check_seconds: float = 30.0  # for which an answer over our own sockets counts
 
 
 class KubeletPlugin:
@@ -69,6 +71,7 @@ class KubeletPlugin:
         self._threads = StandingThreads("call", MAX_CALLS + MAX_STREAMS)
         self._sockets = {paths.service: 0o750, paths.registration: 0o755}
         self._servers: list[PluginServer] = []
+        self._answered_at = float("-inf")  # when we began to ask ourselves, and all was well
         self._stop = threading.Event()
         self._changes = DirectoryChanges(inotify.NAMES)
         self._watch = threading.Thread(target=self._run, name="kubelet", daemon=True)
@@ -97,16 +100,27 @@ class KubeletPlugin:
             self._watch.join(self._times.grace_seconds + 1.0)
 
     def check(self, timeout_seconds: float = 5.0) -> None:
-        """Liveness: ask ourselves as the kubelet does. NodeError: it could not reach us."""
+        """Liveness: ask ourselves as the kubelet does. NodeError: it could not reach us.
+
+        An answer counts for a while, as long as the sockets are where they were: for each question
+        gRPC opens two connections, and its threads, up to sixteen, look for more work ten times a
+        second for some seconds. The kubelet probes us every two.
+        """
         if not self._watch.is_alive():
             raise NodeError(
                 f"{self._paths.driver} is not served to the kubelet: not started, or stopped"
             )
+        began = time.monotonic()
+        are_in_place = all(server.in_place for server in tuple(self._servers))
+        if are_in_place and began < self._answered_at + self._times.check_seconds:
+            return
         probes.check_plugin_sockets(self._paths, timeout_seconds)
+        self._answered_at = began
 
     def _serve(self, sockets: Mapping[Path, int]) -> None:
         server = PluginServer(self._handlers, self._threads)
         server.open(sockets, self._times.patience_seconds)
+        self._answered_at = float("-inf")
         self._servers.append(server)
 
     def _run(self) -> None:

@@ -64,6 +64,11 @@ class PluginServer:
         return lost
 
     @property
+    def in_place(self) -> bool:
+        """Whether its paths lead to this server, as far as ``lost`` did not tell of them."""
+        return all(file.in_place() for file in tuple(self._files.values()))
+
+    @property
     def is_reachable(self) -> bool:
         """Whether a path is left that may lead here."""
         return bool(self._files)

@@ -348,6 +348,19 @@ def test_liveness_fails_while_a_socket_is_deleted(short: Path, which: str) -> No
             run.plugin.check()
 
 
+def test_liveness_is_looked_into_again_only_after_a_while(short: Path) -> None:
+    with running(short, check_seconds=0.5) as run:
+        with pytest.raises(NodeError, match="failed"):
+            run.plugin.check(timeout_seconds=0)
+        run.plugin.check()
+
+        run.plugin.check(timeout_seconds=0)
+
+        time.sleep(0.6)
+        with pytest.raises(NodeError, match="failed"):
+            run.plugin.check(timeout_seconds=0)
+
+
 def test_liveness_fails_when_we_do_not_serve(short: Path) -> None:
     run = running(short)
     with pytest.raises(NodeError, match="not served"):
