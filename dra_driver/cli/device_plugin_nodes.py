@@ -4,14 +4,14 @@ Which device a pod has, its node alone knows. The API server knows the condition
 says that API is served there and what pods ask for then, and what pods ask for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from api.names import GPUS_ALLOCATED_BY
 from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.k8s.pods import NodePod
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
-from dra_driver.plan.node_api import asks_for_ours, named_resources
+from dra_driver.plan.node_api import asks_for_ours, named_holders, named_resources
 
 
 def is_device_plugin_node(node: Document) -> bool:
@@ -27,8 +27,28 @@ def resource_names_of(node: Document) -> ResourceNames | None:
 
 def device_plugin_nodes(api: KubernetesApi) -> Mapping[str, ResourceNames | None]:
     """Those of the cluster, by name, and what pods ask for there; needs the right to list nodes."""
-    pages = api.pages("/api/v1/nodes")
-    nodes = (each for page in pages for each in page.get("items") or ())
+    return _device_plugin_nodes(_nodes(api))
+
+
+def nodes_and_holders(
+    api: KubernetesApi,
+) -> tuple[Mapping[str, ResourceNames | None], Mapping[str, Sequence[str]]]:
+    """The same, and those where another device plugin is, too, with the pods that have GPUs of this
+    driver nevertheless: both plugins' pods ask for the same, but the node knows its own."""
+    nodes = tuple(_nodes(api))
+    holders = {
+        str(node["metadata"]["name"]): named_holders(str(_condition(node).get("message") or ""))
+        for node in nodes
+    }
+    return _device_plugin_nodes(nodes), {node: pods for node, pods in holders.items() if pods}
+
+
+def _nodes(api: KubernetesApi) -> Iterator[Document]:
+    for page in api.pages("/api/v1/nodes"):
+        yield from page.get("items") or ()
+
+
+def _device_plugin_nodes(nodes: Iterable[Document]) -> Mapping[str, ResourceNames | None]:
     return {
         str(node["metadata"]["name"]): resource_names_of(node)
         for node in nodes

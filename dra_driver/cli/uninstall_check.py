@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from api.names import GPUS_ALLOCATED_BY
 from dra_driver.base.errors import ApiServerError, NotServed
-from dra_driver.cli.device_plugin_nodes import device_plugin_nodes, pods_with_devices
+from dra_driver.cli.device_plugin_nodes import nodes_and_holders, pods_with_devices
 from dra_driver.cli.findings import abbreviated
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import HeldClaim, held_claims
@@ -79,15 +79,17 @@ def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
 
 def _pods_with_devices(api: KubernetesApi, plugin_selector: str) -> Sequence[str]:
     """However many nodes there are, the pods are listed once."""
-    names = device_plugin_nodes(api)
-    if names and plugin_selector:  # a node that the plugin has left says still what it was
+    names, holders = nodes_and_holders(api)
+    if (names or holders) and plugin_selector:  # a node that the plugin has left says what it was
         plugin_nodes = PodReader(api).nodes_of(plugin_selector)
         names = {node: names[node] for node in names if node in plugin_nodes}
-    if not names:
-        return ()
-    pods = PodReader(api).on_nodes(names.keys())
-    known = {node: _known(node, its_names) for node, its_names in names.items()}
-    return [f"{pod}  on node {node}" for node, pod in pods_with_devices(pods, known)]
+        holders = {node: holders[node] for node in holders if node in plugin_nodes}
+    having = [(node, pod.removeprefix("pod ")) for node in sorted(holders) for pod in holders[node]]
+    if names:
+        pods = PodReader(api).on_nodes(names.keys())
+        known = {node: _known(node, its_names) for node, its_names in names.items()}
+        having += pods_with_devices(pods, known)
+    return [f"{pod}  on node {node}" for node, pod in having]
 
 
 def _known(node: str, names: ResourceNames | None) -> ResourceNames:

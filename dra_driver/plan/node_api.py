@@ -73,7 +73,7 @@ class ApiChoice:
     offering: bool = False  # whether more is given out by it
     wanted: AllocationApi | None = None  # another one than *serving*: it waits
     why: str = ""  # it is wanted
-    waits_for: tuple[str, ...] = ()  # who holds a GPU by *serving*
+    waits_for: tuple[str, ...] = ()  # who holds a GPU by *serving*; asked only where it matters
     problem: str = ""  # what is asked for and cannot be, and what to do
     other_plugin: str = ""  # which else serves our resources, so that nothing is offered
 
@@ -230,11 +230,31 @@ def api_condition(choice: ApiChoice, names: ResourceNames) -> NodeCondition | No
     status = "True" if choice.offering else "False"
     if choice.other_plugin:
         asked_for = _asked_for(names)
-        message = bounded(choice.other_plugin, LONGEST_MESSAGE - len(asked_for))
+        message = _beside_other(choice, LONGEST_MESSAGE - len(asked_for))
         return NodeCondition(status, "OtherDevicePlugin", message + asked_for)
     asked_for = _asked_for(names) if choice.serving is AllocationApi.DEVICE_PLUGIN else ""
     message = choice_text(choice, LONGEST_MESSAGE - len(asked_for))
     return NodeCondition(status, str(choice.serving), message + asked_for)
+
+
+_HAVE_GPUS: Final = "; with GPUs of this driver: "
+
+
+def _beside_other(choice: ApiChoice, room: int) -> str:
+    """Which other plugin there is, and who has GPUs of this driver nevertheless, from before."""
+    count = len(choice.waits_for)
+    if not count or choice.serving is not AllocationApi.DEVICE_PLUGIN:
+        return bounded(choice.other_plugin, room)
+    text = bounded(choice.other_plugin, room // 2)
+    text += _HAVE_GPUS
+    return text + (first_names(choice.waits_for, count, room - len(text)) or f"{count} pods")
+
+
+def named_holders(message: str) -> tuple[str, ...]:
+    """Who has GPUs of this driver beside another device plugin, as far as the *message* of the
+    condition names them."""
+    text = message.partition(_HAVE_GPUS)[2].rpartition(_PODS_ASK_FOR)[0]
+    return tuple(re.findall(r"pod [^\s,]+|a container with [^)]*\)|\d+ pods", text))
 
 
 _PODS_ASK_FOR: Final = "; pods ask for "

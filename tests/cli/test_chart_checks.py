@@ -180,6 +180,17 @@ def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
     assert answer.out.splitlines()[1:-1] == ["  team/renamed  on node ours"]
 
 
+def test_beside_another_device_plugin_those_pods_count_that_the_node_names_as_its_own(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    said = f"another one is here; with GPUs of this driver: pod team/ours{ASKED_FOR}"
+    put_pods(server, "node-a", "ours", "theirs", api="OtherDevicePlugin", asked_for=said)
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.splitlines()[1:-1] == ["  team/ours  on node node-a"]
+
+
 def test_each_node_says_what_its_own_pods_ask_for(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:

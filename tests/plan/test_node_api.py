@@ -26,6 +26,7 @@ from dra_driver.plan.node_api import (
     held_api,
     holder_names,
     kubelet_version,
+    named_holders,
     named_resources,
     other_device_plugin,
     pods_without_devices,
@@ -278,6 +279,25 @@ def test_the_node_names_another_device_plugin() -> None:
     assert api_condition(choice, NAMES) == NodeCondition(
         "False", "OtherDevicePlugin", f"another device plugin is here{ASKED_FOR}"
     )
+
+
+def test_the_node_names_who_has_gpus_of_this_driver_beside_another_device_plugin() -> None:
+    holders = ("a container with nvidia.com/gpu (GPU-a, GPU-b)", "pod ml/train")
+    other = "another device plugin is here"
+    choice = ApiChoice(DEVICE_PLUGIN, False, DEVICE_PLUGIN, "", holders, other_plugin=other)
+    condition = api_condition(choice, NAMES)
+
+    assert condition is not None
+    assert condition.message == (
+        f"{other}; with GPUs of this driver: {', '.join(holders)}{ASKED_FOR}"
+    )
+    assert named_holders(condition.message) == holders
+    many = replace(choice, waits_for=tuple(f"pod ml/train-{n:03}" for n in range(500)))
+    condition = api_condition(many, NAMES)
+    assert condition is not None and len(condition.message) <= LONGEST_MESSAGE
+    assert 20 < len(named_holders(condition.message)) < 100
+    without = api_condition(replace(choice, waits_for=()), NAMES)
+    assert without is not None and named_holders(without.message) == ()
 
 
 def resources() -> st.SearchStrategy[str]:

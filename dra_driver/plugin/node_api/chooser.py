@@ -174,6 +174,8 @@ class ApiChooser:
         )
         choice = choose_api(facts)
         if serving is None or choice.wanted in (None, serving):
+            if choice.other_plugin and serving is AllocationApi.DEVICE_PLUGIN:
+                return replace(choice, waits_for=self._inputs.holders(serving) or ())
             return choice
         if self._is_draining and not facts.draining:
             return choice  # who holds something is asked once nothing can come any more
@@ -264,7 +266,7 @@ class ApiChooser:
             return _UNKNOWN
         if _is_draining(choice):
             return _DRAINING
-        if choice.waits_for:
+        if choice.waits_for and choice.wanted is not choice.serving:
             return _WAITING
         if choice.other_plugin:
             return _OTHER_PLUGIN

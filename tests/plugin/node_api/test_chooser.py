@@ -384,6 +384,23 @@ def test_a_node_can_change_while_another_device_plugin_is_there(world):
     assert world.state(DEVICE_PLUGIN) is DRAINING
 
 
+def test_beside_another_device_plugin_it_is_known_who_has_gpus_of_ours_from_before(world):
+    serving(world, DEVICE_PLUGIN)
+    world.holders[DEVICE_PLUGIN] = HELD
+    world.step(20)
+    assert world.node_api.choice.waits_for == ()
+
+    world.sockets = (SOCKET,)
+    world.settle(20)
+    assert world.node_api.choice.waits_for == HELD
+    world.holders[DEVICE_PLUGIN] = ()
+    world.settle(20)
+    assert world.node_api.choice.waits_for == ()
+    world.holders[DEVICE_PLUGIN] = None
+    world.settle(20)
+    assert world.node_api.choice.waits_for == ()
+
+
 def test_a_resource_of_ours_that_we_do_not_serve_is_of_another_plugin(tmp_path):
     world = World(tmp_path, replace(NEW, allocatable=("nvidia.com/gpu",)))
     world.step()
