@@ -103,7 +103,8 @@ def kubelet_config(
                 "nodefs.inodesFree",
             )
         },
-        "nodeStatusUpdateFrequency": "2s",
+        "nodeStatusUpdateFrequency": "2s",  # what is new there is reported at once,
+        "nodeStatusReportFrequency": "5m",  # and what is not as seldom as by default
         "featureGates": dict(feature_gates),
     }
     if cgroup_v1():
