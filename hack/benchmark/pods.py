@@ -18,6 +18,10 @@ _CLAIM: Mapping[str, str] = {"resourceClaimName": _NAME}
 _TEMPLATE: Mapping[str, str] = {"resourceClaimTemplateName": _NAME}
 _SHARE: Mapping[str, str] = {"resourceClaimTemplateName": f"{_NAME}-share"}
 _NONE: Mapping[str, str] = {}
+_AS_USERS_HAVE_THEM: Mapping[str, bool] = {
+    "hostNetwork": False,
+    "automountServiceAccountToken": True,
+}
 KINDS = {
     "pod_start_ms": _NONE,
     "pod_start_with_claim_ms": _TEMPLATE,
@@ -74,7 +78,7 @@ def start_of(stage: Stage, main: Document, claims: list[Document]) -> float:
     # A builtin of the shell: its first instruction, with no process to start before it.
     main |= {"image": GLIBC, "command": ["bash", "-c", "echo $EPOCHREALTIME"]}
     created = time.time()
-    stage.kube.apply(pod_of(_NAME, [main], claims), NAMESPACE)
+    stage.kube.apply(pod_of(_NAME, [main], claims, **_AS_USERS_HAVE_THEM), NAMESPACE)
     stage.kube.wait_pod(_NAME, "Succeeded", "Failed", namespace=NAMESPACE, seconds=120)
     output = stage.kube.logs(_NAME, namespace=NAMESPACE).strip()
     stage.kube.delete("Pod", _NAME, NAMESPACE)

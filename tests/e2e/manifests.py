@@ -110,6 +110,9 @@ def pod_of(name: str, containers: list[Document], claims: list[Document], **spec
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 2,
+            # No network and no token of its own: they take a seventh of a pod's CPU time.
+            "hostNetwork": True,
+            "automountServiceAccountToken": False,
             "containers": containers,
             "resourceClaims": claims,
             **spec,
