@@ -64,8 +64,8 @@ def install(
 
 def make_system(root: Path) -> None:
     """What a driver container has besides its driver: ``/dev``, and the loader of its programs."""
-    (root / "dev").mkdir()
-    (root / "lib64").mkdir()
+    for name in ("dev", "lib64"):
+        (root / name).mkdir(exist_ok=True)
     (root / "lib64/ld-linux-x86-64.so.2").touch()
 
 

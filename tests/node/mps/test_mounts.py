@@ -13,6 +13,7 @@ from dra_driver.node.mps import directories, mounts
 from dra_driver.node.mps.control import ControlProgram
 from dra_driver.node.selinux import SelinuxLabels
 from tests.fakes.daemon_host import DaemonHost, needs_mounts
+from tests.fakes.driver import make_system
 
 INFO = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -143,6 +144,7 @@ def test_where_mounting_is_not_permitted_the_error_says_what_is_missing():
 @needs_mounts
 def test_a_driver_with_a_root_of_its_own_finds_the_directory_and_leaves_nothing_in_there(place):
     host = DaemonHost(Path(place))
+    make_system(host.node.root)
     daemon = host.daemon()
     os.makedirs(daemon.pipe)
     control = ControlProgram(host.driver, run_command, lambda command: command)
