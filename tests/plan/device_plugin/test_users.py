@@ -28,6 +28,7 @@ from dra_driver.plan.device_plugin.users import (
     Use,
     as_recorded,
     foreign_devices,
+    have_gone,
     held_allocations,
     left_behind,
     listed_containers,
@@ -231,6 +232,27 @@ def test_what_a_pod_had_that_has_ended_is_held_no_more():
         allocation("1"),
         allocation("2"),
     }
+
+
+@pytest.mark.parametrize(
+    ("had", "named", "known", "gone"),
+    [
+        ("a", "a", "", True),
+        ("a", "", "", True),
+        ("ab", "a", "", True),
+        ("a", "a", "a", False),
+        ("ab", "a", "b", False),
+        ("a", "b", "", False),  # it may be too new to be seen
+        ("", "", "", False),  # nobody is known to have had it
+    ],
+)
+def test_pods_have_gone_where_none_lives_and_the_kubelet_names_no_other(had, named, known, gone):
+    users = [node_pod(name).pod for name in had]
+    uids = {node_pod(name).pod.uid for name in named}
+    known_pods = pods(*map(node_pod, known))
+
+    assert have_gone(record("x", pods=tuple(users)), uids, known_pods) is gone
+    assert not have_gone(record("x", pods=tuple(users)), uids, None)
 
 
 def test_what_another_device_plugin_gave_as_our_resource_is_nothing_that_we_look_after():
