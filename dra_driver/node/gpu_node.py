@@ -145,14 +145,13 @@ class GpuNode:
                 assert_never(setting)
 
     def health_readings(
-        self, energy_of: Collection[GpuUuid] | None = None
+        self, energy_of: Collection[GpuUuid] = ()
     ) -> Mapping[GpuUuid, HealthReading | NodeError]:
         """What each GPU of the last scan says of its health, or why it says nothing. Bounded.
 
-        *energy_of*: the GPUs whose energy is read, too, which takes long; None: all.
+        *energy_of*: the GPUs whose energy is read, too, which takes long.
         """
-        gpus = [gpu.uuid for gpu in self.inventory().gpus]
-        return health_readings(self.nvml, gpus, gpus if energy_of is None else energy_of)
+        return health_readings(self.nvml, [gpu.uuid for gpu in self.inventory().gpus], energy_of)
 
     def release(self, why: str) -> None:
         """Let go of all GPUs, until ``resume``: what needs NVML is a NodeError that says *why*.

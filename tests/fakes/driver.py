@@ -62,11 +62,11 @@ def install(
     return root
 
 
-def make_system(root: Path) -> None:
+def make_system(root: Path, loader: str = "lib64/ld-linux-x86-64.so.2") -> None:
     """What a driver container has besides its driver: ``/dev``, and the loader of its programs."""
-    for name in ("dev", "lib64"):
-        (root / name).mkdir(exist_ok=True)
-    (root / "lib64/ld-linux-x86-64.so.2").touch()
+    (root / "dev").mkdir(exist_ok=True)
+    (root / loader).parent.mkdir(exist_ok=True)
+    (root / loader).touch()
 
 
 def program(path: Path, script: str) -> None:

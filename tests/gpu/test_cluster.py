@@ -146,13 +146,14 @@ def cpu_seconds(pid):
 
 def test_the_plugin_costs_next_to_nothing_while_nothing_happens(kubernetes, report):
     (pid,) = [pid for pid in pids() if "kubelet-plugin" in cmdline(pid)]
+    time.sleep(IDLE_SECONDS)  # it has just started
     before = cpu_seconds(pid)
     time.sleep(IDLE_SECONDS)
     percent = 100 * (cpu_seconds(pid) - before) / IDLE_SECONDS
     resident = next(line for line in proc(pid, "status").splitlines() if "VmRSS" in line)
 
     report([f"{percent:.2f} % of a core, {resident}"])
-    assert percent < 2
+    assert percent < 0.8
 
 
 def start_seconds(kube, template_name):

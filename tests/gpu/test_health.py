@@ -107,16 +107,19 @@ def test_every_gpu_has_a_reading(watched, report):
         assert isinstance(reading, HealthReading), reading
         assert reading.thermal_slowdown is not None
         assert reading.pcie_replays is not None
-    for what, energy_of in (("with its energy", None), ("without", ())):
+    everybody = [gpu.uuid for gpu in watched.inventory().gpus]
+    for what, energy_of in (("with its energy", everybody), ("without", ())):
         look = partial(watched.health_readings, energy_of)
         report([f"look at health, {what}: {spread([milliseconds(look) for _ in range(_LOOKS)])}"])
 
 
 def test_energy_grows(watched):
+    gpus = [gpu.uuid for gpu in watched.inventory().gpus]
+
     def energies():
         return [
             reading.energy_mj
-            for reading in watched.health_readings().values()
+            for reading in watched.health_readings(gpus).values()
             if isinstance(reading, HealthReading) and reading.energy_mj is not None
         ]
 

@@ -158,7 +158,8 @@ class KubeletPlugin:
         anything was: a directory may be another one now."""
         healed = False
         for server in tuple(self._servers):
-            lost = server.lost()
+            if lost := server.lost():
+                self._answered_at = float("-inf")  # until they are served again
             for path in lost:
                 log.warning("somebody deleted our socket: serving anew", extra={"path": str(path)})
             if self._paths.registration in lost:

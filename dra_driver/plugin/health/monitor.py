@@ -32,13 +32,13 @@ from dra_driver.plan.health.state import (
     taken_over,
 )
 from dra_driver.plan.profiles.rules import rules_by_gpu
+from dra_driver.plugin.health.energy import EnergyReads
 
 log = logging.getLogger(__name__)
 
 _FLOOD_SECONDS: Final = 0.5  # between two steps, however many events come
 _AFTER_EVENT_SECONDS: Final = 1.0  # before the look that an event asks for
 _BETWEEN_LOOKS_SECONDS: Final = 5.0  # at least
-_ENERGY_SECONDS: Final = 600.0  # between reads of the energy of a GPU that is well
 _TROUBLE_SECONDS: Final = 600.0  # at most between looks at GPUs of which none answers
 _KEEP_SECONDS: Final = 10.0  # between writes of counts alone
 _KEEP_LOOKS_SECONDS: Final = 600.0  # between writes of what the last look at a sick node said
@@ -74,8 +74,8 @@ class HealthInputs:
     """What the monitor asks."""
 
     scan: Callable[[], Inventory]  # now
-    # Of all GPUs; those of which also the energy is asked for, which takes long (None: of all).
-    readings: Callable[[Collection[GpuUuid] | None], Mapping[GpuUuid, HealthReading | NodeError]]
+    # Of all GPUs; and of which of them the energy is asked for, too.
+    readings: Callable[[Collection[GpuUuid]], Mapping[GpuUuid, HealthReading | NodeError]]
     unmonitored: Callable[[], Mapping[GpuUuid, str]]
     profile: Callable[[], Profile]
     is_newest: Callable[[], bool]
@@ -121,8 +121,8 @@ class HealthMonitor:
         # Whether a newer process writes the file, and whether none that is older does any more.
         self._follows = self._took_over = False
         self._was_newest = True
-        self._look_at = self._looked_at = self._energy_at = float("-inf")
-        self._events_at = float("-inf")  # when events were last taken
+        self._look_at = self._looked_at = self._events_at = float("-inf")
+        self._energy = EnergyReads(inputs.look_seconds)
         self._backoff = Backoff(inputs.look_seconds, max(inputs.look_seconds, _TROUBLE_SECONDS))
         self.wake: Callable[[], None] = lambda: None  # has ``step`` called soon
         self.on_change: list[Callable[[], None]] = []  # called by ``step`` when ``faults`` changed
@@ -281,8 +281,10 @@ class HealthMonitor:
         self._looked_at, next_at = now, now + self._inputs.look_seconds
         with self._lock:
             self._look_at = next_at
+        gpus = [gpu.uuid for gpu in self._scanned.gpus] if self._scanned else []
+        energy_of = self._energy.due(gpus, {fault.gpu for fault in self._state.faults}, now)
         try:
-            answers = self._inputs.readings(self._energy_of(now))
+            answers = self._inputs.readings(energy_of)
         except NodeError as error:
             log.debug("the health of the GPUs cannot be read", extra={"error": str(error)})
             answers = {}
@@ -292,20 +294,13 @@ class HealthMonitor:
                 facts = {"gpu": gpu, "error": str(answer)}
                 log.debug("the health of a GPU cannot be read", extra=facts)
         if readings:
+            self._energy.answered([each for each in readings if each.gpu in energy_of], now)
             self._backoff.reset()
             return readings
         with self._lock:
             if self._look_at == next_at:  # else somebody asked for a look meanwhile
                 self._look_at = now + self._backoff.next_seconds()
         return readings
-
-    def _energy_of(self, now: float) -> Collection[GpuUuid] | None:
-        """The energy of a GPU tells of a reset: whoever has a fault is asked at each look. Of the
-        others it is enough to know about how much it was before; None: of all."""
-        if now >= self._energy_at + _ENERGY_SECONDS:
-            self._energy_at = now
-            return None
-        return {fault.gpu for fault in self._state.faults}
 
     def _known_rules(self, gpus: tuple[Gpu, ...]) -> RulesByGpu:
         """Of the profile in force, or of the last one that was."""

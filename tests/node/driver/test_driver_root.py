@@ -269,11 +269,18 @@ def test_a_program_is_named_as_the_host_sees_it(host: Path) -> None:
         driver.tool("nvidia-imex")
 
 
-def test_a_program_of_a_driver_container_runs_inside_it(host: Path) -> None:
-    root = install(host / CONTAINER)
-    make_system(root)
+@pytest.mark.parametrize(
+    ("machine", "loader"),
+    [("x86_64", "lib64/ld-linux-x86-64.so.2"), ("aarch64", "lib/ld-linux-aarch64.so.1")],
+)
+def test_a_program_of_a_driver_container_runs_inside_it(
+    host: Path, machine: str, loader: str
+) -> None:
+    libraries = f"usr/lib/{machine}-linux-gnu"
+    root = install(host / CONTAINER, directory=libraries, machine=machine)
+    make_system(root, loader)
     assert DriverRoot(None, host).command("nvidia-smi", "-L") == Command(
-        "/usr/bin/nvidia-smi", ("-L",), str(root), "/usr/lib/x86_64-linux-gnu"
+        "/usr/bin/nvidia-smi", ("-L",), str(root), f"/{libraries}"
     )
 
 

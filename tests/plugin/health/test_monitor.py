@@ -3,6 +3,7 @@
 import errno
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -162,24 +163,72 @@ def test_a_reset_is_seen_at_the_next_look(world):
     assert world.published() == []
 
 
-def test_the_energy_of_gpus_that_are_well_is_asked_for_once_in_ten_minutes(world):
+def test_the_energy_of_gpus_that_are_well_is_asked_for_less_and_less_often(world):
     everybody = set(world.readings)
+    asked = []
+    for _ in range(100):
+        world.step(after=30)
+        asked += [world.now] * (world.energy_of == everybody)
+        assert world.energy_of in (everybody, set())
+
+    waits = [later - earlier for earlier, later in pairwise(asked)]
+    assert waits[:5] == [30, 60, 120, 240, 480]
+    assert set(waits[5:]) == {600}
+
+
+def test_a_gpu_whose_energy_could_not_be_read_is_asked_again_at_the_next_look(world):
+    well = dict(world.readings)
+    world.readings = {gpu: NodeError("it does not answer") for gpu in well}
     world.step()
-    assert world.energy_of == everybody
-
+    world.readings = well
     world.step(after=40)
-    assert world.energy_of == set()
+    assert world.energy_of == set(well)
 
-    world.step(after=600)
-    assert world.energy_of == everybody
+
+def test_a_reset_soon_after_the_driver_was_loaded_is_seen(world):
+    def use(energy_mj):
+        world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), energy_mj=energy_mj)
+
+    use(10)
+    world.step()
+    for look in range(1, 9):
+        use(10 + 3000 * look)
+        world.step(after=30)
+    world.step(xid(79), after=1)
+    world.readings[gpu_uuid(0)] = NodeError("GPU 0 is lost")
+    world.inventory = replace(world.inventory, lost=((gpu_uuid(0), "it is gone"),))
+    world.step(after=40)
+    world.inventory = replace(world.inventory, lost=())
+    use(3000)
+    world.step(after=40)
+    world.step(after=61)
+
+    assert world.published() == []
+
+
+def test_a_gpu_that_was_reset_is_asked_as_one_that_is_new(world):
+    for _ in range(40):
+        world.step(after=30)
+    world.step(xid(79), after=1)
+    world.step(after=40)
+    world.readings[gpu_uuid(0)] = HealthReading(gpu_uuid(0), energy_mj=1)
+    world.step(after=40)
+    world.step(after=90)  # it is well
+    assert world.published() == []
+
+    world.step(after=60)
+    assert world.energy_of == {gpu_uuid(0)}
 
 
 def test_the_energy_of_a_sick_gpu_is_asked_for_at_every_look(world):
-    world.step()
-    world.step(xid(79), after=40)
-    for _ in range(3):
+    world.step(xid(79))
+    asked = []
+    for _ in range(9):
         world.step(after=40)
-        assert world.energy_of == {gpu_uuid(0)}
+        asked.append(world.energy_of)
+
+    assert all(gpu_uuid(0) in gpus for gpus in asked)
+    assert {gpu_uuid(0)} in asked
 
 
 def test_a_reset_of_a_gpu_that_was_well_for_long_and_then_fell_silent_is_seen(world):

@@ -112,11 +112,9 @@ class World:
         self.effect()
         self.changes += 1
 
-    def look(
-        self, energy_of: Collection[GpuUuid] | None
-    ) -> dict[GpuUuid, HealthReading | NodeError]:
+    def look(self, energy_of: Collection[GpuUuid]) -> dict[GpuUuid, HealthReading | NodeError]:
         self.looks += 1
-        self.energy_of = set(self.readings if energy_of is None else energy_of)
+        self.energy_of = set(energy_of)
         return {
             gpu: replace(reading, energy_mj=None)
             if isinstance(reading, HealthReading) and gpu not in self.energy_of
