@@ -342,3 +342,24 @@ def test_a_record_takes_the_namespace_of_its_pod_and_is_known_by_its_resource():
     assert {each.claim for each in used.holdings} == {used.claim}
     assert used.used_in("ml") is used
     assert (used.known_as, record("train").known_as) == ("nvidia.com/gpu", "default/train")
+
+
+@pytest.mark.parametrize(
+    ("had", "named", "there", "expected"),
+    [
+        pytest.param(["a"], ["a"], [], True, id="the kubelet remembers a pod that is gone"),
+        pytest.param(["a"], [], ["b"], True, id="the kubelet has it back"),
+        pytest.param(["a"], [], ["a"], False, id="the kubelet has forgotten a pod that is there"),
+        pytest.param(["a"], ["b"], [], False, id="another pod has it, which may be known soon"),
+        pytest.param([], [], [], False, id="nobody was ever known to have it"),
+        pytest.param(["a"], [], None, False, id="the API server does not tell"),
+    ],
+)
+def test_what_pods_had_is_nobodys_once_they_are_known_to_be_gone(
+    had: list[str], named: list[str], there: list[str] | None, expected: bool
+) -> None:
+    given = tuple(Pod(name, PodUid(f"uid-{name}")) for name in had)
+    given_to = replace(recorded("0"), pods=given)
+    known = None if there is None else pods(*map(node_pod, there))
+
+    assert have_gone(given_to, {PodUid(f"uid-{name}") for name in named}, known) is expected
