@@ -109,7 +109,7 @@ def _answer(path: Path, call: "_Pending") -> RegisteredPlugin:
 
 def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> None:
     """Ask as the kubelet does, over both sockets. NodeError: what does not answer as it should."""
-    deadline = Deadline(timeout_seconds)
+    deadline = Deadline(timeout_seconds, "asking our own sockets")
     info = registration_v1_pb2.PluginInfo.FromString(
         _ask(paths.registration, f"/{REGISTRATION_SERVICE}/GetInfo", deadline)
     )
@@ -132,6 +132,6 @@ def _ask(path: Path, method: str, deadline: Deadline) -> bytes:
             call = channel.unary_unary(
                 method, request_serializer=bytes, response_deserializer=bytes
             )
-            return call(b"", timeout=deadline.remaining)
+            return call(b"", timeout=deadline.check())
         except grpc.RpcError as error:
             raise NodeError(f"{method} over {path} failed: {error.details()}") from error
