@@ -13,7 +13,7 @@ from dra_driver.k8s.claims import Claim
 from dra_driver.model.gpus import Inventory, Version
 from dra_driver.model.mps import ALL_CORES, MpsPriority
 from dra_driver.model.offer import EXCLUSIVE, ApiFeatures, Device, Fractional, Offer, Replica
-from dra_driver.model.profiles import DEFAULT_PROFILE, SharingStrategy
+from dra_driver.model.profiles import DEFAULT_PROFILE, Rules, SharingStrategy
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.plan.offer.devices import build_offer as offer_of
 from dra_driver.plan.prepare.claim import plan_claim
@@ -93,6 +93,16 @@ def test_a_replica_shares_by_mps_with_its_part_of_cores_and_memory():
     as_devices = Offer((Device(gpu(0), Replica(1, 4, 20 * GIB, cores=25)),))
 
     assert sharing_of(allocation("gpu-0-1"), at=as_devices) == MpsShared(25, 20 * GIB)
+
+
+@pytest.mark.parametrize("strategies", [tuple(SharingStrategy), (SharingStrategy.MPS,)])
+def test_a_replica_of_a_gpu_in_use_takes_turns_as_its_others_whatever_the_profile_says_now(
+    strategies,
+):
+    rules = Rules(default_strategy=SharingStrategy.MPS, strategies=strategies)
+    in_use = Offer((Device(gpu(0), Replica(1, 4, 20 * GIB, cores=0), rules),))
+
+    assert sharing_of(allocation("gpu-0-1"), at=in_use) == TimeSliced(path=".sharing")
 
 
 def test_a_share_that_is_only_booked_has_no_limit_by_mps():

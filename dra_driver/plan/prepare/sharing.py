@@ -310,8 +310,11 @@ def _strategy_problems(
     strategy: SharingStrategy, where: str, cores: str, device: Device
 ) -> Iterator[str]:
     """*where*: the field that says the strategy, empty if none does; *cores*: what reserves them,
-    empty if nothing does."""
+    empty if nothing does. What nobody asks for needs no leave of the profile: it may be how a GPU
+    in use was shared before its profile changed."""
     gpu, rules = device.gpu, device.rules
+    if not (where or cores):
+        return
     if cores and strategy is not SharingStrategy.MPS:
         yield f"{cores}, and {where} is {strategy}; remove the request for cores"
     elif strategy in rules.strategies:
