@@ -162,14 +162,17 @@ class Allocations:
 
     def _answer_ahead(self, allocation: DeviceAllocation, late: NodeError) -> ContainerResponse:
         """By what was offered last: the call may have waited before it came to look at that.
-        ClaimError: a device is not healthy, or there are too many."""
+        ClaimError: a device is not healthy, or there are too many. *late*: it is not known then."""
         parts = self._parts
         if not parts.takes_names():
             raise late
         if parts.api.refusal(AllocationApi.DEVICE_PLUGIN) is None:
             if (offer := parts.offers.last) is None:
                 raise late
-            allocation_claim(allocation, offer, parts.names, parts.pool)
+            try:
+                allocation_claim(allocation, offer, parts.names, parts.pool)
+            except UnknownDevice:  # another process may have listed what it has seen since
+                raise late from None
         elif not self._is_prepared(allocation_ref(allocation)):
             raise self._refusal(allocation)
         facts = {"resource": allocation.resource, "ids": list(allocation.ids)}

@@ -235,7 +235,6 @@ class SlowOffers:
     [
         pytest.param([replica(0, 1)], {}, "gpu-1 .* has the taint gpu.nvidia.com/xid", id="sick"),
         pytest.param([replica(0), replica(1)], {"one_share": True}, "2 replicas were", id="two"),
-        pytest.param([replica(9)], {}, "there is no device GPU-", id="unknown"),
     ],
 )
 def test_what_would_be_refused_is_not_answered_ahead_either(tmp_path, ids, rules, problem):
@@ -254,6 +253,19 @@ def test_what_would_be_refused_is_not_answered_ahead_either(tmp_path, ids, rules
 
     with pytest.raises(ClaimError, match=problem):
         world.allocate(*ids)
+
+    over.set()
+
+
+def test_a_device_that_was_not_offered_last_is_not_said_to_be_unknown_without_a_look(tmp_path):
+    """Another process of ours may have listed it."""
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.allocate_seconds = 0.2
+    over = threading.Event()
+    world.start(offers=SlowOffers(world.offers.now(), over))
+
+    with pytest.raises(TimedOut, match="preparing this took more than"):
+        world.allocate(replica(0, minor=2))
 
     over.set()
 
