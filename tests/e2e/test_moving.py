@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import textwrap
+import time
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 PAGE = (CHECKOUT / "docs/install.md").read_text()
 THEIRS = "nvidia-device-plugin"
+KUBELET_SECONDS = 10  # until the Node says nothing more of the plugin that has left
 MOVE_SECONDS = 90  # for the pods of a node that is moved to be replaced
 TRAIN = {"app": "train"}
 BY_THEIRS, BY_OURS = "has GPU-", "has\nGPU 0: "  # what a pod prints
@@ -224,6 +226,8 @@ def move(shell, steps, by_number):
     """A node, as the page says; what it says to repeat is repeated. *by_number*: of the Node pods
     have GPUs after that."""
     for command in steps:
+        if "get node" in command and by_number:
+            time.sleep(KUBELET_SECONDS)
         wait(command, partial(is_done, shell, command, by_number), MOVE_SECONDS, pause=1)
 
 
