@@ -222,7 +222,7 @@ class Allocations:
     def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
         """Refused with a reason where the container must not start now; the kubelet asks again."""
         allocation = _allocation(resource, ids)
-        doing = f"{_text(allocation)}: what has to be before its container starts"
+        doing = f"{_text(allocation)}: preparing it again before its container starts"
         deadline = Deadline(self._pre_start_seconds, doing)
         with (
             self._observed("pre-start"),
@@ -230,6 +230,8 @@ class Allocations:
         ):
             pods, unknown = self._find_pods(allocation)
             try:
+                if deadline.expired:
+                    raise TimedOut(_found_too_late(allocation, deadline, unknown))
                 record = self.prepare_again(allocation, deadline)
                 self._wait_for_others(allocation, pods, deadline)
                 if pods:
@@ -301,12 +303,15 @@ class Allocations:
         return os.path.lexists(self._parts.host_root / path.lstrip("/"))
 
     def _find_pods(self, allocation: DeviceAllocation) -> tuple[Sequence[AllocatedPod], str]:
-        """The pods of the container that starts, or why they are not known."""
+        """The pods of the container that starts, and why they are not known, or not their names."""
         try:
             pods = self._parts.pods.with_devices(allocation)
         except NodeError as e:
             return (), str(e)
-        return pods, "" if pods else "the kubelet does not say which pod has these devices"
+        if not pods:
+            return (), "the kubelet does not say which pod has these devices"
+        unnamed = [pod.pod.uid for pod in pods if pod.spec is None]
+        return pods, f"the API server does not tell of pod {', '.join(unnamed)}" if unnamed else ""
 
     def _wait_for_others(
         self, allocation: DeviceAllocation, pods: Sequence[AllocatedPod], deadline: Deadline
@@ -408,6 +413,12 @@ def _allocation(resource: ResourceName, ids: Sequence[DeviceId]) -> DeviceAlloca
 
 def _text(allocation: DeviceAllocation) -> str:
     return f"{allocation.resource} {', '.join(allocation.ids)}"
+
+
+def _found_too_late(allocation: DeviceAllocation, deadline: Deadline, unknown: str) -> str:
+    """*unknown*: why the pod is not known; empty: it is."""
+    late = f"{_text(allocation)}: finding its pod took more than {deadline.seconds:.3g} s"
+    return f"{late}: {unknown}" if unknown else late
 
 
 def _shared_text(allocation: DeviceAllocation, record: ClaimRecord) -> str:

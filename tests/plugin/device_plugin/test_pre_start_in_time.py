@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dra_driver.base.deadlines import request_deadline, seconds_within_request
-from dra_driver.base.errors import TimedOut, Unreachable
+from dra_driver.base.errors import NodeError, TimedOut, Unreachable
 from dra_driver.k8s.claims import PodUid
 from dra_driver.model.profiles import SharingStrategy
 from dra_driver.plugin.device_plugin.allocations import (
@@ -15,7 +15,7 @@ from dra_driver.plugin.device_plugin.allocations import (
     _UNDO_SECONDS,
 )
 from dra_driver.plugin.device_plugin.pods import NodePods
-from tests.fakes.allocations import GPU, AllocationWorld, in_threads, replica
+from tests.fakes.allocations import GPU, AllocationWorld, in_threads, listed, replica, whole
 
 
 def test_every_wait_ends_before_the_kubelet_gives_up(tmp_path):
@@ -73,16 +73,36 @@ def test_what_one_wait_took_the_next_one_has_less(tmp_path):
     assert (too_long, taken_back) == ([], [])
 
 
-def test_a_call_that_has_no_time_left_says_what_took_it(tmp_path):
+@pytest.mark.parametrize(
+    ("api_down", "why"),
+    [(False, ""), (True, ": the API server does not tell of pod uid-train")],
+    ids=["it answers late", "it does not answer"],
+)
+def test_a_call_that_has_no_time_left_says_what_took_it(tmp_path, api_down, why):
     world = AllocationWorld(tmp_path, replicas=4)
     world.admit("train", replica(0))
     world.pre_start_seconds = 0.2
     world.start()
     world.before_pods = lambda: time.sleep(0.3)
-    world.node_pods.clear()
+    world.api_down = api_down
 
-    reason = r"GPU-.*::0: what has to be before its container starts took more than 0.2 s"
-    with pytest.raises(TimedOut, match=reason):
+    with pytest.raises(TimedOut) as refused:
+        world.allocations.pre_start(GPU, [replica(0)])
+
+    took = f"{GPU} {replica(0)}: finding its pod took more than 0.2 s"
+    assert str(refused.value) == took + why
+
+
+def test_a_call_that_has_no_time_left_says_so_where_the_kubelet_names_no_pod(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.allocate(replica(0))
+    world.pre_start_seconds = 0.2
+    world.start()
+    world.listed, world.checkpoint_error = [listed("other", whole(1))], NodeError("no checkpoint")
+    world.before_pods = lambda: time.sleep(0.3)
+    world.api_down = True
+
+    with pytest.raises(TimedOut, match=r"finding its pod took .*: the API server does not answer"):
         world.allocations.pre_start(GPU, [replica(0)])
 
 
