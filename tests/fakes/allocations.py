@@ -107,7 +107,7 @@ class AllocationWorld(ClaimWorld):
         pods = AllocatedPods(
             self._checkpoint, self._list, NodePods(self._read_pods, lambda: self.now)
         )
-        dependencies = AllocationDependencies(
+        self.dependencies = AllocationDependencies(
             preparer=self.preparer,
             ledger=ledger,
             users=fields.get("users", self.users),
@@ -125,7 +125,7 @@ class AllocationWorld(ClaimWorld):
             host_root=self.directory / "host",
         )
         self.allocations = Allocations(
-            dependencies, self.allocate_seconds, self.pre_start_seconds, self.others_seconds
+            self.dependencies, self.allocate_seconds, self.pre_start_seconds, self.others_seconds
         )
         self.allocations.prepare_soon = lambda: self.reconciler.look_often()
         self.reconciler = AllocationReconciler(
