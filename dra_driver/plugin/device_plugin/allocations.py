@@ -167,7 +167,7 @@ class Allocations:
         if not parts.takes_names():
             raise late
         if parts.api.refusal(AllocationApi.DEVICE_PLUGIN) is None:
-            if (offer := parts.offers.last) is None:
+            if (offer := parts.offers.last_offer) is None:
                 raise late
             try:
                 allocation_claim(allocation, offer, parts.names, parts.pool)

@@ -1,5 +1,6 @@
 """What the node offers now: its GPUs, its profile, the API server and the ledger together."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -61,11 +62,14 @@ class OfferBuilder:
         self._ledger = ledger
         self._mps = mps
         self._health = health
-        self._last: tuple[_Node, _Offers] | None = None
+        self._built: tuple[_Node, _Offers] | None = None
         self._scanning = threading.Lock()  # one read after the other
         self._lock = threading.Lock()
         self._scan = _InventoryScan()
-        self.last: Offer | None = None  # for who cannot wait; None: there was none yet
+        # By the newest look at the GPUs that led to one; for who cannot wait. None: there was none.
+        self.last_offer: Offer | None = None
+        self._looks = itertools.count(1)
+        self._last_look = 0  # that of the last offer
 
     def now(self) -> Offer:
         """The offer of the last inventory; the first call reads the GPUs."""
@@ -74,8 +78,8 @@ class OfferBuilder:
             if inventory is not self._scan.inventory:
                 # Another reader has refreshed it, after the scan that is known had begun.
                 self._remember_scan(inventory, self._scan.began)
-            ours = self._scan.ours
-        return self._build(inventory, ours)
+            ours, look = self._scan.ours, next(self._looks)
+        return self._remember_offer(look, self._build(inventory, ours))
 
     def refresh(self) -> Offer:
         """The offer after reading the GPUs again."""
@@ -83,8 +87,8 @@ class OfferBuilder:
             began = self._ledger.mark()
             inventory = self._node.refresh()
             with self._lock:
-                ours = self._remember_scan(inventory, began)
-        return self._build(inventory, ours)
+                ours, look = self._remember_scan(inventory, began), next(self._looks)
+        return self._remember_offer(look, self._build(inventory, ours))
 
     def _remember_scan(self, inventory: Inventory, began: int) -> CreatedPartitions:
         """The partitions of *inventory* that belong to claims. One that was created or removed
@@ -97,10 +101,10 @@ class OfferBuilder:
 
     def _build(self, inventory: Inventory, ours: CreatedPartitions) -> Offer:
         node = (inventory, self._profile(), self._features(), self._health(inventory))
-        last = self._last
-        if last is None or not all(a is b for a, b in zip(last[0], node, strict=True)):
-            self._last = last = (node, {})
-        offers, holdings = last[1], self._ledger.held()
+        built = self._built
+        if built is None or not all(a is b for a, b in zip(built[0], node, strict=True)):
+            self._built = built = (node, {})
+        offers, holdings = built[1], self._ledger.held()
         held = (held_shapes(holdings), ours)
         if (offer := offers.get(held)) is None:
             if len(offers) >= _MOST_OFFERS:
@@ -108,7 +112,13 @@ class OfferBuilder:
             offers[held] = offer = build_offer(
                 *node[:3], holdings, mps=self._mps, ours=ours, faults=node[3]
             )
-        self.last = offer
+        return offer
+
+    def _remember_offer(self, look: int, offer: Offer) -> Offer:
+        """*look*: of another thread a newer one may have come to its offer first."""
+        with self._lock:
+            if look > self._last_look:
+                self._last_look, self.last_offer = look, offer
         return offer
 
 

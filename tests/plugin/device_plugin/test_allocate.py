@@ -219,13 +219,13 @@ def test_what_was_answered_ahead_is_prepared_soon(tmp_path):
 class SlowOffers:
     """Somebody who reads the GPUs does not come back."""
 
-    def __init__(self, last, until):
-        self.last = last
+    def __init__(self, last_offer, until):
+        self.last_offer = last_offer
         self._until = until
 
     def now(self):
         self._until.wait(60)
-        return self.last
+        return self.last_offer
 
     refresh = now
 

@@ -230,6 +230,35 @@ def test_of_two_looks_at_once_the_later_one_counts():
     assert unmanaged(world.offers.now()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
+def test_the_last_offer_is_that_of_the_newest_look_whichever_thread_is_done_last():
+    world = World()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def health(_inventory):
+        if not begun.is_set():  # the first who asks waits long for an answer
+            begun.set()
+            assert go_on.wait(60)
+        return ()
+
+    world.offers = OfferBuilder(
+        world.node,
+        lambda: world.profile,
+        lambda: world.features,
+        world.ledger,
+        health=health,
+    )
+    slow = threading.Thread(target=world.offers.now)
+    slow.start()
+    assert begun.wait(60)
+    world.node.now = Inventory((gpu(0), gpu(1)))
+    newest = world.offers.refresh()
+    go_on.set()
+    slow.join(60)
+
+    assert not slow.is_alive()
+    assert world.offers.last_offer is newest
+
+
 def test_an_offer_with_partitions_is_the_same_as_long_as_nothing_changes():
     world = partitioning(PARTITIONED)
     world.ledger.set(holds())
