@@ -22,7 +22,7 @@ from dra_driver.plan.device_plugin.users import (
 
 log = logging.getLogger(__name__)
 
-_QUESTION_SECONDS: Final = 20.0  # none takes longer
+_QUESTION_SECONDS: Final = 20.0  # that somebody waits for the end of another's question
 _FAILED_SECONDS: Final = 10.0  # that no container waits for an API server that did not answer
 
 
