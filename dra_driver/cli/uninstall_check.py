@@ -14,8 +14,8 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_conditions import bounded
 from dra_driver.settings import UninstallSettings
 
-# The kubelet keeps the last 2048 bytes of what a container says. More would cost the beginning.
-_MAX_LINES, _MAX_LINE = 12, 105  # of claims and of pods together, and characters of one
+_MAX_LINES = 12  # of claims and of pods together
+_ROOM = 1900  # characters: the kubelet keeps the last 2048 bytes of what a container says
 
 
 def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
@@ -32,12 +32,18 @@ def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[str]) -> s
     if not claims and not pods:
         return ""
     half = _MAX_LINES // 2
+    claim_lines = [_line(claim) for claim in claims[: _MAX_LINES - min(len(pods), half)]]
+    pod_lines = pods[: _MAX_LINES - min(len(claims), half)]
+    heads = _claims_head(driver, len(claims)), _pods_head(len(pods))
+    mend = _mend(after_pods=bool(pods))
+    room = _ROOM - sum(map(len, (*heads, mend)))
+    width = room // (len(claim_lines) + len(pod_lines))
     lines = (
-        _claims_head(driver, len(claims)),
-        *_shown([_line(claim) for claim in claims], _MAX_LINES - min(len(pods), half)),
-        _pods_head(len(pods)),
-        *_shown(pods, _MAX_LINES - min(len(claims), half)),
-        _mend(after_pods=bool(pods)),
+        heads[0],
+        *_shown(claim_lines, len(claims), width),
+        heads[1],
+        *_shown(pod_lines, len(pods), width),
+        mend,
     )
     return "\n".join(line for line in lines if line)
 
@@ -101,10 +107,10 @@ def _known(node: str, names: ResourceNames | None) -> ResourceNames:
     return names
 
 
-def _shown(lines: Sequence[str], most: int) -> Sequence[str]:
-    """The first of *lines*, and how many more there are."""
-    shown = [f"  {bounded(line, _MAX_LINE)}" for line in lines[:most]]
-    more = len(lines) - len(shown)
+def _shown(lines: Sequence[str], count: int, width: int) -> Sequence[str]:
+    """*lines*, each of *width* characters at most, and how many more of *count* there are."""
+    shown = [bounded(f"  {line}", width) for line in lines]
+    more = count - len(shown)
     return [*shown, f"  and {more} more"] if more else shown
 
 

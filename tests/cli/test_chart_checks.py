@@ -277,10 +277,17 @@ def test_however_long_the_names_what_is_wrong_and_what_to_do_is_kept_by_the_kube
     names = [line for line in lines if line.startswith(f"  {NAMESPACE}/")]
     heads = [line for line in lines if line.endswith(":") and not line.startswith("  ")]
     assert len(names) == min(claims + pods, 12) and len(heads) == bool(claims) + bool(pods)
-    assert all(name[:20] in line for line in names)
+    if len(names) == 1 and not claims:  # all of it is there
+        assert names == [f"  {NAMESPACE}/{name}  on node {name}"]
     hidden = sum(int(line.split()[1]) for line in lines if line.startswith("  and "))
     assert len(names) + hidden == claims + pods
     assert not lines or lines[-1].startswith("Delete these pods first")
+
+
+def test_names_that_are_as_long_as_usual_are_whole_as_far_as_there_is_room() -> None:
+    pods = [f"team/{'pod-' * 15}{n}  on node gke-{'node-' * 10}{n}" for n in range(8)]
+
+    assert describe(DRIVER, [], pods).splitlines()[1:-1] == [f"  {line}" for line in pods]
 
 
 def test_many_claims_and_many_pods_share_the_lines() -> None:
