@@ -85,6 +85,10 @@ RELEASE_ANNOTATION: Final = "gpu.nvidia.com/release"
 RELEASED_ANNOTATION: Final = "gpu.nvidia.com/released"
 PAUSE_LABELS: Final = ("nvidia.com/gpu.deploy.dra-driver", "nvidia.com/gpu.deploy.device-plugin")
 
+# The annotation in which the plugin says for commands what pods ask for by the device-plugin API,
+# and who has GPUs of this driver beside another device plugin: a document of base.codec.
+DEVICE_PLUGIN_ANNOTATION: Final = "gpu.nvidia.com/device-plugin"
+
 # Labels of a Node as NVIDIA's MIG manager has them: the layout that is wanted, and how far it is.
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"

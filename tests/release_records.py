@@ -72,6 +72,8 @@ from dra_driver.node.state.ledger_files import CLAIM_RECORDS
 from dra_driver.node.state.mig_state import MIG_STATES, MigStateOfBoot
 from dra_driver.node.state.node_api_file import SERVED_APIS, ServedApi
 from dra_driver.node.state.profile_files import LAST_PROFILES
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginHolders, DevicePluginUse
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.publish.profiles import ProfileCatalog
 from tests.builders import (
@@ -99,6 +101,7 @@ CODECS: dict[str, Codec[Any]] = {
     "MigStateOfBoot": MIG_STATES,
     "Profile": LAST_PROFILES,
     "ServedApi": SERVED_APIS,
+    "DevicePluginUse": DEVICE_PLUGIN_USES,
     "ServerState": SERVER_STATES,
     "IncidentDocument": INCIDENT_LOGS,
     "AgentRequest": agent_protocol.REQUESTS,
@@ -206,6 +209,7 @@ HEALTH = HealthState(
     (Look(HealthReading(GPU, False, True, "NONE", False, False, 18, "", 1, 2, 3, 4), 1e9, 18),),
 )
 SERVED_API = ServedApi(AllocationApi.DEVICE_PLUGIN, draining=True)
+DEVICE_PLUGIN_USE = DevicePluginUse(ResourceNames(shared=""), DevicePluginHolders(("ml/train",), 2))
 PROFILE = Profile(
     "mine",
     (
@@ -254,6 +258,7 @@ def other_documents() -> Iterator[tuple[str, str]]:
     yield "health.json", HEALTH_STATES.encode(HealthOfBoot("boot", HEALTH), indent=2).decode()
     yield "mig.json", MIG_STATES.encode(MigStateOfBoot("boot", MIG), indent=2).decode()
     yield "api.json", SERVED_APIS.encode(SERVED_API, indent=2).decode()
+    yield "device-plugin.json", DEVICE_PLUGIN_USES.encode(DEVICE_PLUGIN_USE).decode()
     yield "profile.json", LAST_PROFILES.encode(PROFILE).decode()
     yield "mps/state/s0.json", SERVER_STATES.encode(SERVER).decode()
     yield "mps/state/incidents.json", INCIDENT_LOGS.encode(IncidentDocument((RESTART,))).decode()

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
-from api.names import GPUS_ALLOCATED_BY
+from api.names import DEVICE_PLUGIN_ANNOTATION
 from dra_driver.base.errors import ApiServerError, NotServed
-from dra_driver.cli.device_plugin_nodes import nodes_and_holders, pods_with_devices
+from dra_driver.cli.device_plugin_nodes import (
+    DevicePluginNode,
+    device_plugin_nodes,
+    pods_with_devices,
+)
 from dra_driver.cli.findings import abbreviated
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import HeldClaim, held_claims
 from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
-from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_conditions import bounded
 from dra_driver.settings import UninstallSettings
 
@@ -85,26 +89,36 @@ def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
 
 def _pods_with_devices(api: KubernetesApi, plugin_selector: str) -> Sequence[str]:
     """However many nodes there are, the pods are listed once."""
-    names, holders = nodes_and_holders(api)
-    if (names or holders) and plugin_selector:  # a node that the plugin has left says what it was
+    nodes = device_plugin_nodes(api)
+    if nodes and plugin_selector:  # a node that the plugin has left says what it was
         plugin_nodes = PodReader(api).nodes_of(plugin_selector)
-        names = {node: names[node] for node in names if node in plugin_nodes}
-        holders = {node: holders[node] for node in holders if node in plugin_nodes}
-    having = [(node, pod.removeprefix("pod ")) for node in sorted(holders) for pod in holders[node]]
+        nodes = [node for node in nodes if node.name in plugin_nodes]
+    names, having = {}, []
+    for node in nodes:
+        use = node.use
+        if use is None or (use.holders is None and not node.is_ours):
+            raise ApiServerError(_unknown(node))
+        if node.is_ours:
+            names[node.name] = use.resources
+        else:  # whose pods ask for the same; the node alone knows those of this driver
+            having += [(node.name, pod) for pod in _named(use.holders or DevicePluginHolders())]
     if names:
-        pods = PodReader(api).on_nodes(names.keys())
-        known = {node: _known(node, its_names) for node, its_names in names.items()}
-        having += pods_with_devices(pods, known)
+        having += pods_with_devices(PodReader(api).on_nodes(names.keys()), names)
     return [f"{pod}  on node {node}" for node, pod in having]
 
 
-def _known(node: str, names: ResourceNames | None) -> ResourceNames:
-    if names is None:
-        raise ApiServerError(
-            f"the condition {GPUS_ALLOCATED_BY} of node {node} does not say what pods ask for, so "
-            "it is not known which pods have GPUs: wait until the plugin there is ready"
-        )
-    return names
+def _named(holders: DevicePluginHolders) -> Sequence[str]:
+    unnamed = holders.count - len(holders.pods)
+    return [*holders.pods, *(["a pod that the Node does not name"] * unnamed)]
+
+
+def _unknown(node: DevicePluginNode) -> str:
+    why = node.problem or "who has GPUs of this driver beside another device plugin is null"
+    return (
+        f"it is not known which pods have GPUs of node {node.name}, by its annotation "
+        f"{DEVICE_PLUGIN_ANNOTATION} ({why}): wait until the plugin there is ready, and look at "
+        "its log if that lasts. `helm uninstall --no-hooks` does not ask"
+    )
 
 
 def _shown(lines: Sequence[str], count: int, width: int) -> Sequence[str]:

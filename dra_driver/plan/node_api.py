@@ -35,6 +35,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import MOST_NAMED, DevicePluginHolders, DevicePluginUse
 from dra_driver.plan.node_conditions import (
     LONGEST_MESSAGE,
     NodeCondition,
@@ -47,6 +48,7 @@ KubeletVersion = tuple[int, int]  # 1.28
 _DRA_KUBELET: KubeletVersion = (1, 32)  # the first that speaks a version of DRA that we do
 _EXTENDED_RESOURCE_KUBELET: KubeletVersion = (1, 34)
 
+OTHER_DEVICE_PLUGIN: Final = "OtherDevicePlugin"  # a reason of the condition
 _MEND = "set spec.api of the profile to Auto or DevicePlugin, or {needed}"
 
 
@@ -76,6 +78,7 @@ class ApiChoice:
     waits_for: tuple[str, ...] = ()  # who holds a GPU by *serving*; asked only where it matters
     problem: str = ""  # what is asked for and cannot be, and what to do
     other_plugin: str = ""  # which else serves our resources, so that nothing is offered
+    holders: DevicePluginHolders | None = None  # beside *other_plugin*; None: it is not known
 
 
 class ApiState(StrEnum):
@@ -172,6 +175,14 @@ def holder_names(records: Iterable[ClaimRecord], api: AllocationApi) -> tuple[st
     return tuple(sorted({name for record in of_api for name in _users(record)}))
 
 
+def device_plugin_holders(records: Iterable[ClaimRecord], damaged: int) -> DevicePluginHolders:
+    """Who has GPUs by the device-plugin API. Each of the *damaged* records may be of one more."""
+    of_api = [each for each in records if _api_of(each) is AllocationApi.DEVICE_PLUGIN]
+    pods = {f"{each.claim.namespace}/{pod.name}" for each in of_api for pod in each.pods}
+    unnamed = damaged + sum(not each.pods for each in of_api)
+    return DevicePluginHolders(tuple(sorted(pods)[:MOST_NAMED]), len(pods) + unnamed)
+
+
 def held_api(
     records: Sequence[ClaimRecord], given: Collection[DeviceAllocation]
 ) -> AllocationApi | None:
@@ -212,10 +223,8 @@ def other_device_plugin(
     )
 
 
-def api_condition(choice: ApiChoice, names: ResourceNames) -> NodeCondition | None:
-    """What the Node says of *choice*. None: nothing is chosen yet. Where pods get GPUs by the
-    device-plugin API, by whichever plugin, it says what they ask for, which ``named_resources``
-    reads.
+def api_condition(choice: ApiChoice) -> NodeCondition | None:
+    """What the Node says of *choice*, for people. None: nothing is chosen yet.
 
     ============================  ====== =====================
     the node                      status reason
@@ -229,52 +238,16 @@ def api_condition(choice: ApiChoice, names: ResourceNames) -> NodeCondition | No
         return None
     status = "True" if choice.offering else "False"
     if choice.other_plugin:
-        asked_for = _asked_for(names)
-        message = _beside_other(choice, LONGEST_MESSAGE - len(asked_for))
-        return NodeCondition(status, "OtherDevicePlugin", message + asked_for)
-    asked_for = _asked_for(names) if choice.serving is AllocationApi.DEVICE_PLUGIN else ""
-    message = choice_text(choice, LONGEST_MESSAGE - len(asked_for))
-    return NodeCondition(status, str(choice.serving), message + asked_for)
+        message = bounded(choice.other_plugin, LONGEST_MESSAGE)
+        return NodeCondition(status, OTHER_DEVICE_PLUGIN, message)
+    return NodeCondition(status, str(choice.serving), choice_text(choice, LONGEST_MESSAGE))
 
 
-_HAVE_GPUS: Final = "; with GPUs of this driver: "
-
-
-def _beside_other(choice: ApiChoice, room: int) -> str:
-    """Which other plugin there is, and who has GPUs of this driver nevertheless, from before."""
-    count = len(choice.waits_for)
-    if not count or choice.serving is not AllocationApi.DEVICE_PLUGIN:
-        return bounded(choice.other_plugin, room)
-    text = bounded(choice.other_plugin, room // 2)
-    text += _HAVE_GPUS
-    return text + (first_names(choice.waits_for, count, room - len(text)) or f"{count} pods")
-
-
-def named_holders(message: str) -> tuple[str, ...]:
-    """Who has GPUs of this driver beside another device plugin, as far as the *message* of the
-    condition names them."""
-    text = message.partition(_HAVE_GPUS)[2].rpartition(_PODS_ASK_FOR)[0]
-    return tuple(re.findall(r"pod [^\s,]+|a container with [^)]*\)|\d+ pods", text))
-
-
-_PODS_ASK_FOR: Final = "; pods ask for "
-_ANY_PROFILE: Final = "*"  # after the prefix of MIG profiles
-
-
-def _asked_for(names: ResourceNames) -> str:
-    partitions = f"{names.mig_prefix}{_ANY_PROFILE}" if names.mig_prefix else ""
-    return _PODS_ASK_FOR + ", ".join(filter(None, (names.gpu, names.shared, partitions)))
-
-
-def named_resources(message: str) -> ResourceNames | None:
-    """What pods ask for, by the *message* of the condition. None: it does not say so."""
-    _, says_so, text = message.rpartition(_PODS_ASK_FOR)
-    if not says_so:
+def device_plugin_use(choice: ApiChoice, names: ResourceNames) -> DevicePluginUse | None:
+    """What the Node says for commands. None: pods get GPUs by claims alone, or it is not known."""
+    if choice.serving is not AllocationApi.DEVICE_PLUGIN and not choice.other_plugin:
         return None
-    words = [word for word in text.split(", ") if word]
-    prefixes = [word for word in words if word.endswith(_ANY_PROFILE)]
-    gpu, shared, *_ = (*(word for word in words if word not in prefixes), "", "")
-    return ResourceNames(gpu, shared, "".join(prefixes).removesuffix(_ANY_PROFILE))
+    return DevicePluginUse(names, choice.holders)
 
 
 def choice_text(choice: ApiChoice, room: int) -> str:

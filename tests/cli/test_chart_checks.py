@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from dra_driver.cli.uninstall_check import describe
 from dra_driver.k8s.claims import HeldClaim, Pod, PodUid
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginHolders, DevicePluginUse
 from tests.builders import claim, claim_document
 from tests.cli.conftest import Answer, Type
 from tests.fakes.api_server import ApiServer
@@ -96,8 +98,8 @@ def test_held_claims_are_named_with_their_pods(
     ]
 
 
-ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
-RENAMED = "; pods ask for example.com/gpu, nvidia.com/gpu.shared"
+USE = DevicePluginUse(ResourceNames())
+RENAMED = DevicePluginUse(ResourceNames(gpu="example.com/gpu", mig_prefix=""))
 
 
 def put_pods(
@@ -105,12 +107,16 @@ def put_pods(
     node: str,
     *pods: str,
     api: str = "DevicePlugin",
-    asked_for: str = ASKED_FOR,
+    said: DevicePluginUse | str = USE,
 ) -> None:
-    """Pods that ask for GPUs, on a node that gives them out by *api*; empty: by none of ours."""
-    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": api, "message": asked_for}
+    """Pods that ask for GPUs, on a node that gives them out by *api*; empty: by none of ours.
+    *said*: what the annotation says; empty: there is none."""
+    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": api, "message": "so it is"}
+    text = DEVICE_PLUGIN_USES.encode(said).decode() if isinstance(said, DevicePluginUse) else said
+    annotations = {"gpu.nvidia.com/device-plugin": text} if text else {}
     status = {"conditions": [condition] if api else []}
-    server.put({"kind": "Node", "metadata": {"name": node}, "status": status})
+    metadata = {"name": node, "annotations": annotations}
+    server.put({"kind": "Node", "metadata": metadata, "status": status})
     for name in pods:
         put_pod(server, name, node)
 
@@ -164,10 +170,11 @@ def test_a_node_that_the_plugin_has_left_to_another_device_plugin_is_not_in_the_
 def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
-    put_pods(server, "theirs", "of-another-device-plugin", api="")
-    put_pods(server, "shared", "of-either", api="OtherDevicePlugin")
-    put_pods(server, "by-claims", "with-a-claim", api="DRA")
-    put_pods(server, "ours", asked_for=RENAMED)
+    nobody = replace(USE, holders=DevicePluginHolders())
+    put_pods(server, "theirs", "of-another-device-plugin", api="", said="")
+    put_pods(server, "shared", "of-either", api="OtherDevicePlugin", said=nobody)
+    put_pods(server, "by-claims", "with-a-claim", api="DRA", said="")
+    put_pods(server, "ours", said=RENAMED)
     put_pod(server, "ended", "ours", "Succeeded", **{"example.com/gpu": "1"})
     put_pod(server, "without", "ours", cpu="1")
     put_pod(server, "by-another-name", "ours", **{"nvidia.com/gpu": "1"})
@@ -183,18 +190,35 @@ def test_pods_that_need_this_driver_no_more_or_never_did_are_not_in_the_way(
 def test_beside_another_device_plugin_those_pods_count_that_the_node_names_as_its_own(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
-    said = f"another one is here; with GPUs of this driver: pod team/ours{ASKED_FOR}"
-    put_pods(server, "node-a", "ours", "theirs", api="OtherDevicePlugin", asked_for=said)
+    said = replace(USE, holders=DevicePluginHolders(("team/ours",), 2))
+    put_pods(server, "node-a", "ours", "theirs", api="OtherDevicePlugin", said=said)
 
     answer = check(type_in, server, tmp_path)
 
-    assert answer.out.splitlines()[1:-1] == ["  team/ours  on node node-a"]
+    assert answer.out.startswith("2 pods have GPUs by the device-plugin API.")
+    assert answer.out.splitlines()[1:-1] == [
+        "  team/ours  on node node-a",
+        "  a pod that the Node does not name  on node node-a",
+    ]
+
+
+def test_beside_another_device_plugin_all_pods_are_counted_whoever_is_named(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    pods = tuple(f"team/pod-{number:03}" for number in range(20))
+    said = replace(USE, holders=DevicePluginHolders(pods, 500))
+    put_pods(server, "node-a", api="OtherDevicePlugin", said=said)
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.startswith("500 pods have GPUs by the device-plugin API.")
+    assert answer.out.splitlines()[-2] == "  and 488 more"
 
 
 def test_each_node_says_what_its_own_pods_ask_for(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
-    put_pods(server, "node-a", "of-another-device-plugin", asked_for=RENAMED)
+    put_pods(server, "node-a", "of-another-device-plugin", said=RENAMED)
     put_pods(server, "node-b", "ours")
 
     answer = check(type_in, server, tmp_path)
@@ -202,15 +226,31 @@ def test_each_node_says_what_its_own_pods_ask_for(
     assert answer.out.splitlines()[1:-1] == ["  team/ours  on node node-b"]
 
 
-def test_where_a_node_does_not_say_what_pods_ask_for_the_uninstall_is_stopped(
-    type_in: Type, server: ApiServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("api", "said", "why"),
+    [
+        ("DevicePlugin", "", "it is missing"),
+        ("DevicePlugin", "none", "it is not JSON"),
+        ("DevicePlugin", "{}", "DevicePluginUse is missing"),
+        ("OtherDevicePlugin", "", "it is missing"),
+        ("OtherDevicePlugin", USE, "beside another device plugin is null"),
+    ],
+)
+def test_where_a_node_does_not_say_who_has_gpus_the_uninstall_is_stopped(
+    type_in: Type,
+    server: ApiServer,
+    tmp_path: Path,
+    api: str,
+    said: DevicePluginUse | str,
+    why: str,
 ) -> None:
-    put_pods(server, "node-a", asked_for="")
+    put_pods(server, "node-a", api=api, said=said)
 
     answer = check(type_in, server, tmp_path)
 
     assert (answer.code, answer.out) == (1, "")
-    assert "GPUsAllocatedBy of node node-a does not say what pods ask for" in answer.err
+    assert "known which pods have GPUs of node node-a, by its annotation gpu." in answer.err
+    assert why in answer.err and "): wait until the plugin there is ready" in answer.err
 
 
 def test_the_pods_of_many_nodes_are_listed_once_page_by_page(
@@ -218,7 +258,7 @@ def test_the_pods_of_many_nodes_are_listed_once_page_by_page(
 ) -> None:
     for number in range(3):
         put_pods(server, f"node-{number}", *(f"pod-{number}-{each}" for each in range(200)))
-    put_pods(server, "theirs", "of-another-device-plugin", api="")
+    put_pods(server, "theirs", "of-another-device-plugin", api="", said="")
 
     answer = check(type_in, server, tmp_path)
 
@@ -231,7 +271,7 @@ def test_the_pods_of_many_nodes_are_listed_once_page_by_page(
 def test_without_a_node_of_the_device_plugin_api_no_pod_is_listed(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
-    put_pods(server, "by-claims", "with-a-claim", api="DRA")
+    put_pods(server, "by-claims", "with-a-claim", api="DRA", said="")
 
     assert check(type_in, server, tmp_path).code == 0
     assert not any(each.path == "/api/v1/pods" for each in server.requests)

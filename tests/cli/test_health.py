@@ -6,10 +6,17 @@ import threading
 
 import pytest
 
-from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from api.names import (
+    CLEAR_FAULTS_ANNOTATION,
+    DEVICE_PLUGIN_ANNOTATION,
+    RELEASE_ANNOTATION,
+    RELEASED_ANNOTATION,
+)
 from dra_driver.base.errors import Unreachable
 from dra_driver.cli.health import run
 from dra_driver.cli.health.program import run_while_released
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from tests.fakes.api_server import ApiServer
 
 DRIVER = "gpu.nvidia.com"
@@ -45,18 +52,12 @@ def put_node(server, name="node-a", **annotations):
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
 
 
-ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
-
-
-def put_device_plugin_node(server, asked_for=ASKED_FOR):
-    """One that gives its GPUs out by the device-plugin API."""
-    condition = {
-        "type": "GPUsAllocatedBy",
-        "status": "True",
-        "reason": "DevicePlugin",
-        "message": f"no DeviceClass maps nvidia.com/gpu{asked_for}",
-    }
-    metadata, status = {"name": "node-a"}, {"conditions": [condition]}
+def put_device_plugin_node(server, gpu="nvidia.com/gpu", reason="DevicePlugin", text=None):
+    """One that gives its GPUs out by the device-plugin API. *text*: of the annotation, instead."""
+    condition = {"type": "GPUsAllocatedBy", "status": "True", "reason": reason, "message": "so"}
+    use = DEVICE_PLUGIN_USES.encode(DevicePluginUse(ResourceNames(gpu))).decode()
+    annotations = {DEVICE_PLUGIN_ANNOTATION: use if text is None else text}
+    metadata, status = {"name": "node-a", "annotations": annotations}, {"conditions": [condition]}
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
 
 
@@ -345,7 +346,7 @@ def test_gpus_that_pods_have_by_the_device_plugin_api_are_not_released(
 
 
 def test_it_is_the_node_that_says_what_pods_ask_for(server, ask, by_device_plugin):
-    put_device_plugin_node(server, "; pods ask for example.com/gpu")
+    put_device_plugin_node(server, "example.com/gpu")
     put_pod(server, "of-another-driver", **{"nvidia.com/gpu": "1"})
     put_pod(server, "renamed", **{"example.com/gpu": "1"})
 
@@ -362,8 +363,23 @@ def test_where_the_node_does_not_say_what_pods_ask_for_nothing_is_released(serve
     answer = ask("release", "gpu-3", "--node", "node-a")
 
     assert answer.code == 1
-    assert "node-a does not say what pods ask for to get its GPUs" in answer.err
+    assert "of node node-a does not say what pods ask for to get its GPUs" in answer.err
     assert plugin == []
+
+
+@pytest.mark.parametrize("reason", ["DevicePlugin", "OtherDevicePlugin"])
+def test_nothing_is_released_while_it_is_not_known_which_pods_have_gpus(
+    server, ask, by_device_plugin, reason
+):
+    put_device_plugin_node(server, reason=reason, text="none")
+    put_pod(server, **{"nvidia.com/gpu": "1"})
+
+    answer = ask("release", "gpu-3", "--node", "node-a")
+
+    assert answer.code == 1
+    assert "of node node-a does not say what pods ask for to get its GPUs" in answer.err
+    assert by_device_plugin == []
+    assert ask("release", "gpu-3", "--node", "node-a", "--force").code == 0
 
 
 def test_nodes_whose_gpus_a_device_plugin_gives_out_are_named_beside_the_others(server, ask):

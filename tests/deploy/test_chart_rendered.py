@@ -506,6 +506,7 @@ def test_other_directories_are_the_same_inside_and_out() -> None:
 NAMES_OF_EVERY_DRIVER = (
     names.MONITOR_TAINT,
     names.CLEAR_FAULTS_ANNOTATION,
+    names.DEVICE_PLUGIN_ANNOTATION,
     names.RELEASED_ANNOTATION,
     names.RELEASE_ANNOTATION,
 )

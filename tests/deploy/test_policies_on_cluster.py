@@ -9,6 +9,7 @@ import pytest
 
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
+    DEVICE_PLUGIN_ANNOTATION,
     GPUS_ALLOCATED_BY,
     PROFILE_LABEL,
     PROFILE_REVISION_ANNOTATION,
@@ -99,9 +100,9 @@ OTHER_DRIVER = (
     "have --driver-name be the chart's driverName"
 )
 OF_NODE = (
-    "a plugin writes one label of its node and the annotation gpu.nvidia.com/released, removes "
-    "gpu.nvidia.com/clear-faults and gpu.nvidia.com/release, and changes nothing else; leave the "
-    "rest as it is"
+    "a plugin writes one label of its node and the annotations gpu.nvidia.com/released and "
+    "gpu.nvidia.com/device-plugin, removes gpu.nvidia.com/clear-faults and gpu.nvidia.com/release, "
+    "and changes nothing else; leave the rest as it is"
 )
 OF_LABELS = f"metadata.labels: a plugin writes {STATE_LABEL} and no other label; leave "
 OF_STATUS = (
@@ -403,6 +404,8 @@ ADMITTED: dict[str, Call] = {
     "node: GPUs that it has again": metadata_of_node(
         annotations={RELEASED_ANNOTATION: None, RELEASE_ANNOTATION: None}
     ),
+    "node: how pods get GPUs": metadata_of_node(annotations={DEVICE_PLUGIN_ANNOTATION: "{}"}),
+    "node: they get claims": metadata_of_node(annotations={DEVICE_PLUGIN_ANNOTATION: None}),
     "status: the condition": status_of_node(condition()),
     "status: the condition again": status_of_node(condition()),
     "status: another one of it": status_of_node(condition("False")),

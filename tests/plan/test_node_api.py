@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_driver.k8s.claims import Pod, PodUid
@@ -16,6 +16,12 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import (
+    DEVICE_PLUGIN_USES,
+    MOST_NAMED,
+    DevicePluginHolders,
+    DevicePluginUse,
+)
 from dra_driver.plan.node_api import (
     ApiChoice,
     ApiState,
@@ -23,11 +29,11 @@ from dra_driver.plan.node_api import (
     api_condition,
     api_state,
     choose_api,
+    device_plugin_holders,
+    device_plugin_use,
     held_api,
     holder_names,
     kubelet_version,
-    named_holders,
-    named_resources,
     other_device_plugin,
     pods_without_devices,
     pods_without_gpus,
@@ -36,7 +42,6 @@ from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
 from tests.builders import allocated_record, record
 
 NAMES = ResourceNames()
-ASKED_FOR = "; pods ask for nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*"
 AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 
 NEW = NodeApiFacts(
@@ -252,12 +257,12 @@ def test_another_device_plugin_is_named_by_its_sockets_or_by_what_it_serves() ->
 
 
 def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
-    assert api_condition(ApiChoice(why="the profile is not known"), NAMES) is None
+    assert api_condition(ApiChoice(why="the profile is not known")) is None
     served = choose_api(NEW)
     because = "DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
-    assert api_condition(served, NAMES) == NodeCondition("True", "DRA", because)
+    assert api_condition(served) == NodeCondition("True", "DRA", because)
     refused = choose_api(replace(NEW, asked=DRA, kubelet=(1, 28)))
-    condition = api_condition(refused, NAMES)
+    condition = api_condition(refused)
     assert condition is not None
     assert (condition.status, condition.reason) == ("True", "DevicePlugin")
     assert "the profile says api: DRA, but" in condition.message
@@ -266,38 +271,19 @@ def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
 def test_the_node_says_what_it_waits_for_and_when_it_changes() -> None:
     node = replace(NEW, serving=DEVICE_PLUGIN, holders=("pod default/train",))
     because = "DRA is to come: DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
-    assert api_condition(choose_api(node), NAMES) == NodeCondition(
-        "True", "DevicePlugin", f"{because}; waits for pod default/train{ASKED_FOR}"
+    assert api_condition(choose_api(node)) == NodeCondition(
+        "True", "DevicePlugin", f"{because}; waits for pod default/train"
     )
-    assert api_condition(choose_api(replace(node, holders=())), NAMES) == NodeCondition(
-        "False", "DevicePlugin", f"{because}; nothing is given out meanwhile{ASKED_FOR}"
+    assert api_condition(choose_api(replace(node, holders=()))) == NodeCondition(
+        "False", "DevicePlugin", f"{because}; nothing is given out meanwhile"
     )
 
 
 def test_the_node_names_another_device_plugin() -> None:
     choice = choose_api(replace(NEW, other_plugin="another device plugin is here"))
-    assert api_condition(choice, NAMES) == NodeCondition(
-        "False", "OtherDevicePlugin", f"another device plugin is here{ASKED_FOR}"
+    assert api_condition(choice) == NodeCondition(
+        "False", "OtherDevicePlugin", "another device plugin is here"
     )
-
-
-def test_the_node_names_who_has_gpus_of_this_driver_beside_another_device_plugin() -> None:
-    holders = ("a container with nvidia.com/gpu (GPU-a, GPU-b)", "pod ml/train")
-    other = "another device plugin is here"
-    choice = ApiChoice(DEVICE_PLUGIN, False, DEVICE_PLUGIN, "", holders, other_plugin=other)
-    condition = api_condition(choice, NAMES)
-
-    assert condition is not None
-    assert condition.message == (
-        f"{other}; with GPUs of this driver: {', '.join(holders)}{ASKED_FOR}"
-    )
-    assert named_holders(condition.message) == holders
-    many = replace(choice, waits_for=tuple(f"pod ml/train-{n:03}" for n in range(500)))
-    condition = api_condition(many, NAMES)
-    assert condition is not None and len(condition.message) <= LONGEST_MESSAGE
-    assert 20 < len(named_holders(condition.message)) < 100
-    without = api_condition(replace(choice, waits_for=()), NAMES)
-    assert without is not None and named_holders(without.message) == ()
 
 
 def resources() -> st.SearchStrategy[str]:
@@ -313,38 +299,54 @@ names_of_resources = st.builds(ResourceNames, resources(), resources(), resource
     st.lists(st.text("abc-/", min_size=1, max_size=253), max_size=200),
     st.text("x ", max_size=3000),
     st.text("y ", max_size=3000),
-    names_of_resources,
+    st.text("z ", max_size=3000),
 )
 def test_whoever_the_node_waits_for_the_condition_is_bounded(
-    pods: list[str], why: str, problem: str, names: ResourceNames
+    pods: list[str], why: str, problem: str, other_plugin: str
 ) -> None:
     for waits_for in ((), tuple(pods)):
         for wanted in (DRA, DEVICE_PLUGIN):
-            choice = ApiChoice(DRA, True, wanted, why, waits_for, problem)
-            condition = api_condition(choice, names)
+            choice = ApiChoice(DRA, True, wanted, why, waits_for, problem, other_plugin)
+            condition = api_condition(choice)
             assert condition is not None
             assert len(condition.message) <= LONGEST_MESSAGE
 
 
-@given(names_of_resources, st.text(max_size=3000), st.sampled_from(["", "another one is here"]))
-def test_what_pods_ask_for_is_read_from_the_condition_whatever_else_it_says(
-    names: ResourceNames, why: str, other_plugin: str
+def test_where_pods_get_gpus_by_the_device_plugin_api_the_node_says_what_they_ask_for() -> None:
+    choice = ApiChoice(DEVICE_PLUGIN, True, DEVICE_PLUGIN)
+    assert device_plugin_use(choice, NAMES) == DevicePluginUse(NAMES, None)
+    beside = replace(
+        choice, other_plugin="another one", holders=DevicePluginHolders(("ml/train",), 1)
+    )
+    assert device_plugin_use(beside, NAMES) == DevicePluginUse(NAMES, beside.holders)
+    assert device_plugin_use(replace(beside, serving=DRA), NAMES) is not None
+    assert device_plugin_use(ApiChoice(DRA, True, DRA), NAMES) is None
+
+
+LONGEST_POD, LONGEST_NAMESPACE = "p" * 249, "n" * 63
+
+
+@given(names_of_resources, st.integers(0, 600), st.integers(0, 5), st.integers(0, 5))
+@example(ResourceNames(*(f"{'a' * 253}/{'b' * 63}" for _ in range(3))), 600, 0, 0)
+def test_however_many_pods_have_gpus_what_commands_read_counts_all_in_8_kib(
+    names: ResourceNames, pods: int, unknown: int, damaged: int
 ) -> None:
-    choice = ApiChoice(DEVICE_PLUGIN, True, DEVICE_PLUGIN, why, other_plugin=other_plugin)
-    condition = api_condition(choice, names)
+    known = [allocated_record(f"GPU-{n}", pods=(f"{LONGEST_POD}{n:04}",)) for n in range(pods)]
+    known = [
+        replace(each, claim=replace(each.claim, namespace=LONGEST_NAMESPACE)) for each in known
+    ]
+    without_pods = [allocated_record(f"GPU-{n}-") for n in range(unknown)]
+    holders = device_plugin_holders([record("by-a-claim"), *without_pods, *known], damaged)
+    choice = ApiChoice(DEVICE_PLUGIN, False, DEVICE_PLUGIN, other_plugin="x", holders=holders)
+    use = device_plugin_use(choice, names)
 
-    read = named_resources(condition.message) if condition else None
-
-    assert read is not None
-    for resource in (names.gpu, names.shared, f"{names.mig_prefix}1g.10gb", "nvidia.com/other"):
-        assert read.include(resource) == names.include(resource)
-
-
-def test_a_node_that_gives_gpus_out_by_claims_names_no_resources() -> None:
-    condition = api_condition(choose_api(NEW), NAMES)
-
-    assert condition is not None
-    assert named_resources(condition.message) is None
+    assert use is not None
+    text = DEVICE_PLUGIN_USES.encode(use)
+    assert len(text) <= 8192
+    assert DEVICE_PLUGIN_USES.decode(text) == use
+    assert holders.count == pods + unknown + damaged
+    first = range(min(pods, MOST_NAMED))
+    assert holders.pods == tuple(f"{LONGEST_NAMESPACE}/{LONGEST_POD}{n:04}" for n in first)
 
 
 def node_pod(

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from dra_driver.k8s.claims import ClaimRef
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet, KubeletError
 from tests.fakes.pod_resources import FakePodResources
@@ -73,6 +75,13 @@ def told(server: ApiServer) -> str:
     conditions = node["status"].get("conditions") or ()
     said = (each for each in conditions if each["type"] == "GPUsAllocatedBy")
     return next((f"{each['reason']}: {each['message']}" for each in said), "")
+
+
+def use(server: ApiServer) -> DevicePluginUse | None:
+    """What the Node says of it for commands; None: nothing."""
+    (node,) = server.objects("nodes")
+    text = (node["metadata"].get("annotations") or {}).get("gpu.nvidia.com/device-plugin")
+    return DEVICE_PLUGIN_USES.decode(text.encode()) if text else None
 
 
 def make_old(server: ApiServer) -> None:
@@ -175,11 +184,13 @@ def test_a_node_goes_to_the_device_plugin_api_once_its_claims_have_ended_and_bac
     kubelet.wait_until_gone(DRIVER)
     assert not offered(server)
     assert '"DevicePlugin"' in served_api(home)
-    because = "DevicePlugin: the profile says api: DevicePlugin; pods ask for nvidia.com/gpu"
-    assert server.wait(lambda: told(server).startswith(because))
+    because = "DevicePlugin: the profile says api: DevicePlugin"
+    assert server.wait(lambda: told(server) == because)
+    assert server.wait(lambda: use(server) == DevicePluginUse(ResourceNames()))
 
     choose(server, "dra")
     node.wait_for_dra()
+    assert server.wait(lambda: use(server) is None)
     kubelet.prepare([put(server, "gpu-2", name="next")])
     lines = [line for line in ended(node.process) if line["message"] == CHANGE]
     states = [(line["api"], line.get("draining", False)) for line in lines]

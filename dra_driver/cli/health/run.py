@@ -15,16 +15,16 @@ from typing import Any, Final
 from api import names
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
+    DEVICE_PLUGIN_ANNOTATION,
     RELEASE_ANNOTATION,
     RELEASED_ANNOTATION,
 )
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound, NotServed
 from dra_driver.cli.device_plugin_nodes import (
+    device_plugin_node,
     device_plugin_nodes,
-    is_device_plugin_node,
     pods_with_devices,
-    resource_names_of,
 )
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.terminal import format_table
@@ -98,11 +98,9 @@ class HealthCommand:
         head = ("NODE", "GPU", "DEVICES", "PROBLEM", "SINCE", "EFFECT", "WHAT TO DO")
         table = format_table(head, [_row(sick, devices) for sick, devices in sick_gpus])
         answer = table if sick_gpus else "no GPU has a taint for its health"
-        others = () if node else device_plugin_nodes(self._api)
-        if others:
-            answer += (
-                f"\nby the device-plugin API, which has no taints: {', '.join(sorted(others))} "
-            )
+        nodes = () if node else device_plugin_nodes(self._api)
+        if others := sorted(each.name for each in nodes if each.is_ours):
+            answer += f"\nby the device-plugin API, which has no taints: {', '.join(others)} "
             answer += f"({_EVENTS})"
         return answer
 
@@ -270,16 +268,17 @@ class HealthCommand:
 
     def _refuse_used(self, node: str) -> None:
         """HealthError: pods have devices of *node* that only its kubelet knows."""
-        names = resource_names_of(self._node(node))
-        if names is None:
-            if self._resources.is_served():
-                return
+        said = device_plugin_node(self._node(node))
+        if said is None and self._resources.is_served():
+            return
+        if said is None or said.use is None:
             raise HealthError(
-                f"{node} does not say what pods ask for to get its GPUs, so it is not known which "
-                "pods have some: is its plugin running? --force goes on in spite of that"
+                f"the annotation {DEVICE_PLUGIN_ANNOTATION} of node {node} does not say what pods "
+                "ask for to get its GPUs, so it is not known which pods have some: is its plugin "
+                "running? --force goes on in spite of that"
             )
         pods = ((node, pod) for pod in PodReader(self._api).on_node(node))
-        if having := pods_with_devices(pods, {node: names}):
+        if having := pods_with_devices(pods, {node: said.use.resources}):
             raise HealthError(
                 f"pods have GPUs of {node} by the device-plugin API, which does not say which: "
                 f"{abbreviated([pod for _, pod in having])}: delete them first, or use --force"
@@ -287,7 +286,8 @@ class HealthCommand:
 
     def _gives_devices_out(self, node: str) -> bool:
         """Whether pods get devices of *node* by the device-plugin API."""
-        return is_device_plugin_node(self._node(node)) or not self._resources.is_served()
+        said = device_plugin_node(self._node(node))
+        return bool(said and said.is_ours) or not self._resources.is_served()
 
     def _why_no_slices(self, node: str) -> str:
         if node and not self._gives_devices_out(node):

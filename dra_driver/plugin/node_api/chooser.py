@@ -16,6 +16,7 @@ from dra_driver.base.backoff import Backoff
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_api import ApiChoice, NodeApiFacts, choose_api, other_device_plugin
 from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.facts import ClusterFacts
@@ -44,6 +45,7 @@ class ChoiceInputs:
     asked: Callable[[], AllocationApi | None]  # by the profile in force
     cluster: Callable[[bool], ClusterFacts]  # for the first time, or again
     holders: Callable[[AllocationApi], tuple[str, ...] | None]
+    device_plugin_holders: Callable[[], DevicePluginHolders | None]  # where another plugin is, too
     other_sockets: Callable[[], tuple[str, ...]]  # of other device plugins for NVIDIA's GPUs
     foreign: Callable[[], Mapping[ResourceName, DeviceId]]  # devices that others list as ours
     slices_withdrawn: Callable[[], bool]  # nothing can be allocated any more
@@ -160,6 +162,14 @@ class ApiChooser:
         return is_allocatable and self._asked_at < self._others_count_from <= now
 
     def _choice(self, now: float) -> ApiChoice:
+        choice = self._chosen(now)
+        if not choice.other_plugin:
+            return choice
+        is_ours = choice.serving is AllocationApi.DEVICE_PLUGIN
+        holders = self._inputs.device_plugin_holders() if is_ours else DevicePluginHolders()
+        return replace(choice, holders=holders)
+
+    def _chosen(self, now: float) -> ApiChoice:
         cluster, serving = self._cluster or ClusterFacts(), self._node_api.serving
         facts = NodeApiFacts(
             asked=self._inputs.asked(),
@@ -174,8 +184,6 @@ class ApiChooser:
         )
         choice = choose_api(facts)
         if serving is None or choice.wanted in (None, serving):
-            if choice.other_plugin and serving is AllocationApi.DEVICE_PLUGIN:
-                return replace(choice, waits_for=self._inputs.holders(serving) or ())
             return choice
         if self._is_draining and not facts.draining:
             return choice  # who holds something is asked once nothing can come any more
@@ -266,7 +274,7 @@ class ApiChooser:
             return _UNKNOWN
         if _is_draining(choice):
             return _DRAINING
-        if choice.waits_for and choice.wanted is not choice.serving:
+        if choice.waits_for:
             return _WAITING
         if choice.other_plugin:
             return _OTHER_PLUGIN

@@ -19,7 +19,13 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import foreign_devices
-from dra_driver.plan.node_api import KubeletVersion, holder_names, kubelet_version
+from dra_driver.plan.node_annotation import DevicePluginHolders
+from dra_driver.plan.node_api import (
+    KubeletVersion,
+    device_plugin_holders,
+    holder_names,
+    kubelet_version,
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,12 +133,10 @@ class Holders:
     def names(self, api: AllocationApi) -> tuple[str, ...] | None:
         """Pods and claims, by name; None: it is not known now. The cluster's claims are listed only
         where no record tells of any."""
-        try:
-            on_disk, damaged = self._recorded()
-        except DriverError as e:
-            log.info("who holds GPUs is not known now", extra={"error": str(e)})
+        known = self._known()
+        if known is None:
             return None
-        records = {record.claim.uid: record for record in self._records()} | dict(on_disk)
+        records, damaged = known
         names = [*holder_names(records.values(), api)]
         names += (f"the claim with UID {uid}, whose record cannot be read" for uid in damaged)
         if names:
@@ -144,6 +148,20 @@ class Holders:
         except ApiServerError as e:
             log.info("which claims are allocated is not known now", extra={"error": str(e)})
             return None
+
+    def of_device_plugin(self) -> DevicePluginHolders | None:
+        """Who has GPUs by the device-plugin API; None: not all of them are known now."""
+        known = self._known() if self._allocations_known() else None
+        return device_plugin_holders(known[0].values(), len(known[1])) if known else None
+
+    def _known(self) -> Records | None:
+        try:
+            on_disk, damaged = self._recorded()
+        except DriverError as e:
+            log.info("who holds GPUs is not known now", extra={"error": str(e)})
+            return None
+        records = {record.claim.uid: record for record in self._records()}
+        return records | dict(on_disk), damaged
 
 
 def listed_by_others(

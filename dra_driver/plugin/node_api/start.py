@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from api.names import GPUS_ALLOCATED_BY
+from api.names import DEVICE_PLUGIN_ANNOTATION, GPUS_ALLOCATED_BY
 from dra_driver.base import inotify
 from dra_driver.base.errors import NodeError
 from dra_driver.base.inotify import DirectoryChanges
@@ -20,13 +20,16 @@ from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import held_allocations
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES
 from dra_driver.plan.node_api import (
     ApiState,
     KubeletVersion,
     api_condition,
+    device_plugin_use,
     held_api,
     kubelet_version,
 )
+from dra_driver.plugin.node_annotation import AnnotationWriter
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.facts import (
     ClusterFactsReader,
@@ -75,19 +78,42 @@ def _given_by_kubelet(parts: PluginParts) -> frozenset[DeviceAllocation]:
 
 def _tell(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
     """The Node says which API it is, and so do metrics."""
-    node_api, names = parts.node_api, resource_names(parts.settings)
+    node_api = parts.node_api
     condition = ConditionWriter(
         parts.api,
         parts.labels,
         GPUS_ALLOCATED_BY,
-        lambda: api_condition(node_api.choice, names),
+        lambda: api_condition(node_api.choice),
         parts.is_newest,
     )
-    chooser.changed = condition.update
-    parts.labels.start(condition.update, 0.0)  # it is gone with a Node that registered again
+    annotation = _annotation(parts)
+
+    def changed() -> None:
+        condition.update()
+        annotation.loop.soon()
+
+    chooser.changed = changed
+    parts.labels.start(changed, 0.0)  # both are gone with a Node that registered again
     parts.metrics.watch_api(lambda api: node_api.state(api) is ApiState.ON)
-    condition.loop.start()
-    stack.callback(condition.loop.stop)
+    for loop in (condition.loop, annotation.loop):
+        loop.start()
+        stack.callback(loop.stop)
+
+
+def _annotation(parts: PluginParts) -> AnnotationWriter:
+    node_api, names = parts.node_api, resource_names(parts.settings)
+
+    def text() -> str | None:
+        use = device_plugin_use(node_api.choice, names)
+        return DEVICE_PLUGIN_USES.encode(use).decode() if use else None
+
+    return AnnotationWriter(
+        parts.api,
+        parts.labels,
+        DEVICE_PLUGIN_ANNOTATION,
+        text,
+        lambda: node_api.serving is not None and parts.is_newest(),
+    )
 
 
 def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
@@ -149,6 +175,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         asked=asked,
         cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
         holders=holders.names,
+        device_plugin_holders=holders.of_device_plugin,
         other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
         foreign=partial(listed_by_others, parts.checkpoint, names),
         slices_withdrawn=parts.slices_withdrawn,

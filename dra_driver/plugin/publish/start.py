@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from api.names import (
     CLEAR_FAULTS_ANNOTATION,
+    DEVICE_PLUGIN_ANNOTATION,
     GPUS_CONFIGURED,
     PROFILE_REVISION_ANNOTATION,
     RELEASE_ANNOTATION,
@@ -182,7 +183,7 @@ def _start_profile(parts: PluginParts, stack: ExitStack) -> None:
     settings = parts.settings
     followed = (
         *(PROFILE_REVISION_ANNOTATION, CLEAR_FAULTS_ANNOTATION),
-        *(RELEASE_ANNOTATION, RELEASED_ANNOTATION),
+        *(RELEASE_ANNOTATION, RELEASED_ANNOTATION, DEVICE_PLUGIN_ANNOTATION),
     )
     parts.labels = NodeLabels(parts.api, settings.node_name, annotations=followed)
     parts.labels.start(lambda: None, _LABELS_SECONDS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dra_driver.base.errors import NodeError
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.node_api.facts import ClusterFacts
 from tests.plugin.node_api.world import (
@@ -386,19 +387,47 @@ def test_a_node_can_change_while_another_device_plugin_is_there(world):
 
 def test_beside_another_device_plugin_it_is_known_who_has_gpus_of_ours_from_before(world):
     serving(world, DEVICE_PLUGIN)
-    world.holders[DEVICE_PLUGIN] = HELD
-    world.step(20)
-    assert world.node_api.choice.waits_for == ()
+    world.gpu_holders = train = DevicePluginHolders(("ml/train",), 1)
+    world.settle(20)
+    assert world.node_api.choice.holders is None, "who asks for GPUs has them"
 
     world.sockets = (SOCKET,)
+    for holders in (train, DevicePluginHolders(), None, train):
+        world.gpu_holders = holders
+        world.settle(20)
+        assert world.node_api.choice.holders == holders
+        assert world.node_api.choice.waits_for == ()
+
+
+def test_who_has_gpus_beside_another_device_plugin_is_not_known_before_the_first_look(world):
+    serving(world, DEVICE_PLUGIN)
+    world.sockets = (SOCKET,)
     world.settle(20)
+    world.start()
+    assert world.node_api.choice.other_plugin
+    assert world.node_api.choice.holders is None
+    world.step()
+    assert world.node_api.choice.holders == DevicePluginHolders()
+
+
+def test_nobody_has_gpus_by_the_device_plugin_api_where_they_are_given_out_by_dra(world):
+    serving(world, DRA)
+    world.gpu_holders = None
+    world.sockets = (SOCKET,)
+    world.settle(20)
+    assert world.node_api.choice.holders == DevicePluginHolders()
+
+
+def test_a_node_that_waits_for_pods_looks_as_often_beside_another_device_plugin(world):
+    serving(world, DEVICE_PLUGIN)
+    world.holders[DEVICE_PLUGIN], world.gpu_holders = (
+        HELD,
+        DevicePluginHolders(("default/train",), 1),
+    )
+    world.sockets, world.asked = (SOCKET,), DRA
+    world.settle(SETTLE_SECONDS * 6)
     assert world.node_api.choice.waits_for == HELD
-    world.holders[DEVICE_PLUGIN] = ()
-    world.settle(20)
-    assert world.node_api.choice.waits_for == ()
-    world.holders[DEVICE_PLUGIN] = None
-    world.settle(20)
-    assert world.node_api.choice.waits_for == ()
+    assert world.node_api.choice.holders == DevicePluginHolders(("default/train",), 1)
 
 
 def test_a_resource_of_ours_that_we_do_not_serve_is_of_another_plugin(tmp_path):

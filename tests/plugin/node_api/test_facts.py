@@ -16,6 +16,7 @@ from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plugin.node_api.facts import (
     ClusterFacts,
     ClusterFactsReader,
@@ -199,6 +200,26 @@ def test_a_record_that_cannot_be_read_may_hold_something_by_either(scene):
     for api in (DRA, DEVICE_PLUGIN):
         (name,) = scene.holders.names(api)
         assert "uid-lost" in name
+
+
+def test_beside_another_device_plugin_all_count_and_those_are_named_whose_pods_are_known(scene):
+    scene.known = (
+        record("train", pods=("by-a-claim",)),
+        allocated_record("GPU-1", pods=("old",)),
+        allocated_record("GPU-2"),
+    )
+    assert scene.holders.of_device_plugin() == DevicePluginHolders(("default/old",), 2)
+    uid = ref("lost").uid
+    scene.damaged = {uid: DamagedRecord(uid, Path("/x"), "it is not JSON")}
+    assert scene.holders.of_device_plugin() == DevicePluginHolders(("default/old",), 3)
+
+
+def test_who_has_gpus_is_not_known_while_some_that_the_kubelet_gave_out_may_be_missing(scene):
+    scene.known = (allocated_record("GPU-1", pods=("old",)),)
+    scene.allocations_known = False
+    assert scene.holders.of_device_plugin() is None
+    scene.allocations_known, scene.error = True, NodeError("the disk fails")
+    assert scene.holders.of_device_plugin() is None
 
 
 def test_a_claim_holds_from_its_allocation_on(server, scene):

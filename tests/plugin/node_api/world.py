@@ -6,6 +6,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.current import NodeApi
@@ -52,6 +53,7 @@ class World:
         self.asked: AllocationApi | None = AUTO
         self.cluster = cluster
         self.holders: dict[AllocationApi, tuple[str, ...] | None] = {DRA: (), DEVICE_PLUGIN: ()}
+        self.gpu_holders: DevicePluginHolders | None = DevicePluginHolders()
         self.sockets: tuple[str, ...] = ()
         self.foreign: dict[ResourceName, DeviceId] = {}
         self.kubelet = 0
@@ -73,6 +75,7 @@ class World:
             lambda: self.asked,
             self._look,
             self._holders,
+            lambda: self.gpu_holders,
             lambda: self.sockets,
             lambda: self.foreign,
             lambda: not self.slices and not self._is_published,
