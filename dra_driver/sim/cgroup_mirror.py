@@ -6,6 +6,7 @@ one would do.
 
 import errno
 import logging
+import os
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +57,9 @@ class CgroupMirror:
     def _remove_old(self, base: Path) -> None:
         """What an earlier process copied of *base*, and has gone since."""
         copies = {*self._copies.values()}
-        inside = (path for path in self._copies[base].rglob("*") if path.is_dir())
+        # os.walk passes over what goes meanwhile: another process mirrors the same, maybe.
+        levels = os.walk(self._copies[base])
+        inside = [Path(directory, name) for directory, names, _ in levels for name in names]
         for copy in sorted(inside, reverse=True):
             if copy not in copies:
                 self._remove(copy)

@@ -21,6 +21,8 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.events import Event as PodEvent
 from dra_driver.k8s.events import EventRecorder, PodRef
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from hack.testbed.cluster import Cluster
 from tests.deploy.chart import REPOSITORY
 from tests.deploy.policies import (
@@ -594,6 +596,8 @@ def test_the_check_before_an_uninstall_needs_no_more_than_its_own_account(
 ) -> None:
     said = {"type": GPUS_ALLOCATED_BY, "status": "True", "reason": "DevicePlugin"}
     status_of_node({"status": {"conditions": [said]}})(clients.admin, there)  # it lists pods then
+    use = DEVICE_PLUGIN_USES.encode(DevicePluginUse(ResourceNames())).decode()
+    metadata_of_node(annotations={DEVICE_PLUGIN_ANNOTATION: use})(clients.admin, there)
     command = [
         "uninstall-check",
         "--driver-name=unused.test",

@@ -1,6 +1,7 @@
 """A simulated node has the cgroups of the pods that a real kubelet makes."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -68,6 +69,30 @@ def test_two_processes_that_copy_the_same_are_not_in_each_others_way(tmp_path, m
 
     eventually(lambda: all((copy / "kubepods" / name / "dmem.max").exists() for name in names))
     eventually(lambda: not [path for path in copy.parent.iterdir() if path.name.startswith(".")])
+
+
+def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path, mirror):
+    (tmp_path / "real/kubepods").mkdir(parents=True)
+    (tmp_path / "real/cgroup.controllers").write_text("cpu\n")
+    copy = mirror()
+    pods = [copy / f"kubepods/pod{number}/1" for number in range(50)]
+    stop = threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            for pod in pods:
+                pod.mkdir(parents=True, exist_ok=True)
+            for pod in pods:
+                shutil.rmtree(pod.parent, ignore_errors=True)
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(30):
+            mirror()
+    finally:
+        stop.set()
+        other.join()
 
 
 def test_a_copy_in_which_another_process_put_something_stays(tmp_path, mirror, caplog):
