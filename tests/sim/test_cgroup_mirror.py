@@ -1,5 +1,6 @@
 """A simulated node has the cgroups of the pods that a real kubelet makes."""
 
+import contextlib
 import shutil
 import threading
 
@@ -81,7 +82,8 @@ def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path, mirror)
     def come_and_go():
         while not stop.is_set():
             for pod in pods:
-                pod.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # a mirror has removed its parent
+                    pod.mkdir(parents=True, exist_ok=True)
             for pod in pods:
                 shutil.rmtree(pod.parent, ignore_errors=True)
 
