@@ -40,7 +40,8 @@ def node(session_driver):
 
 @pytest.fixture
 def plugin(driver, tmp_path):
-    """Starts one: ``plugin("kill", 7)`` is killed before its seventh effect since it was armed."""
+    """Starts one: ``plugin("hold", 7)`` is held before its seventh effect since it was armed,
+    ``plugin("kill", file)`` is killed before the first one that is not in that file."""
     usual, places = driver.program, (tmp_path / "armed", tmp_path / "effects")
 
     def start(doing, number):
@@ -57,7 +58,7 @@ def plugin(driver, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others_are_left_alone(
-    cluster, kube, driver, profile, plugin
+    cluster, kube, driver, profile, plugin, tmp_path
 ):
     takes_names = minor(cluster.version) >= FIRST_WITH_NAMES
     with serving(driver, LIMITING):
@@ -68,9 +69,10 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
         before = traces(driver)
         driver.stop()
 
-        effects = []
+        effects, known = [], tmp_path / "known"
         for number in itertools.count(1):
-            armed, record = plugin("kill", number)
+            known.write_text("\n".join(effects))
+            armed, record = plugin("kill", known)
             is_served(kube, f"pod-{number - 1}")
             wait("what is left of it to go", lambda: traces(driver) == before, 70)
             armed.touch()
