@@ -152,17 +152,17 @@ def pids() -> list[int]:
 
 def program_name(pid: int) -> str:
     """The name of its program; a script has its interpreter in front."""
-    names = [os.path.basename(word) for word in _read(pid, "cmdline")[:3]]
+    names = [os.path.basename(word) for word in read_words(pid, "cmdline")[:3]]
     return next((name for name in names if name in (CONTROL, SERVER)), names[0])
 
 
 def pipe_of(pid: int) -> str:
     mark = f"{PIPE_DIRECTORY}="
-    settings = (entry for entry in _read(pid, "environ") if entry.startswith(mark))
+    settings = (entry for entry in read_words(pid, "environ") if entry.startswith(mark))
     return next(settings, "").removeprefix(mark)
 
 
-def _read(pid: int, file: str) -> list[str]:
+def read_words(pid: int, file: str) -> list[str]:
     """The words of a file of procfs; a process that has ended has an empty one."""
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace").split("\0")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hack.benchmark.usage import cpu_seconds, rss_mib
 from hack.container_image.build import build
 from hack.testbed.assets import DEFAULT_VERSION
 from hack.testbed.cluster import Cluster
@@ -20,7 +21,7 @@ from tests.e2e.kube import Kube, wait
 from tests.e2e.manifests import container, fraction, pod_of, request, template
 from tests.e2e.release import IMAGE, PLUGIN, Release
 from tests.gpu.cuda_image import CUDA_IMAGE, write_cuda_image
-from tests.gpu.programs import pids
+from tests.gpu.programs import pids, read_words
 from tests.gpu.rootfs import PROGRAM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -128,31 +129,14 @@ def asking(*questions):
     return f"exec {CLIENT} < <({lines}; sleep 200)"
 
 
-def proc(pid, name):
-    return Path(f"/proc/{pid}/{name}").read_text()
-
-
-def cmdline(pid):
-    try:
-        return proc(pid, "cmdline").split("\0")
-    except OSError:  # it has ended
-        return []
-
-
-def cpu_seconds(pid):
-    user, system = proc(pid, "stat").rpartition(") ")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def test_the_plugin_costs_next_to_nothing_while_nothing_happens(kubernetes, report):
-    (pid,) = [pid for pid in pids() if "kubelet-plugin" in cmdline(pid)]
+    (pid,) = [pid for pid in pids() if "kubelet-plugin" in read_words(pid, "cmdline")]
     time.sleep(IDLE_SECONDS)  # it has just started
     before = cpu_seconds(pid)
     time.sleep(IDLE_SECONDS)
     percent = 100 * (cpu_seconds(pid) - before) / IDLE_SECONDS
-    resident = next(line for line in proc(pid, "status").splitlines() if "VmRSS" in line)
 
-    report([f"{percent:.2f} % of a core, {resident}"])
+    report([f"{percent:.2f} % of a core, {rss_mib(pid)['all']:.0f} MiB resident"])
     assert percent < 0.8
 
 
