@@ -88,7 +88,8 @@ def not_enforced(kube: Kube) -> Iterator[None]:
         wait("the policy to rest", lambda: not denial(kube, written("ResourceClaim", {})), 30)
         yield
     finally:
-        metadata = {key: binding["metadata"][key] for key in ("name", "labels")}
+        # With the annotations: helm would leave behind what does not say whose release it is.
+        metadata = {key: binding["metadata"][key] for key in ("name", "labels", "annotations")}
         kube.apply({**binding, "metadata": metadata})
         wait_enforced(kube)
 
