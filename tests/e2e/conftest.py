@@ -18,7 +18,7 @@ from hack.testbed.kubelet_standin import process as standin
 from tests.e2e.device_plugin import RESOURCE_NAME, has_dra, needs_claims, wait_allocatable
 from tests.e2e.driver import LIMITING, NAMESPACE, Driver
 from tests.e2e.kube import NAMESPACES, Kube, wait
-from tests.e2e.release import IMAGE, RUNS, Release
+from tests.e2e.release import CRD, IMAGE, RUNS, Release
 
 PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
 LAYOUT_LABELS = ("nvidia.com/mig.config", "nvidia.com/mig.config.state")
@@ -88,7 +88,7 @@ def chart(cluster, kube):
         yield release
         release.uninstall("--no-hooks")
         # What helm keeps: a release of the next session's tests would leave it to this one.
-        kube.delete("CustomResourceDefinition", "nodeprofiles.resource.nvidia.com")
+        kube.delete("CustomResourceDefinition", CRD)
 
 
 @pytest.fixture(scope="session")

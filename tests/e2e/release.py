@@ -17,6 +17,7 @@ CHART = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu"
 NAME = "dra-driver-gpu"
 REPOSITORY, TAG = "dra.test/dra-driver-gpu", "e2e"
 IMAGE = f"{REPOSITORY}:{TAG}"
+CRD = "nodeprofiles.resource.nvidia.com"  # which an uninstall leaves
 RUNS = "dra.test/installed"  # the label of the node, while the DaemonSets have pods there
 PLUGIN, AGENT, CONTROLLER = "kubelet-plugin", "mps-agent", "controller"
 HTTP_PORT, MPS_HTTP_PORT, CONTROLLER_HTTP_PORT = 18080, 18081, 18082

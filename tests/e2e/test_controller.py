@@ -14,13 +14,13 @@ from tests.e2e.controllers import Controllers
 from tests.e2e.driver import NAMESPACE
 from tests.e2e.kube import wait
 from tests.e2e.profile_nodes import profile_nodes
+from tests.e2e.release import CRD
 
 WHOLE = [{"fractions": "Never"}]
 HALVES = [{"replicas": 2}]
 QUARTERS = [{"replicas": 4}]
 EIGHTHS = [{"replicas": 8}]
 FLEET, SMALL, OWN = "fleet", "small", "own"
-CRD = "nodeprofiles.resource.nvidia.com"
 
 
 @pytest.fixture(scope="module")

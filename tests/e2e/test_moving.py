@@ -20,7 +20,7 @@ from tests.e2e.conftest import restarts_api_server
 from tests.e2e.device_plugin import GPU, asking, has_dra, needs_claims, wait_allocatable
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod_of
-from tests.e2e.release import IMAGE, PLUGIN, REPOSITORY
+from tests.e2e.release import CRD, IMAGE, PLUGIN, REPOSITORY
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -161,6 +161,8 @@ def shell(cluster, kube, imported, chart, session_driver, tmp_path):
     session_driver.stop_all()
     session_driver.agent.stop()
     chart.uninstall("--no-hooks")
+    kube.delete("CustomResourceDefinition", CRD)  # helm keeps it, as an earlier test left it
+    kube.wait_gone("CustomResourceDefinition", CRD)
     session_driver.forget_token()  # its account is gone
     shell = Shell(cluster, kube, tmp_path, stand_in(cluster, tmp_path))
     shell.type(
