@@ -224,7 +224,7 @@ def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
     ]
     for which in {0, number // 2, number - 1}:
         mig_info = gpus[which].mig
-        for part in mig_info.profiles if which == 0 else mig_info.profiles[:1]:
+        for part in mig_info.profiles if number == 1 else mig_info.profiles[:1]:
             existing = instance(mig_info, part.name, part.placements[-1].start)
             changed = replace(gpus[which], mig=replace(mig_info, instances=(existing,)))
             node = [*gpus[:which], changed, *gpus[which + 1 :]]
