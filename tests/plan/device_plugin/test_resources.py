@@ -335,30 +335,32 @@ def test_lists_have_numa_nodes_each_by_itself():
 # The size of the kubelet's message.
 
 
-LITTLE_ROOM = MAX_LIST_BYTES // 20
+LONG = 2_000  # characters of a UUID: few devices fill a message
 
 
-@pytest.fixture
-def overfull(monkeypatch):
-    """Three GPUs, of which one fits into the kubelet's message, if that is a twentieth as long."""
-    monkeypatch.setattr(resources_module, "MAX_LIST_BYTES", LITTLE_ROOM)
-    return offer_of(gpu(0), gpu(1), gpu(2), replicas=1_500, limited=False)
+def long_gpu(minor):
+    return gpu(minor, uuid=f"GPU-{minor}-{'f' * LONG}")
+
+
+def overfull(replicas=1_100):
+    """Three GPUs, of which one fits into the kubelet's message."""
+    return offer_of(*map(long_gpu, range(3)), replicas=replicas, limited=False)
 
 
 @pytest.mark.point(131)
-def test_gpus_for_which_a_message_has_no_room_are_named_in_one_line_with_the_mend(overfull):
-    offered = resources(overfull, NAMES, ())
+def test_gpus_for_which_a_message_has_no_room_are_named_in_one_line_with_the_mend():
+    offered = resources(overfull(), NAMES, ())
 
     (resource,) = offered.resources
-    assert {uuid_of(device.id) for device in resource.devices} == {A}
+    assert {uuid_of(device.id) for device in resource.devices} == {long_gpu(0).uuid}
     assert offered.problems == (
         "gpu-1, gpu-2: the list of nvidia.com/gpu would be longer than the 4 MiB that the kubelet "
-        "takes; lower replicas to 984 at most",
+        "takes; lower replicas to 686 at most",
     )
-    assert message_bytes(resource) <= LITTLE_ROOM
-    mended = resources(offer_of(gpu(0), gpu(1), gpu(2), replicas=984, limited=False), NAMES, ())
+    assert message_bytes(resource) <= MAX_LIST_BYTES
+    mended = resources(overfull(686), NAMES, ())
     assert mended.problems == ()
-    assert message_bytes(mended.resources[0]) <= LITTLE_ROOM
+    assert message_bytes(mended.resources[0]) <= MAX_LIST_BYTES
 
 
 def test_of_one_gpu_as_many_replicas_are_listed_as_a_message_has_room_for():
@@ -394,12 +396,12 @@ def test_the_advice_on_too_many_replicas_of_instances_works_at_once():
     assert (mended.pending, problems_of(mended)) == ((), ())
 
 
-def test_what_is_held_of_a_gpu_without_room_stays_in_the_list(overfull):
-    held = given("nvidia.com/gpu", f"{gpu(2).uuid}::7")
+def test_what_is_held_of_a_gpu_without_room_stays_in_the_list():
+    held = given("nvidia.com/gpu", f"{long_gpu(2).uuid}::7")
 
-    (resource,) = resources(overfull, NAMES, (held,)).resources
+    (resource,) = resources(overfull(), NAMES, (held,)).resources
 
-    assert [d for d in resource.devices if uuid_of(d.id) == gpu(2).uuid] == [
+    assert [d for d in resource.devices if uuid_of(d.id) == long_gpu(2).uuid] == [
         ListedDevice(held.ids[0], True, 0)
     ]
 
