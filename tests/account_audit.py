@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hack.testbed.assets import DEFAULT_VERSION
 from hack.testbed.audit import ApiRequest, read_requests
 from hack.testbed.layout import default_layout
 from hack.testbed.state import load_state
-from tests.deploy.chart import RENDER_GOLDEN, helm
+from tests.deploy.chart import RENDER_GOLDEN, documents, helm
 
 END_TO_END = Path(__file__).parent / "e2e"
 MARK = "refused"
@@ -193,7 +192,7 @@ class AccountAudit:
             self._findings = examine(requests, self._provoked)
 
     def _judge_rights(self) -> None:
-        rights = rights_of_chart(yaml.safe_load_all(helm(*RENDER_GOLDEN).stdout))
+        rights = rights_of_chart(documents(helm(*RENDER_GOLDEN).stdout))
         self._problems += [
             f"never used: {right}; take it out of the chart, or have a test use it"
             for right in unused_rights(self._findings, rights)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hack.testbed.audit import ApiRequest
 from tests.account_audit import (
@@ -16,7 +15,7 @@ from tests.account_audit import (
     rights_of_chart,
     unused_rights,
 )
-from tests.deploy.chart import GOLDEN, REPOSITORY
+from tests.deploy.chart import GOLDEN, REPOSITORY, documents
 
 PLUGIN = "dra-driver-gpu-kubelet-plugin"
 
@@ -84,7 +83,7 @@ def test_a_marked_test_explains_refusals_of_what_it_names_while_it_runs(
 
 
 def test_every_right_of_the_chart_has_to_be_used() -> None:
-    rights = rights_of_chart(yaml.safe_load_all(GOLDEN.read_text()))
+    rights = rights_of_chart(documents(GOLDEN.read_text()))
     asked = [
         request(right, f"dra-driver-gpu-{account}")
         for account, rights_of_account in rights.items()

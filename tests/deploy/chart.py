@@ -31,13 +31,18 @@ RENDER_GOLDEN = (
 
 
 def values() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-    return document
+    [document] = documents((CHART / "values.yaml").read_text())
+    return dict(document)
 
 
 def schema() -> dict[str, Any]:
     document: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
     return document
+
+
+def documents(text: str) -> list[Any]:
+    """Those of a text in YAML, by libyaml, which takes a tenth of the time for a whole chart."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def objects(rendered: str) -> dict[str, Any]:
@@ -46,9 +51,9 @@ def objects(rendered: str) -> dict[str, Any]:
     controller, those that `helm uninstall` makes, and the policies on nodes and their status, on
     the status of claims, on events, on revisions and on configurations, with their bindings;
     DeviceClasses by name."""
-    documents = [document for document in yaml.safe_load_all(rendered) if document]
-    rendered_objects = {_key(document): document for document in documents}
-    assert len(rendered_objects) == len(documents)
+    rendered_documents = documents(rendered)
+    rendered_objects = {_key(document): document for document in rendered_documents}
+    assert len(rendered_objects) == len(rendered_documents)
     return rendered_objects
 
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from api.names import CLEAR_FAULTS_ANNOTATION, RELEASE_ANNOTATION, REVISION_PROFILE_LABEL
 from dra_driver.base.errors import NotFound
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.api import APPLY_PATCH
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from hack.testbed.cluster import Cluster
-from tests.deploy.chart import CHART, helm
+from tests.deploy.chart import CHART, documents, helm
 from tests.deploy.installed import as_account
 from tests.waiting import eventually
 
@@ -150,9 +148,8 @@ def cluster_objects() -> list[Document]:
     rendered = helm("template", NAME, str(CHART), *options).stdout
     return [
         document
-        for document in yaml.safe_load_all(rendered)
-        if document
-        and document["kind"] in PATHS
+        for document in documents(rendered)
+        if document["kind"] in PATHS
         and not document["metadata"]["name"].endswith(("-mps-agent", "-claim-configs"))
     ]
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ from dra_driver.model.node_profiles import NodeFailure, ProfileCondition, Profil
 from dra_driver.plan.profiles.objects import status_document
 from dra_driver.plan.profiles.rules import decode_profile
 from hack.testbed.cluster import Cluster
-from tests.deploy.chart import GOLDEN
+from tests.deploy.chart import GOLDEN, documents
 from tests.deploy.installed import run
 from tests.fakes.judged_profiles import OTHERWISE_SPELLED, RIGHT, WRONG, Entries
 from tests.waiting import eventually
@@ -41,9 +40,7 @@ def api(cluster: Cluster) -> Iterator[ApiClient]:
     client = ApiClient(load_kubeconfig(cluster.kubeconfig))
     golden = GOLDEN.read_text().replace(f"nodeprofiles.{CONFIG_GROUP}", f"nodeprofiles.{GROUP}")
     [definition] = [
-        document
-        for document in yaml.safe_load_all(golden)
-        if document and document["kind"] == "CustomResourceDefinition"
+        document for document in documents(golden) if document["kind"] == "CustomResourceDefinition"
     ]
     definition["spec"]["group"] = GROUP
     client.create(DEFINITIONS, definition)

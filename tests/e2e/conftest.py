@@ -44,9 +44,9 @@ NEW = "00000000-0000-4000-8000-00000000000b"
 
 
 def pytest_collection_modifyitems(items):
-    directory = Path(__file__).parent
+    directory = f"{Path(__file__).parent}/"
     for item in items:
-        if directory in item.path.parents:
+        if str(item.path).startswith(directory):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(300))
 

@@ -31,7 +31,7 @@ _RESET = ("a30", "a100")  # boards that change their mode with a reset only
 @functools.cache
 def boards() -> Mapping[str, tuple[MigProfile, ...]]:
     """The profiles of every board, by its name."""
-    documents = yaml.safe_load(_FILE.read_text())
+    documents = yaml.load(_FILE.read_text(), yaml.CSafeLoader)
     return {
         board: tuple(sorted((_profile(*row) for row in rows.items()), key=lambda p: p.number))
         for board, rows in documents.items()
