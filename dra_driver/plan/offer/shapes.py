@@ -178,8 +178,9 @@ def _replica(
 
 def held_shape(shape: Shape, rules: Rules) -> Shape:
     """The *shape* of what a claim holds, for the next claim: where MPS is not possible any more, no
-    cores are reserved for a claim that does not ask for them, or it would be refused."""
-    if SharingStrategy.MPS in rules.strategies:
+    cores are reserved for a claim that does not ask for them, or it would be refused. A profile
+    that does not allow MPS any more changes nothing of a GPU in use."""
+    if not rules.without_mps:
         return shape
     match shape:
         case Fractional():

@@ -285,8 +285,8 @@ def _strategy(
 ) -> SharingStrategy:
     if sharing is not None:
         return SharingStrategy(sharing.strategy)
-    possible = amount.cores and SharingStrategy.MPS in device.rules.strategies
-    if reserves or possible:
+    possible = SharingStrategy.MPS in device.rules.strategies or _reserves_cores(device.shape)
+    if reserves or (amount.cores and possible):
         return SharingStrategy.MPS
     # Replicas under MPS reserve cores. Others of this GPU are held since before its profile said
     # MPS, which could promise nothing beside them: the GPU follows once it is free.
@@ -295,6 +295,15 @@ def _strategy(
         if isinstance(device.shape, Replica)
         else device.rules.default_strategy
     )
+
+
+def _reserves_cores(shape: Shape) -> bool:
+    """Whether everyone on the GPU has a part of its cores, as replicas have that share by MPS."""
+    match shape:
+        case Fractional(cores_default=cores) | Replica(cores=cores):
+            return bool(cores)
+        case _:
+            return False
 
 
 def _reserves(allocation: AllocationResult, amount: Amount, device: Device) -> str:

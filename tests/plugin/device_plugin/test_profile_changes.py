@@ -8,6 +8,7 @@ from tests.fakes.allocations import AllocationWorld, profile_of, replica
 BY_MPS = {"replicas": 4, "default_strategy": SharingStrategy.MPS}
 ONLY_BY_MPS = {**BY_MPS, "strategies": (SharingStrategy.MPS,)}
 BY_TURNS = {"replicas": 4, "limited": False}
+ONLY_BY_TURNS = {**BY_TURNS, "strategies": (SharingStrategy.TIME_SLICING,)}
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ BY_TURNS = {"replicas": 4, "limited": False}
         pytest.param(BY_TURNS, BY_MPS, id="to MPS"),
         pytest.param(BY_TURNS, ONLY_BY_MPS, id="to MPS, which alone is allowed"),
         pytest.param(BY_MPS, BY_TURNS, id="from MPS"),
+        pytest.param(BY_MPS, ONLY_BY_TURNS, id="from MPS, which is not allowed any more"),
     ],
 )
 def test_as_long_as_a_gpu_is_in_use_its_next_pods_share_it_as_the_others_do(
@@ -32,14 +34,14 @@ def test_as_long_as_a_gpu_is_in_use_its_next_pods_share_it_as_the_others_do(
     world.admit("elsewhere", replica(0, 1))
 
     assert is_under_mps(world, replica(1)) == (before is BY_MPS)
-    assert is_under_mps(world, replica(0, 1)) == (after is not BY_TURNS)
+    assert is_under_mps(world, replica(0, 1)) == ("limited" not in after)
     for name in ("old", "new"):
         world.end(name)
     world.reconciler.look()
     world.now += 60
     world.reconciler.look()
     world.admit("last", replica(1))
-    assert is_under_mps(world, replica(1)) == (after is not BY_TURNS)
+    assert is_under_mps(world, replica(1)) == ("limited" not in after)
 
 
 def is_under_mps(world, *ids):
