@@ -6,7 +6,7 @@ look.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
@@ -17,10 +17,10 @@ _MOST_SECONDS: Final = 600.0  # between two times
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A GPU that has answered."""
+class _EnergyRead:
+    """The newest answer of a GPU."""
 
-    waits: Backoff
+    backoff: Backoff
     again_at: float
     energy_mj: int | None
 
@@ -31,7 +31,7 @@ class EnergyReads:
 
     def __init__(self, first_seconds: float) -> None:
         self._first_seconds = first_seconds
-        self._asked: dict[GpuUuid, _Asked] = {}
+        self._reads: dict[GpuUuid, _EnergyRead] = {}
 
     def due(
         self, gpus: Iterable[GpuUuid], sick: Collection[GpuUuid], now: float
@@ -40,17 +40,19 @@ class EnergyReads:
         return frozenset(
             gpu
             for gpu in gpus
-            if gpu in sick or (asked := self._asked.get(gpu)) is None or now >= asked.again_at
+            if gpu in sick or (read := self._reads.get(gpu)) is None or now >= read.again_at
         )
 
     def answered(self, readings: Iterable[HealthReading], now: float) -> None:
-        """What those said that were asked. One that was reset begins anew."""
+        """What those answered that were asked. One that was reset begins anew; that a sick one was
+        asked more often does not make the next wait longer."""
         for reading in readings:
-            asked, energy = self._asked.get(reading.gpu), reading.energy_mj
-            was_reset = asked is not None and (energy or 0) < (asked.energy_mj or 0)
-            if asked is None or was_reset:
-                waits = Backoff(self._first_seconds, _MOST_SECONDS)
+            read, energy = self._reads.get(reading.gpu), reading.energy_mj
+            if read is None or (energy or 0) < (read.energy_mj or 0):
+                backoff = Backoff(self._first_seconds, _MOST_SECONDS)
+                read = _EnergyRead(backoff, now + backoff.next_seconds(), energy)
+            elif now >= read.again_at:
+                read = replace(read, again_at=now + read.backoff.next_seconds(), energy_mj=energy)
             else:
-                waits = asked.waits
-            again_at = now + waits.next_seconds()
-            self._asked[reading.gpu] = _Asked(waits, again_at, energy)
+                read = replace(read, energy_mj=energy)
+            self._reads[reading.gpu] = read

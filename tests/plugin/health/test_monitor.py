@@ -15,6 +15,7 @@ from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.health import Effect, GpuEvent, HealthReading, HealthRules, Problem
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plan.health.state import after_release, cleared
+from dra_driver.plugin.health.energy import EnergyReads
 from tests.builders import gpu, gpu_uuid
 from tests.fakes.disk import FailingCalls, small_disk
 from tests.fakes.mig import H100, ONE, instance, partition
@@ -229,6 +230,24 @@ def test_the_energy_of_a_sick_gpu_is_asked_for_at_every_look(world):
 
     assert all(gpu_uuid(0) in gpus for gpus in asked)
     assert {gpu_uuid(0)} in asked
+
+
+def test_a_gpu_that_was_asked_often_while_it_was_sick_is_asked_no_less_often_after_it():
+    gpu, reads = gpu_uuid(0), EnergyReads(30.0)
+    for now in range(0, 250, 10):
+        assert reads.due([gpu], [gpu], now) == {gpu}
+        reads.answered([HealthReading(gpu, energy_mj=now + 1)], now)
+
+    asked = [now for now in range(250, 2000, 10) if is_asked(reads, gpu, now)]
+
+    assert asked == [450, 930, 1530]
+
+
+def is_asked(reads, gpu, now):
+    if reads.due([gpu], [], now):
+        reads.answered([HealthReading(gpu, energy_mj=now + 1)], now)
+        return True
+    return False
 
 
 def test_a_reset_of_a_gpu_that_was_well_for_long_and_then_fell_silent_is_seen(world):
