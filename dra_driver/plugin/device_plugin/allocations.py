@@ -231,7 +231,7 @@ class Allocations:
             pods, unknown = self._find_pods(allocation)
             try:
                 if deadline.expired:
-                    raise TimedOut(_found_too_late(allocation, deadline, unknown))
+                    raise TimedOut(_found_too_late(allocation, deadline))
                 record = self.prepare_again(allocation, deadline)
                 self._wait_for_others(allocation, pods, deadline)
                 if pods:
@@ -241,8 +241,9 @@ class Allocations:
                 else:
                     self._start_for_nobody(record, unknown)
             except DriverError as e:
-                self._tell(pods, allocation, e)
-                raise
+                error = TimedOut(f"{e}: {unknown}") if unknown and isinstance(e, TimedOut) else e
+                self._tell(pods, allocation, error)
+                raise error from e.__cause__
 
     def prepare_again(self, allocation: DeviceAllocation, deadline: Deadline) -> ClaimRecord:
         """See to it that all is there that the kubelet was answered, whatever became of it."""
@@ -415,10 +416,8 @@ def _text(allocation: DeviceAllocation) -> str:
     return f"{allocation.resource} {', '.join(allocation.ids)}"
 
 
-def _found_too_late(allocation: DeviceAllocation, deadline: Deadline, unknown: str) -> str:
-    """*unknown*: why the pod is not known; empty: it is."""
-    late = f"{_text(allocation)}: finding its pod took more than {deadline.seconds:.3g} s"
-    return f"{late}: {unknown}" if unknown else late
+def _found_too_late(allocation: DeviceAllocation, deadline: Deadline) -> str:
+    return f"{_text(allocation)}: finding its pod took more than {deadline.seconds:.3g} s"
 
 
 def _shared_text(allocation: DeviceAllocation, record: ClaimRecord) -> str:

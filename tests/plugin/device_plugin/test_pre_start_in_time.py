@@ -185,6 +185,20 @@ def test_a_call_that_has_no_time_left_says_what_took_it(tmp_path, api_down, why)
     assert str(refused.value) == took + why
 
 
+def test_a_call_that_searched_for_most_of_its_time_says_why_when_it_ends_later(tmp_path):
+    world = AllocationWorld(tmp_path, replicas=4)
+    world.admit("train", replica(0))
+    world.pre_start_seconds = 0.6
+    world.start()
+    world.before_pods, world.api_down = lambda: time.sleep(0.3), True
+
+    with (
+        working_on_the_claim(world),
+        pytest.raises(TimedOut, match=r"still being worked on.*: the API server does not tell of"),
+    ):
+        world.allocations.pre_start(GPU, [replica(0)])
+
+
 def test_a_call_that_has_no_time_left_says_so_where_the_kubelet_names_no_pod(tmp_path):
     world = AllocationWorld(tmp_path, replicas=4)
     world.allocate(replica(0))
