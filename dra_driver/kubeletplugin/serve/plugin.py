@@ -72,6 +72,7 @@ class KubeletPlugin:
         self._sockets = {paths.service: 0o750, paths.registration: 0o755}
         self._servers: list[PluginServer] = []
         self._answered_at = float("-inf")  # when we began to ask ourselves, and all was well
+        self._changed_at = float("-inf")  # until then our sockets were others
         self._stop = threading.Event()
         self._changes = DirectoryChanges(inotify.NAMES)
         self._watch = threading.Thread(target=self._run, name="kubelet", daemon=True)
@@ -112,7 +113,8 @@ class KubeletPlugin:
             )
         began = time.monotonic()
         are_in_place = all(server.in_place for server in tuple(self._servers))
-        if are_in_place and began < self._answered_at + self._times.check_seconds:
+        is_of_these = self._answered_at > self._changed_at
+        if are_in_place and is_of_these and began < self._answered_at + self._times.check_seconds:
             return
         probes.check_plugin_sockets(self._paths, timeout_seconds)
         self._answered_at = began
@@ -120,8 +122,8 @@ class KubeletPlugin:
     def _serve(self, sockets: Mapping[Path, int]) -> None:
         server = PluginServer(self._handlers, self._threads)
         server.open(sockets, self._times.patience_seconds)
-        self._answered_at = float("-inf")
         self._servers.append(server)
+        self._changed_at = time.monotonic()
 
     def _run(self) -> None:
         try:
@@ -159,7 +161,7 @@ class KubeletPlugin:
         healed = False
         for server in tuple(self._servers):
             if lost := server.lost():
-                self._answered_at = float("-inf")  # until they are served again
+                self._changed_at = float("inf")  # until they are served again
             for path in lost:
                 log.warning("somebody deleted our socket: serving anew", extra={"path": str(path)})
             if self._paths.registration in lost:
