@@ -94,7 +94,9 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     foreign = {name: id_ for name, id_ in registered.items() if name in facts.allocatable}
     ledger = settings.ledger_dir / boot_id(settings.host_root)
     claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
-    holders = Holders(lambda: (), lambda: read_ledger_directory(ledger), claims, lambda: True)
+    holders = Holders(
+        lambda: (), lambda: read_ledger_directory(ledger), claims, lambda: True, lambda: ()
+    )
     return NodeApiFacts(
         asked=profile.api if profile else None,
         dra_served=facts.dra_served,

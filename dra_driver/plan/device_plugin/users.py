@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.k8s.pods import KubeletPod, NodePod, PodSpec
 from dra_driver.kubeletplugin.device_plugin.resources import (
@@ -21,6 +21,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 )
 from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord, DeviceAllocation
+from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.mps.containers import mps_tenants_of, tenant_problems
 
@@ -80,7 +81,11 @@ def _allocated_pod(
 
 def names_files_of(answer: ContainerResponse, record: ClaimRecord) -> bool:
     """Whether it was answered file by file, and by us: another device plugin may have been here."""
-    return any(record.claim.uid in mount.host_path for mount in answer.mounts)
+    return _mounts_files_of(answer, record.claim.uid)
+
+
+def _mounts_files_of(answer: ContainerResponse, uid: ClaimUid) -> bool:
+    return any(uid in mount.host_path for mount in answer.mounts)
 
 
 def needs_pod(record: ClaimRecord) -> bool:
@@ -200,6 +205,24 @@ def have_gone(record: ClaimRecord, named: Collection[PodUid], pods: Pods | None)
     return not any(_lives(uid, pods) for uid in had)
 
 
+def given_by_us(
+    containers: Iterable[AllocatedContainer], records: Iterable[ClaimRecord], beside_other: bool
+) -> tuple[AllocatedContainer, ...]:
+    """Those of *containers* whose devices this driver gave. Another device plugin lists the same
+    ids; but what we answer names the allocation. Where the kubelet does not say what was answered,
+    what is recorded counts, and the rest unless another plugin is there (*beside_other*)."""
+    recorded = {record.allocation for record in records}
+
+    def is_ours(container: AllocatedContainer) -> bool:
+        allocation, answer = allocation_of(container), container.answer
+        if answer is None:
+            return not beside_other or allocation in recorded
+        uid = allocation_uid(allocation)
+        return _mounts_files_of(answer, uid) or any(uid in name for name in answer.cdi_names)
+
+    return tuple(filter(is_ours, containers))
+
+
 def unrecorded(
     containers: Iterable[AllocatedContainer],
     records: Iterable[ClaimRecord],
@@ -217,11 +240,28 @@ def held_allocations(
 ) -> frozenset[DeviceAllocation]:
     """What containers have of our resources, without those of pods that have ended. The kubelet
     goes on to say what these had, until it gives something out again."""
-    return frozenset(
-        allocation_of(each)
+    return frozenset(map(allocation_of, _holding(containers, pods, names)))
+
+
+def holding_pods(
+    containers: Iterable[AllocatedContainer], pods: Pods | None, names: ResourceNames
+) -> tuple[str, ...]:
+    """The pods of the same, for people to read; sorted."""
+    uids = {each.pod for each in _holding(containers, pods, names)}
+    named = ((uid, (pods or {}).get(uid)) for uid in uids)
+    return tuple(
+        sorted(f"pod {pod.namespace}/{pod.pod.name}" if pod else f"pod {uid}" for uid, pod in named)
+    )
+
+
+def _holding(
+    containers: Iterable[AllocatedContainer], pods: Pods | None, names: ResourceNames
+) -> Iterator[AllocatedContainer]:
+    return (
+        each
         for each in containers
         if names.include(each.resource)
-        and all(map(_is_own_id, each.ids))  # not what another device plugin gave
+        and all(map(_is_own_id, each.ids))  # not what another device plugin alone lists
         and (pods is None or _lives(each.pod, pods))
     )
 

@@ -22,8 +22,10 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     Pods,
     Use,
+    given_by_us,
     have_gone,
     held_allocations,
+    holding_pods,
     pods_with,
     uids_with,
     unrecorded,
@@ -75,9 +77,11 @@ class AllocationReconciler:
         self._missing_since: dict[ClaimUid, tuple[float, frozenset[PodUid]]] = {}
         self._again_at: float | None = None  # when something will have been missing for long enough
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
+        self.others: tuple[str, ...] = ()  # pods that have GPUs by another device plugin, then
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
-        self.knows_all = False  # the last look saw all that containers have, and it is recorded
+        # The last look saw all that containers have, and what this driver gave of that is recorded.
+        self.knows_all = False
         self.mended = 0  # how often something was put right
 
     def look_often(self) -> None:
@@ -87,9 +91,11 @@ class AllocationReconciler:
     def look(self) -> float | None:
         """One look; the seconds until the next. NodeError: nothing is known now."""
         state = self._api.state(AllocationApi.DEVICE_PLUGIN)
-        self.knows_all = False
         try:
             return self._look(state)
+        except BaseException:
+            self.knows_all = False
+            raise
         finally:
             self._note_ready(state)
 
@@ -100,6 +106,7 @@ class AllocationReconciler:
 
     def _look(self, state: ApiState) -> float | None:
         if state is ApiState.OFF and not self._recorded():
+            self.knows_all = False
             return UNTIL_WOKEN
         containers, pods = self._containers_and_pods()
         self._note_ready(state)  # to prepare something again can take long
@@ -135,7 +142,15 @@ class AllocationReconciler:
         containers = self._pods.containers()
         pods = self._pods.pods() if containers or self._recorded() else {}
         self.held = held_allocations(containers, pods, self._names)
-        return containers, pods
+        ours = self._given_by_us(containers)
+        theirs = [each for each in containers if each not in ours]
+        self.others = holding_pods(theirs, pods, self._names)
+        return ours, pods
+
+    def _given_by_us(
+        self, containers: Sequence[AllocatedContainer]
+    ) -> Sequence[AllocatedContainer]:
+        return given_by_us(containers, self._recorded(), bool(self._api.choice.other_plugin))
 
     def _forget_damaged(self, missing: Collection[ClaimUid]) -> None:
         """Of a record that cannot be read nothing is known but the devices that containers have:
@@ -221,7 +236,7 @@ class AllocationReconciler:
         facts = {"claim": str(record.claim), "ids": list(allocation.ids)}
 
         def gone() -> bool:  # the kubelet may have given it to a new pod meanwhile
-            return uids_with(allocation, self._pods.containers()) <= ended
+            return uids_with(allocation, self._given_by_us(self._pods.containers())) <= ended
 
         try:
             taken = self._preparer.take_back_if(record.claim, gone)

@@ -121,14 +121,17 @@ class Holders:
         recorded: Callable[[], Records],
         claims: ClaimReader,
         allocations_known: Callable[[], bool],
+        others: Callable[[], tuple[str, ...]],
     ) -> None:
         """*records*: what this process knows. *recorded*: what is on the disk, also by another
-        process of ours. *allocations_known*: whether the ledger has all that the kubelet gave out
-        by the device-plugin API."""
+        process of ours. *allocations_known*: whether the ledger has all of ours that the kubelet
+        gave out by the device-plugin API. *others*: pods that have GPUs by another device plugin,
+        as was known then."""
         self._records = records
         self._recorded = recorded
         self._claims = claims
         self._allocations_known = allocations_known
+        self._others = others
 
     def names(self, api: AllocationApi) -> tuple[str, ...] | None:
         """Pods and claims, by name; None: it is not known now. The cluster's claims are listed only
@@ -139,6 +142,8 @@ class Holders:
         records, damaged = known
         names = [*holder_names(records.values(), api)]
         names += (f"the claim with UID {uid}, whose record cannot be read" for uid in damaged)
+        if api is AllocationApi.DEVICE_PLUGIN:
+            names += self._others()
         if names:
             return tuple(names)
         if api is AllocationApi.DEVICE_PLUGIN:
@@ -150,7 +155,8 @@ class Holders:
             return None
 
     def of_device_plugin(self) -> DevicePluginHolders | None:
-        """Who has GPUs by the device-plugin API; None: not all of them are known now."""
+        """Who has GPUs of this driver by the device-plugin API; None: not all of them are known
+        now."""
         known = self._known() if self._allocations_known() else None
         return device_plugin_holders(known[0].values(), len(known[1])) if known else None
 

@@ -164,6 +164,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         lambda: read_ledger_directory(ledger_directory),
         parts.claims,
         lambda: parts.allocations_known(),
+        lambda: parts.pods_of_others(),
     )
 
     def asked() -> AllocationApi | None:

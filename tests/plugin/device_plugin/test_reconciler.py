@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
+    ContainerResponse,
     DeviceId,
     ResourceName,
 )
@@ -20,6 +22,7 @@ from tests.fakes.allocations import (
     DRAINING,
     GPU,
     OFF,
+    ON,
     AllocationWorld,
     node_pod,
     profile_of,
@@ -339,6 +342,96 @@ def test_it_is_known_that_nobody_else_has_anything_only_where_that_was_seen(worl
     with pytest.raises(NodeError):
         look(world)
     assert not world.reconciler.knows_all
+
+
+def test_what_is_known_stays_known_while_a_look_takes_long(world):
+    world.admit("train", replica(0))
+    look(world)
+    known = []
+    world.before_pods = lambda: known.append(world.reconciler.knows_all)
+
+    look(world)
+
+    assert known == [True]
+
+
+OTHER_PLUGIN = replace(DRAINING, other_plugin="another device plugin is here")
+THEIRS = ContainerResponse(env=(("NVIDIA_VISIBLE_DEVICES", whole(1)),))  # what NVIDIA's answers
+
+
+def give_by_another_plugin(world, name, id_, answer=THEIRS):
+    world.node_pods[PodUid(f"uid-{name}")] = node_pod(name)
+    world.containers.append(
+        AllocatedContainer(PodUid(f"uid-{name}"), "main", GPU, (id_,), answer),
+    )
+
+
+@pytest.mark.parametrize("id_", [whole(1), DeviceId("GPU-gone")])
+@pytest.mark.parametrize("choice", [OTHER_PLUGIN, ON], ids=["beside it", "after it"])
+def test_what_another_device_plugin_gave_is_never_recorded_and_all_of_ours_is_known(
+    tmp_path, choice, id_
+):
+    world = AllocationWorld(tmp_path)
+    world.admit("ours", whole(0))
+    world.choice.set(choice)
+    give_by_another_plugin(world, "theirs", id_)
+
+    for _ in range(3):
+        look(world, 60)
+
+    assert [record.allocation for record in world.ledger.records()] == [allocated(whole(0))]
+    assert world.reconciler.knows_all
+    assert world.reconciler.others == ("pod ml/theirs",)
+    assert allocated(id_) in world.reconciler.held, "it does not leave a list"
+    world.end("theirs", deleted=False)
+    look(world)
+    assert world.reconciler.others == ()
+
+
+@pytest.mark.parametrize("takes_names", [True, False])
+def test_what_we_gave_counts_beside_another_device_plugin_and_is_recovered(tmp_path, takes_names):
+    """By what the kubelet was answered, by CDI names or file by file."""
+    world = AllocationWorld(tmp_path)
+    world.takes_names = takes_names
+    world.admit("kept", whole(0))
+    world.admit("lost", whole(1))
+    world.preparer.take_back_if(world.recorded(whole(1)).claim, lambda: True)
+    world.choice.set(OTHER_PLUGIN)
+
+    for _ in range(3):
+        look(world, 60)
+
+    assert (world.pods_of(whole(0)), world.pods_of(whole(1))) == (["kept"], ["lost"])
+    assert world.reconciler.others == ()
+
+
+def test_a_gpu_that_another_device_plugin_gave_out_next_is_no_longer_that_of_our_record(tmp_path):
+    world = AllocationWorld(tmp_path)
+    world.admit("train", whole(1))
+    world.run("train", whole(1))
+    world.choice.set(OTHER_PLUGIN)
+    world.end("train")
+    give_by_another_plugin(world, "theirs", whole(1))
+
+    look(world)
+    assert world.pods_of(whole(1)) == ["train"]
+    look(world, 15)
+
+    assert everything_is_gone(world)
+
+
+@pytest.mark.parametrize(("choice", "expected"), [(ON, ["train"]), (OTHER_PLUGIN, [])])
+def test_where_nobody_says_who_gave_it_what_is_not_recorded_is_ours_unless_another_plugin_is_there(
+    tmp_path, choice, expected
+):
+    world = AllocationWorld(tmp_path)
+    world.choice.set(choice)
+    give_by_another_plugin(world, "train", whole(1), answer=None)
+
+    look(world)
+
+    assert world.pods_of(whole(1)) == expected
+    assert world.reconciler.knows_all
 
 
 class UsersWhileTheKubeletGoesOn(FakeUsers):

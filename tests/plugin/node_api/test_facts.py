@@ -158,10 +158,15 @@ class HolderScene:
         self.on_disk = {}
         self.damaged = {}
         self.allocations_known = True
+        self.others = ()
         self.error = None
         claims = ClaimReader(ResourceApi(client), CLASS, "node-1")
         self.holders = Holders(
-            lambda: self.known, self.recorded, claims, lambda: self.allocations_known
+            lambda: self.known,
+            self.recorded,
+            claims,
+            lambda: self.allocations_known,
+            lambda: self.others,
         )
 
     def recorded(self):
@@ -220,6 +225,15 @@ def test_who_has_gpus_is_not_known_while_some_that_the_kubelet_gave_out_may_be_m
     assert scene.holders.of_device_plugin() is None
     scene.allocations_known, scene.error = True, NodeError("the disk fails")
     assert scene.holders.of_device_plugin() is None
+
+
+def test_pods_of_another_device_plugin_hold_gpus_and_have_none_of_this_driver(scene):
+    scene.others = ("pod ml/theirs",)
+    assert scene.holders.names(DEVICE_PLUGIN) == ("pod ml/theirs",)
+    assert scene.holders.names(DRA) == ()
+    scene.known = (allocated_record("GPU-1", pods=("old",)),)
+    assert scene.holders.names(DEVICE_PLUGIN) == ("pod default/old", "pod ml/theirs")
+    assert scene.holders.of_device_plugin() == DevicePluginHolders(("default/old",), 1)
 
 
 def test_a_claim_holds_from_its_allocation_on(server, scene):
