@@ -234,27 +234,6 @@ def test_what_a_pod_had_that_has_ended_is_held_no_more():
     }
 
 
-@pytest.mark.parametrize(
-    ("had", "named", "known", "gone"),
-    [
-        ("a", "a", "", True),
-        ("a", "", "", True),
-        ("ab", "a", "", True),
-        ("a", "a", "a", False),
-        ("ab", "a", "b", False),
-        ("a", "b", "", False),  # it may be too new to be seen
-        ("", "", "", False),  # nobody is known to have had it
-    ],
-)
-def test_pods_have_gone_where_none_lives_and_the_kubelet_names_no_other(had, named, known, gone):
-    users = [node_pod(name).pod for name in had]
-    uids = {node_pod(name).pod.uid for name in named}
-    known_pods = pods(*map(node_pod, known))
-
-    assert have_gone(record("x", pods=tuple(users)), uids, known_pods) is gone
-    assert not have_gone(record("x", pods=tuple(users)), uids, None)
-
-
 def test_what_another_device_plugin_gave_as_our_resource_is_nothing_that_we_look_after():
     theirs = AllocatedContainer(PodUid("uid-b"), "main", ResourceName(GPU), (DeviceId("vgpu-1"),))
     containers = [container("a", "0"), theirs]
@@ -351,6 +330,8 @@ def test_a_record_takes_the_namespace_of_its_pod_and_is_known_by_its_resource():
         pytest.param(["a"], [], ["b"], True, id="the kubelet has it back"),
         pytest.param(["a"], [], ["a"], False, id="the kubelet has forgotten a pod that is there"),
         pytest.param(["a"], ["b"], [], False, id="another pod has it, which may be known soon"),
+        pytest.param(["a", "b"], ["a"], [], True, id="both pods that had it are gone"),
+        pytest.param(["a", "b"], ["a"], ["b"], False, id="one of the two is there"),
         pytest.param([], [], [], False, id="nobody was ever known to have it"),
         pytest.param(["a"], [], None, False, id="the API server does not tell"),
     ],
