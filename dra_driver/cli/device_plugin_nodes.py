@@ -15,6 +15,9 @@ from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from dra_driver.plan.node_api import OTHER_DEVICE_PLUGIN, asks_for_ours
+from dra_driver.plan.node_conditions import bounded
+
+_PROBLEM_ROOM = 200  # characters: anybody who can patch the Node writes part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,13 @@ def device_plugin_node(node: Document) -> DevicePluginNode | None:
         return DevicePluginNode(name, is_ours, None, "it is missing")
     try:
         text = str(annotations[DEVICE_PLUGIN_ANNOTATION]).encode(errors="replace")
-        return DevicePluginNode(name, is_ours, DEVICE_PLUGIN_USES.decode(text))
+        use = DEVICE_PLUGIN_USES.decode(text)
     except Undecodable as e:
-        return DevicePluginNode(name, is_ours, None, str(e))
+        problem = bounded(" ".join(str(e).split()), _PROBLEM_ROOM)
+        return DevicePluginNode(name, is_ours, None, problem)
+    if use.holders and (problem := use.holders.problem):
+        return DevicePluginNode(name, is_ours, None, problem)
+    return DevicePluginNode(name, is_ours, use)
 
 
 def device_plugin_nodes(api: KubernetesApi) -> Sequence[DevicePluginNode]:

@@ -1,6 +1,7 @@
 """``dra-driver uninstall-check``: who still needs the driver, anywhere in the cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from api.names import DEVICE_PLUGIN_ANNOTATION
 from dra_driver.base.errors import ApiServerError, NotServed
@@ -15,11 +16,20 @@ from dra_driver.k8s.claims import HeldClaim, held_claims
 from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.plan.node_annotation import DevicePluginHolders
-from dra_driver.plan.node_conditions import bounded
+from dra_driver.plan.node_conditions import bounded, first_names
 from dra_driver.settings import UninstallSettings
 
 _MAX_LINES = 12  # of claims and of pods together
 _ROOM = 1900  # characters: the kubelet keeps the last 2048 bytes of what a container says
+_NODES_ROOM = 1400  # of these, for the nodes of which something is not known
+
+
+@dataclass(frozen=True, slots=True)
+class PodLine:
+    """One line about pods that need the driver."""
+
+    text: str
+    pods: int = 1  # that it is about
 
 
 def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
@@ -31,22 +41,23 @@ def uninstall_problem(api: KubernetesApi, settings: UninstallSettings) -> str:
     )
 
 
-def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[str]) -> str:
+def describe(driver: str, claims: Sequence[HeldClaim], pods: Sequence[PodLine]) -> str:
     """What is wrong, and what to do, around some names."""
     if not claims and not pods:
         return ""
     half = _MAX_LINES // 2
     claim_lines = [_line(claim) for claim in claims[: _MAX_LINES - min(len(pods), half)]]
     pod_lines = pods[: _MAX_LINES - min(len(claims), half)]
-    heads = _claims_head(driver, len(claims)), _pods_head(len(pods))
+    pod_count, shown_count = (sum(each.pods for each in lines) for lines in (pods, pod_lines))
+    heads = _claims_head(driver, len(claims)), _pods_head(pod_count)
     mend = _mend(after_pods=bool(pods))
     room = _ROOM - sum(map(len, (*heads, mend)))
     width = room // (len(claim_lines) + len(pod_lines))
     lines = (
         heads[0],
-        *_shown(claim_lines, len(claims), width),
+        *_shown(claim_lines, len(claims) - len(claim_lines), width),
         heads[1],
-        *_shown(pod_lines, len(pods), width),
+        *_shown([each.text for each in pod_lines], pod_count - shown_count, width),
         mend,
     )
     return "\n".join(line for line in lines if line)
@@ -87,44 +98,52 @@ def _held_claims(api: KubernetesApi, driver: str) -> Sequence[HeldClaim]:
         return ()
 
 
-def _pods_with_devices(api: KubernetesApi, plugin_selector: str) -> Sequence[str]:
+def _pods_with_devices(api: KubernetesApi, plugin_selector: str) -> Sequence[PodLine]:
     """However many nodes there are, the pods are listed once."""
     nodes = device_plugin_nodes(api)
     if nodes and plugin_selector:  # a node that the plugin has left says what it was
         plugin_nodes = PodReader(api).nodes_of(plugin_selector)
         nodes = [node for node in nodes if node.name in plugin_nodes]
-    names, having = {}, []
-    for node in nodes:
-        use = node.use
-        if use is None or (use.holders is None and not node.is_ours):
-            raise ApiServerError(_unknown(node))
-        if node.is_ours:
-            names[node.name] = use.resources
-        else:  # whose pods ask for the same; the node alone knows those of this driver
-            having += [(node.name, pod) for pod in _named(use.holders or DevicePluginHolders())]
-    if names:
-        having += pods_with_devices(PodReader(api).on_nodes(names.keys()), names)
-    return [f"{pod}  on node {node}" for node, pod in having]
+    if problems := [f"{node.name} ({why})" for node in nodes if (why := _why_unknown(node))]:
+        raise ApiServerError(_unknown(problems))
+    names = {node.name: node.use.resources for node in nodes if node.use and node.is_ours}
+    having = pods_with_devices(PodReader(api).on_nodes(names.keys()), names) if names else ()
+    # Of the others the pods ask for the same: the node alone knows those of this driver.
+    others = (line for node in nodes if not node.is_ours for line in _named(node))
+    return [*others, *(PodLine(f"{pod}  on node {node}") for node, pod in having)]
 
 
-def _named(holders: DevicePluginHolders) -> Sequence[str]:
-    unnamed = holders.count - len(holders.pods)
-    return [*holders.pods, *(["a pod that the Node does not name"] * unnamed)]
+def _named(node: DevicePluginNode) -> Iterator[PodLine]:
+    holders = (node.use and node.use.holders) or DevicePluginHolders()
+    for pod in holders.pods:
+        yield PodLine(f"{pod}  on node {node.name}")
+    if unnamed := holders.count - len(holders.pods):
+        pods = "a pod" if unnamed == 1 else f"{unnamed} pods"
+        yield PodLine(f"{pods} that the Node does not name  on node {node.name}", unnamed)
 
 
-def _unknown(node: DevicePluginNode) -> str:
-    why = node.problem or "who has GPUs of this driver beside another device plugin is null"
+def _why_unknown(node: DevicePluginNode) -> str:
+    """Why it is not known which pods have GPUs of *node*; empty: it is."""
+    if node.use and node.use.holders is None and not node.is_ours:
+        return (
+            "`holders` is null: the plugin does not know who has GPUs of this driver beside "
+            "another device plugin"
+        )
+    return node.problem
+
+
+def _unknown(problems: Sequence[str]) -> str:
     return (
-        f"it is not known which pods have GPUs of node {node.name}, by its annotation "
-        f"{DEVICE_PLUGIN_ANNOTATION} ({why}): wait until the plugin there is ready, and look at "
-        "its log if that lasts. `helm uninstall --no-hooks` does not ask"
+        f"it is not known which pods have GPUs, by the annotation {DEVICE_PLUGIN_ANNOTATION} of "
+        f"{'node' if len(problems) == 1 else 'nodes'} "
+        f"{first_names(problems, len(problems), _NODES_ROOM)}: wait until the plugin there is "
+        "ready, and look at its log if that lasts. `helm uninstall --no-hooks` does not ask"
     )
 
 
-def _shown(lines: Sequence[str], count: int, width: int) -> Sequence[str]:
-    """*lines*, each of *width* characters at most, and how many more of *count* there are."""
+def _shown(lines: Sequence[str], more: int, width: int) -> Sequence[str]:
+    """*lines*, each of *width* characters at most, and how many *more* there are."""
     shown = [bounded(f"  {line}", width) for line in lines]
-    more = count - len(shown)
     return [*shown, f"  and {more} more"] if more else shown
 
 

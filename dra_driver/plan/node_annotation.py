@@ -4,6 +4,7 @@ The condition ``GPUsAllocatedBy`` says beside it by which API the node gives its
 message is for people.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,8 @@ from dra_driver.base.codec import Codec
 from dra_driver.plan.device_plugin.resources import ResourceNames
 
 MOST_NAMED: Final = 20  # pods, so that all of it takes 8 KiB at most
+_MOST_COUNTED: Final = 1_000_000  # more than a node has devices
+_POD: Final = re.compile(r"[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,15 @@ class DevicePluginHolders:
 
     pods: tuple[str, ...] = ()  # namespace/name, of the first ones that are known
     count: int = 0  # of all
+
+    @property
+    def problem(self) -> str:
+        """Why the driver has not written this; empty: it may have. Who can patch the Node can."""
+        if not len(self.pods) <= self.count <= _MOST_COUNTED:
+            return "`holders.count` is no number of pods, or is less than `holders.pods` names"
+        if not all(map(_POD.fullmatch, self.pods)):
+            return "`holders.pods` has a name that is not namespace/name"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

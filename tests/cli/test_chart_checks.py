@@ -1,5 +1,7 @@
 """What the chart has Kubernetes ask: of a pod that starts, and before an uninstall."""
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_driver.cli.uninstall_check import describe
+from dra_driver.cli.uninstall_check import PodLine, describe
 from dra_driver.k8s.claims import HeldClaim, Pod, PodUid
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -99,6 +101,7 @@ def test_held_claims_are_named_with_their_pods(
 
 
 USE = DevicePluginUse(ResourceNames())
+UNNAMED = DevicePluginHolders((), 500)
 RENAMED = DevicePluginUse(ResourceNames(gpu="example.com/gpu", mig_prefix=""))
 
 
@@ -214,6 +217,54 @@ def test_beside_another_device_plugin_all_pods_are_counted_whoever_is_named(
     assert answer.out.startswith("500 pods have GPUs by the device-plugin API.")
     assert answer.out.splitlines()[-2] == "  and 488 more"
 
+    put_pods(server, "node-a", api="OtherDevicePlugin", said=replace(said, holders=UNNAMED))
+    first, *lines, _ = check(type_in, server, tmp_path).out.splitlines()
+    assert first.startswith("500 pods have GPUs by the device-plugin API.")
+    assert lines == ["  500 pods that the Node does not name  on node node-a"]
+
+
+@pytest.mark.parametrize(
+    ("holders", "why"),
+    [
+        (DevicePluginHolders((), -5), "`holders.count` is no number of pods"),
+        (DevicePluginHolders((), 10**20), "`holders.count` is no number of pods"),
+        (DevicePluginHolders(("team/a", "team/b"), 1), "`holders.count` is no number of pods"),
+        (DevicePluginHolders(("team/a\n  team/forged",), 1), "is not namespace/name"),
+        (DevicePluginHolders(("alone",), 1), "is not namespace/name"),
+    ],
+)
+def test_what_the_driver_has_not_written_on_a_node_stops_the_uninstall(
+    type_in: Type, server: ApiServer, tmp_path: Path, holders: DevicePluginHolders, why: str
+) -> None:
+    put_pods(server, "node-a", api="OtherDevicePlugin", said=replace(USE, holders=holders))
+
+    answer = check(type_in, server, tmp_path)
+
+    assert (answer.code, answer.out) == (1, "")
+    assert "node-a (`holders." in answer.err and why in answer.err
+    assert "forged" not in answer.err
+
+
+def test_all_nodes_of_which_something_is_not_known_are_told_at_once_as_far_as_is_kept(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    field = "x\n" * 100_000
+    document = json.loads(DEVICE_PLUGIN_USES.encode(USE))
+    document["DevicePluginUse"][field] = 1
+    put_pods(server, "a-node", said=json.dumps(document))
+    put_pods(server, "b-node", said="")
+    put_pods(server, "c-node", api="OtherDevicePlugin")
+    for number in range(40):
+        put_pods(server, f"d-{number:02}-{'n' * 200}", said="")
+
+    answer = check(type_in, server, tmp_path)
+
+    assert (answer.code, answer.out) == (1, "")
+    assert len(answer.err.encode()) < 2048 and len(answer.err.splitlines()) == 1
+    assert " of nodes a-node (" in answer.err
+    assert "), b-node (it is missing), c-node (`holders` is null: " in answer.err
+    assert re.search(r" and \d\d more: wait until", answer.err)
+
 
 def test_each_node_says_what_its_own_pods_ask_for(
     type_in: Type, server: ApiServer, tmp_path: Path
@@ -233,7 +284,7 @@ def test_each_node_says_what_its_own_pods_ask_for(
         ("DevicePlugin", "none", "it is not JSON"),
         ("DevicePlugin", "{}", "DevicePluginUse is missing"),
         ("OtherDevicePlugin", "", "it is missing"),
-        ("OtherDevicePlugin", USE, "beside another device plugin is null"),
+        ("OtherDevicePlugin", USE, "(`holders` is null: the plugin does not know"),
     ],
 )
 def test_where_a_node_does_not_say_who_has_gpus_the_uninstall_is_stopped(
@@ -249,7 +300,8 @@ def test_where_a_node_does_not_say_who_has_gpus_the_uninstall_is_stopped(
     answer = check(type_in, server, tmp_path)
 
     assert (answer.code, answer.out) == (1, "")
-    assert "known which pods have GPUs of node node-a, by its annotation gpu." in answer.err
+    assert "known which pods have GPUs, by the annotation gpu." in answer.err
+    assert " of node node-a (" in answer.err
     assert why in answer.err and "): wait until the plugin there is ready" in answer.err
 
 
@@ -310,7 +362,9 @@ def test_however_long_the_names_what_is_wrong_and_what_to_do_is_kept_by_the_kube
     name = LONG_NAME[:length]
     held = [HeldClaim(NAMESPACE, name, (name,) * pods_of_claim)] * claims
 
-    message = describe(LONG_NAME[:63], held, [f"{NAMESPACE}/{name}  on node {name}"] * pods)
+    message = describe(
+        LONG_NAME[:63], held, [PodLine(f"{NAMESPACE}/{name}  on node {name}")] * pods
+    )
 
     assert len(message.encode()) < 2048
     lines = message.splitlines()
@@ -327,13 +381,16 @@ def test_however_long_the_names_what_is_wrong_and_what_to_do_is_kept_by_the_kube
 def test_names_that_are_as_long_as_usual_are_whole_as_far_as_there_is_room() -> None:
     pods = [f"team/{'pod-' * 15}{n}  on node gke-{'node-' * 10}{n}" for n in range(8)]
 
-    assert describe(DRIVER, [], pods).splitlines()[1:-1] == [f"  {line}" for line in pods]
+    assert describe(DRIVER, [], list(map(PodLine, pods))).splitlines()[1:-1] == [
+        f"  {line}" for line in pods
+    ]
 
 
 def test_many_claims_and_many_pods_share_the_lines() -> None:
     held = [HeldClaim("team", f"claim-{number}", ()) for number in range(30)]
 
-    lines = describe(DRIVER, held, [f"team/pod-{number}" for number in range(30)]).splitlines()
+    pods = [PodLine(f"team/pod-{number}") for number in range(30)]
+    lines = describe(DRIVER, held, pods).splitlines()
 
     assert [line for line in lines if line.startswith("  and ")] == ["  and 24 more"] * 2
     assert sum(line.startswith("  team/claim") for line in lines) == 6

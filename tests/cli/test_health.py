@@ -363,21 +363,29 @@ def test_where_the_node_does_not_say_what_pods_ask_for_nothing_is_released(serve
     answer = ask("release", "gpu-3", "--node", "node-a")
 
     assert answer.code == 1
-    assert "of node node-a does not say what pods ask for to get its GPUs" in answer.err
+    why = "(the Node has no condition GPUsAllocatedBy of that API)"
+    assert f"node-a does not say what pods ask for to get its GPUs {why}" in answer.err
     assert plugin == []
 
 
 @pytest.mark.parametrize("reason", ["DevicePlugin", "OtherDevicePlugin"])
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("none", "it is not JSON"),
+        ('{"version": 9, "release": "9.0", "DevicePluginUse": {}}', "release 9.0 wrote it"),
+    ],
+)
 def test_nothing_is_released_while_it_is_not_known_which_pods_have_gpus(
-    server, ask, by_device_plugin, reason
+    server, ask, by_device_plugin, reason, text, problem
 ):
-    put_device_plugin_node(server, reason=reason, text="none")
+    put_device_plugin_node(server, reason=reason, text=text)
     put_pod(server, **{"nvidia.com/gpu": "1"})
 
     answer = ask("release", "gpu-3", "--node", "node-a")
 
     assert answer.code == 1
-    assert "of node node-a does not say what pods ask for to get its GPUs" in answer.err
+    assert f"node-a does not say what pods ask for to get its GPUs ({problem}" in answer.err
     assert by_device_plugin == []
     assert ask("release", "gpu-3", "--node", "node-a", "--force").code == 0
 

@@ -268,17 +268,19 @@ class HealthCommand:
 
     def _refuse_used(self, node: str) -> None:
         """HealthError: pods have devices of *node* that only its kubelet knows."""
-        said = device_plugin_node(self._node(node))
-        if said is None and self._resources.is_served():
+        plugin_node = device_plugin_node(self._node(node))
+        if plugin_node is None and self._resources.is_served():
             return
-        if said is None or said.use is None:
+        if plugin_node is None or plugin_node.use is None:
+            no_condition = f"the Node has no condition {names.GPUS_ALLOCATED_BY} of that API"
             raise HealthError(
                 f"the annotation {DEVICE_PLUGIN_ANNOTATION} of node {node} does not say what pods "
-                "ask for to get its GPUs, so it is not known which pods have some: is its plugin "
-                "running? --force goes on in spite of that"
+                f"ask for to get its GPUs ({plugin_node.problem if plugin_node else no_condition}),"
+                " so it is not known which pods have some: is its plugin running? --force goes on "
+                "in spite of that"
             )
         pods = ((node, pod) for pod in PodReader(self._api).on_node(node))
-        if having := pods_with_devices(pods, {node: said.use.resources}):
+        if having := pods_with_devices(pods, {node: plugin_node.use.resources}):
             raise HealthError(
                 f"pods have GPUs of {node} by the device-plugin API, which does not say which: "
                 f"{abbreviated([pod for _, pod in having])}: delete them first, or use --force"
@@ -286,8 +288,8 @@ class HealthCommand:
 
     def _gives_devices_out(self, node: str) -> bool:
         """Whether pods get devices of *node* by the device-plugin API."""
-        said = device_plugin_node(self._node(node))
-        return bool(said and said.is_ours) or not self._resources.is_served()
+        plugin_node = device_plugin_node(self._node(node))
+        return bool(plugin_node and plugin_node.is_ours) or not self._resources.is_served()
 
     def _why_no_slices(self, node: str) -> str:
         if node and not self._gives_devices_out(node):
