@@ -136,8 +136,9 @@ def _unknown(problems: Sequence[str]) -> str:
     return (
         f"it is not known which pods have GPUs, by the annotation {DEVICE_PLUGIN_ANNOTATION} of "
         f"{'node' if len(problems) == 1 else 'nodes'} "
-        f"{first_names(problems, len(problems), _NODES_ROOM)}: wait until the plugin there is "
-        "ready, and look at its log if that lasts. `helm uninstall --no-hooks` does not ask"
+        f"{first_names(problems, len(problems), _NODES_ROOM)}: wait until the plugin there "
+        "has written it, and look at its log if that lasts. `helm uninstall --no-hooks` does "
+        "not ask"
     )
 
 

@@ -302,7 +302,7 @@ def test_where_a_node_does_not_say_who_has_gpus_the_uninstall_is_stopped(
     assert (answer.code, answer.out) == (1, "")
     assert "known which pods have GPUs, by the annotation gpu." in answer.err
     assert " of node node-a (" in answer.err
-    assert why in answer.err and "): wait until the plugin there is ready" in answer.err
+    assert why in answer.err and "): wait until the plugin there has written it" in answer.err
 
 
 def test_the_pods_of_many_nodes_are_listed_once_page_by_page(
