@@ -428,6 +428,9 @@ def test_a_node_that_waits_for_pods_looks_as_often_beside_another_device_plugin(
     world.settle(SETTLE_SECONDS * 6)
     assert world.node_api.choice.waits_for == HELD
     assert world.node_api.choice.holders == DevicePluginHolders(("default/train",), 1)
+    before = world.looks
+    world.settle(600)
+    assert world.looks - before <= 11, "each minute, and not each ten seconds"
 
 
 def test_a_resource_of_ours_that_we_do_not_serve_is_of_another_plugin(tmp_path):
