@@ -62,8 +62,8 @@ class NodeApiFacts:
     resource: str  # our extended resource; empty: none is configured
     device_class: str | None  # which carries that resource's name; empty: none does
     serving: AllocationApi | None = None  # now; None: nothing was chosen yet
-    draining: bool = False  # nothing more was given out by it while *holders* was found
-    holders: tuple[str, ...] | None = ()  # pods and claims with GPUs by *serving*
+    draining: bool = False  # nothing more was given out by it while *holder_names* was found
+    holder_names: tuple[str, ...] | None = ()  # pods and claims with GPUs by *serving*
     other_plugin: str = ""  # which else serves our resources here
 
 
@@ -106,13 +106,13 @@ def choose_api(facts: NodeApiFacts) -> ApiChoice:
 
 def _choose(facts: NodeApiFacts) -> ApiChoice:
     wanted, why, problem = _wanted(facts)
-    serving, holders = facts.serving, facts.holders
+    serving, held_by = facts.serving, facts.holder_names
     if wanted is None:  # an outage changes nothing
         return ApiChoice(serving, serving is not None, serving, why)
-    if serving in (None, wanted) or (holders == () and facts.draining):
+    if serving in (None, wanted) or (held_by == () and facts.draining):
         return ApiChoice(wanted, True, wanted, why, problem=problem)
-    waits_for = ("an answer to who holds GPUs",) if holders is None else holders
-    offering = holders != () and not (serving is AllocationApi.DRA and facts.dra_served is False)
+    waits_for = ("an answer to who holds GPUs",) if held_by is None else held_by
+    offering = held_by != () and not (serving is AllocationApi.DRA and facts.dra_served is False)
     return ApiChoice(serving, offering, wanted, why, waits_for, problem)
 
 

@@ -1,6 +1,7 @@
 """By which API a node gives its GPUs out."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import example, given
@@ -61,7 +62,7 @@ facts_of_any_node = st.builds(
     device_class=st.sampled_from([None, "", "gpu.nvidia.com"]),
     serving=st.sampled_from([None, DRA, DEVICE_PLUGIN]),
     draining=st.booleans(),
-    holders=st.sampled_from([None, (), ("default/train",)]),
+    holder_names=st.sampled_from([None, (), ("default/train",)]),
     other_plugin=st.sampled_from(["", "another device plugin serves nvidia.com/gpu here"]),
 )
 
@@ -125,31 +126,31 @@ def test_a_wish_that_cannot_be_followed_is_told_with_the_mend(
 
 
 def test_a_node_changes_in_two_steps_once_no_pod_holds_a_gpu() -> None:
-    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("default/train",))
+    node = replace(NEW, serving=DEVICE_PLUGIN, holder_names=("default/train",))
     waiting = choose_api(node)
     assert (waiting.serving, waiting.offering) == (DEVICE_PLUGIN, True)
     assert (waiting.wanted, waiting.waits_for) == (DRA, ("default/train",))
 
-    draining = choose_api(replace(node, holders=()))
+    draining = choose_api(replace(node, holder_names=()))
     assert (draining.serving, draining.offering) == (DEVICE_PLUGIN, False)
     assert api_state(draining, DEVICE_PLUGIN) is ApiState.DRAINING
     assert api_state(draining, DRA) is ApiState.OFF
 
-    changed = choose_api(replace(node, holders=(), draining=True))
+    changed = choose_api(replace(node, holder_names=(), draining=True))
     assert (changed.serving, changed.offering, changed.waits_for) == (DRA, True, ())
     assert api_state(changed, DRA) is ApiState.ON
     assert api_state(changed, DEVICE_PLUGIN) is ApiState.OFF
 
 
 def test_a_pod_that_came_while_the_node_was_about_to_change_takes_it_back() -> None:
-    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("default/late",), draining=True)
+    node = replace(NEW, serving=DEVICE_PLUGIN, holder_names=("default/late",), draining=True)
     choice = choose_api(node)
     assert (choice.serving, choice.offering) == (DEVICE_PLUGIN, True)
     assert choice.waits_for == ("default/late",)
 
 
 def test_nothing_is_given_out_by_dra_where_it_went_while_pods_still_have_gpus() -> None:
-    node = replace(NEW, dra_served=False, serving=DRA, holders=("default/train",))
+    node = replace(NEW, dra_served=False, serving=DRA, holder_names=("default/train",))
     choice = choose_api(node)
     assert (choice.serving, choice.offering) == (DRA, False)
     assert (choice.wanted, choice.waits_for) == (DEVICE_PLUGIN, ("default/train",))
@@ -157,7 +158,7 @@ def test_nothing_is_given_out_by_dra_where_it_went_while_pods_still_have_gpus() 
 
 @given(facts_of_any_node)
 def test_a_node_never_changes_while_something_is_held(facts: NodeApiFacts) -> None:
-    choice = choose_api(replace(facts, holders=facts.holders or ("default/train",)))
+    choice = choose_api(replace(facts, holder_names=facts.holder_names or ("default/train",)))
     if facts.serving is not None:
         assert choice.serving is facts.serving
 
@@ -269,12 +270,12 @@ def test_the_node_says_by_which_api_it_gives_gpus_out_and_why() -> None:
 
 
 def test_the_node_says_what_it_waits_for_and_when_it_changes() -> None:
-    node = replace(NEW, serving=DEVICE_PLUGIN, holders=("pod default/train",))
+    node = replace(NEW, serving=DEVICE_PLUGIN, holder_names=("pod default/train",))
     because = "DRA is to come: DeviceClass gpu.nvidia.com maps nvidia.com/gpu"
     assert api_condition(choose_api(node)) == NodeCondition(
         "True", "DevicePlugin", f"{because}; waits for pod default/train"
     )
-    assert api_condition(choose_api(replace(node, holders=()))) == NodeCondition(
+    assert api_condition(choose_api(replace(node, holder_names=()))) == NodeCondition(
         "False", "DevicePlugin", f"{because}; nothing is given out meanwhile"
     )
 
@@ -304,12 +305,12 @@ names_of_resources = st.builds(ResourceNames, resources(), resources(), resource
 def test_whoever_the_node_waits_for_the_condition_is_bounded(
     pods: list[str], why: str, problem: str, other_plugin: str
 ) -> None:
-    for waits_for in ((), tuple(pods)):
-        for wanted in (DRA, DEVICE_PLUGIN):
-            choice = ApiChoice(DRA, True, wanted, why, waits_for, problem, other_plugin)
-            condition = api_condition(choice)
-            assert condition is not None
-            assert len(condition.message) <= LONGEST_MESSAGE
+    wanted_apis, plugins = (DRA, DEVICE_PLUGIN), ("", other_plugin)
+    for waits_for, wanted, plugin in product(((), tuple(pods)), wanted_apis, plugins):
+        choice = ApiChoice(DRA, True, wanted, why, waits_for, problem, plugin)
+        condition = api_condition(choice)
+        assert condition is not None
+        assert len(condition.message) <= LONGEST_MESSAGE
 
 
 def test_where_pods_get_gpus_by_the_device_plugin_api_the_node_says_what_they_ask_for() -> None:

@@ -104,7 +104,7 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         resource=names.gpu,
         device_class=facts.device_class,
         serving=served.api,
-        holders=holders.names(served.api),
+        holder_names=holders.names(served.api),
         other_plugin=other_device_plugin(nvidia_sockets(directory), others, foreign),
     )
 

@@ -44,7 +44,7 @@ class ChoiceInputs:
     resource: str  # our extended resource; empty: none is configured
     asked: Callable[[], AllocationApi | None]  # by the profile in force
     cluster: Callable[[bool], ClusterFacts]  # for the first time, or again
-    holders: Callable[[AllocationApi], tuple[str, ...] | None]
+    holder_names: Callable[[AllocationApi], tuple[str, ...] | None]
     device_plugin_holders: Callable[[], DevicePluginHolders | None]  # where another plugin is, too
     other_sockets: Callable[[], tuple[str, ...]]  # of other device plugins for NVIDIA's GPUs
     foreign: Callable[[], Mapping[ResourceName, DeviceId]]  # devices that others list as ours
@@ -179,7 +179,7 @@ class ApiChooser:
             device_class=cluster.device_class,
             serving=serving,
             draining=self._is_drained(now),
-            holders=(),
+            holder_names=(),
             other_plugin=self._other_plugin(cluster),
         )
         choice = choose_api(facts)
@@ -187,7 +187,7 @@ class ApiChooser:
             return choice
         if self._is_draining and not facts.draining:
             return choice  # who holds something is asked once nothing can come any more
-        return choose_api(replace(facts, holders=self._inputs.holders(serving)))
+        return choose_api(replace(facts, holder_names=self._inputs.holder_names(serving)))
 
     @property
     def _is_draining(self) -> bool:

@@ -29,7 +29,7 @@ from dra_driver.plan.node_api import (
     held_api,
     kubelet_version,
 )
-from dra_driver.plugin.node_annotation import AnnotationWriter
+from dra_driver.plugin.node_api.annotation import AnnotationWriter
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.facts import (
     ClusterFactsReader,
@@ -175,7 +175,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         resource=names.gpu,
         asked=asked,
         cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
-        holders=holders.names,
+        holder_names=holders.names,
         device_plugin_holders=holders.of_device_plugin,
         other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
         foreign=partial(listed_by_others, parts.checkpoint, names),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.base.errors import Unreachable
-from dra_driver.plugin.node_annotation import AnnotationWriter
+from dra_driver.plugin.node_api.annotation import AnnotationWriter
 
 NODE, NAME = "node-1", "gpu.nvidia.com/device-plugin"
 
@@ -57,7 +57,7 @@ def scene(server, client):
 
 def test_it_is_written_once_and_again_where_it_changes_or_is_gone(scene):
     for _ in range(3):
-        assert scene.write() == math.inf
+        scene.write()
     assert scene.annotations == {NAME: "one"}
     assert scene.server.count("PATCH", f"nodes/{NODE}") == 1
     scene.text = "two"
@@ -66,6 +66,19 @@ def test_it_is_written_once_and_again_where_it_changes_or_is_gone(scene):
     scene.seen.there = {}  # of a Node that has registered again
     scene.write()
     assert scene.server.count("PATCH", f"nodes/{NODE}") == 3
+
+
+def test_what_goes_without_a_word_is_written_again_at_the_next_look(scene):
+    """While the watch was broken, for example: the Node was never seen with it."""
+    seconds = scene.writer.write()
+    metadata = {"name": NODE, "annotations": {}}
+    scene.server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    assert scene.annotations == {}
+
+    assert seconds == 600, "nobody wakes it"
+    scene.write()
+
+    assert scene.annotations == {NAME: "one"}
 
 
 def test_it_goes_where_there_is_nothing_to_say_and_others_stay(scene):
@@ -90,7 +103,7 @@ def test_a_write_that_fails_is_tried_again_and_told_once(scene, caplog):
     assert 0 < scene.write() < math.inf
     assert 0 < scene.write() < math.inf
     assert caplog.text.count("cannot be written") == 1
-    assert scene.write() == math.inf
+    assert scene.write() == 600
     assert scene.annotations == {NAME: "one"}
 
 

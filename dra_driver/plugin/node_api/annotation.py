@@ -1,4 +1,4 @@
-"""An annotation of the own Node, kept as somebody says."""
+"""Keeps an annotation of the own Node as it is to be."""
 
 import logging
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
-from dra_driver.base.threads import UNTIL_WOKEN, Loop
+from dra_driver.base.threads import Loop
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.node_labels import NodeLabels
 
 log = logging.getLogger(__name__)
 
-_CHECK_SECONDS = 600.0  # until a process that does not write looks whether it has to
+_CHECK_SECONDS = 600.0  # until the next look, which asks nobody: a change may have been missed
 _FIRST_WAIT_SECONDS, _LAST_WAIT_SECONDS = 1.0, 300.0  # until a failed write is tried again
 
 
@@ -57,4 +57,4 @@ class AnnotationWriter:
             return self._backoff.next_seconds()
         self._logged_error = ""
         self._backoff.reset()
-        return UNTIL_WOKEN
+        return _CHECK_SECONDS
