@@ -17,6 +17,7 @@ from dra_driver.settings import DoctorSettings
 from tests.builders import POOL, claim, claim_document
 from tests.fakes.connected import client, server
 from tests.fakes.poison import own_host
+from tests.kubeletplugin.device_plugin.test_checkpoint import entry as given_to
 from tests.kubeletplugin.device_plugin.test_checkpoint import write as write_checkpoint
 from tests.plugin.conftest import home, put_device_class, put_node
 from tests.plugin.node_api.test_pods import put_pod
@@ -82,6 +83,21 @@ def test_what_a_node_waits_for_is_named(scene, server):
     assert level is Level.WARN
     assert "DevicePlugin is to come: the profile says api: DevicePlugin" in message
     assert "waits for claim default/train" in message
+
+
+def test_pods_of_another_device_plugin_that_a_node_waits_for_are_named(scene, server):
+    put_pod(server, "theirs")
+    (pod,) = server.objects("pods")
+    scene.served(DEVICE_PLUGIN)
+    write_checkpoint(scene.settings.device_plugin_dir, given_to(pod["metadata"]["uid"]))
+    [(level, message)] = scene.findings()
+    assert level is Level.WARN
+    assert "DRA is to come" in message
+    assert "waits for pod default/theirs" in message
+
+    server.deny("list", "pods")
+    [(_, message)] = scene.findings()
+    assert "waits for" not in message
 
 
 def test_a_wish_that_cannot_be_followed_is_told(scene, server):

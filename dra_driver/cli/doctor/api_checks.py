@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dra_driver.base.errors import Forbidden, NodeError
+from dra_driver.base.errors import ApiServerError, Forbidden, NodeError
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.claims import ClaimReader
@@ -16,6 +16,7 @@ from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.users import given_by_us, holding_pods
 from dra_driver.plan.node_api import (
     DEVICE_MEND,
     POD_MEND,
@@ -95,7 +96,11 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     ledger = settings.ledger_dir / boot_id(settings.host_root)
     claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
     holders = Holders(
-        lambda: (), lambda: read_ledger_directory(ledger), claims, lambda: True, lambda: ()
+        lambda: (),
+        lambda: read_ledger_directory(ledger),
+        claims,
+        lambda: True,
+        lambda: _pods_of_others(settings, cluster),
     )
     return NodeApiFacts(
         asked=profile.api if profile else None,
@@ -107,6 +112,19 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         holder_names=holders.names(served.api),
         other_plugin=other_device_plugin(nvidia_sockets(directory), others, foreign),
     )
+
+
+def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[str, ...]:
+    """Those that have GPUs by another device plugin, as far as the kubelet and the API server
+    tell."""
+    try:
+        containers = KubeletCheckpoint(settings.device_plugin_dir).containers() or ()
+        pods = PodReader(cluster.server).on_node(settings.node_name)
+    except (ApiServerError, NodeError):
+        return ()
+    ours = given_by_us(containers, (), beside_other=False)
+    theirs = [each for each in containers if each not in ours]
+    return holding_pods(theirs, {pod.pod.uid: pod for pod in pods}, resource_names(settings))
 
 
 def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Finding]:
