@@ -217,10 +217,20 @@ def given_by_us(
         allocation, answer = allocation_of(container), container.answer
         if answer is None:
             return not beside_other or allocation in recorded
-        uid = allocation_uid(allocation)
-        return _mounts_files_of(answer, uid) or any(uid in name for name in answer.cdi_names)
+        return _is_our_answer(answer, allocation)
 
     return tuple(filter(is_ours, containers))
+
+
+def was_given_by_another_plugin(pods: Iterable[AllocatedPod], allocation: DeviceAllocation) -> bool:
+    """Whether the containers of *pods* were given *allocation*, all of them, by another plugin."""
+    answers = [answer for pod in pods for answer in pod.answers]
+    return bool(answers) and not any(_is_our_answer(each, allocation) for each in answers)
+
+
+def _is_our_answer(answer: ContainerResponse, allocation: DeviceAllocation) -> bool:
+    uid = allocation_uid(allocation)
+    return _mounts_files_of(answer, uid) or any(uid in name for name in answer.cdi_names)
 
 
 def unrecorded(

@@ -65,6 +65,7 @@ from dra_driver.plan.device_plugin.users import (
     overlapping,
     pod_problems,
     server_problems,
+    was_given_by_another_plugin,
 )
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plan.prepare.driver_spec import driver_spec
@@ -229,6 +230,10 @@ class Allocations:
             request_deadline(self._pre_start_seconds + _UNDO_SECONDS, _UNDO_SECONDS),
         ):
             pods, unknown = self._find_pods(allocation)
+            if was_given_by_another_plugin(pods, allocation):
+                facts = {"resource": resource, "ids": list(ids)}
+                log.info("another device plugin gave these devices: left as they are", extra=facts)
+                return
             try:
                 if deadline.expired:
                     raise TimedOut(_found_too_late(allocation, deadline))

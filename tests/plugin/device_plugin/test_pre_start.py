@@ -10,6 +10,7 @@ from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, ClaimInUse, NodeError
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
     ContainerResponse,
     HostDevice,
     ResourceName,
@@ -50,6 +51,19 @@ def limits(world):
     """Of pods, once the loop that looks after limits has looked."""
     world.node.settle(pod_memory_shares(world.ledger.records()))
     return {pod: size for (pod, _), size in world.node.limits.items()}
+
+
+def test_a_container_that_another_device_plugin_gave_its_gpu_starts_again_as_it_was(world):
+    """That plugin has gone, and the kubelet asks us before it starts the container again."""
+    answer = ContainerResponse(env=(("NVIDIA_VISIBLE_DEVICES", whole(1)),))
+    world.node_pods[PodUid("uid-theirs")] = node_pod("theirs")
+    world.containers.append(
+        AllocatedContainer(PodUid("uid-theirs"), "main", GPU, (whole(1),), answer)
+    )
+
+    world.allocations.pre_start(GPU, [whole(1)])
+
+    assert (world.ledger.records(), limits(world)) == ((), {})
 
 
 def test_the_pod_is_recorded_and_limited_before_its_container_starts(world):
