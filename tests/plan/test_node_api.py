@@ -405,3 +405,21 @@ def test_a_pod_to_which_the_kubelet_gave_nothing_of_a_resource_that_it_asks_for_
     without = pods_without_devices(pods, containers, records, ResourceNames())
 
     assert [pod.pod.name for pod in without] == ["early", "half"]
+
+
+@pytest.mark.parametrize(
+    ("holders", "problem"),
+    [
+        pytest.param(DevicePluginHolders(), "", id="nobody"),
+        pytest.param(DevicePluginHolders(("ml/train", "ml/web.0"), 2), "", id="all named"),
+        pytest.param(DevicePluginHolders(("ml/train",), 500), "", id="some named"),
+        pytest.param(DevicePluginHolders((), -1), "count", id="less than none"),
+        pytest.param(DevicePluginHolders(("ml/a", "ml/b"), 1), "count", id="fewer than named"),
+        pytest.param(DevicePluginHolders((), 10**20), "count", id="more than there are devices"),
+        pytest.param(DevicePluginHolders(("train",), 1), "pods", id="without a namespace"),
+        pytest.param(DevicePluginHolders(("ml/train\nnode-b",), 1), "pods", id="two lines"),
+    ],
+)
+def test_what_the_driver_has_not_written_of_holders_is_a_problem_with_its_field(holders, problem):
+    assert holders.problem.startswith(f"`holders.{problem}`" if problem else "")
+    assert bool(holders.problem) is bool(problem)

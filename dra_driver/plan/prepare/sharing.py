@@ -299,11 +299,8 @@ def _strategy(
 
 def _reserves_cores(shape: Shape) -> bool:
     """Whether everyone on the GPU has a part of its cores, as replicas have that share by MPS."""
-    match shape:
-        case Fractional(cores_default=cores) | Replica(cores=cores):
-            return bool(cores)
-        case _:
-            return False
+    by_fraction = isinstance(shape, Fractional) and shape.cores_default > 0
+    return by_fraction or (isinstance(shape, Replica) and shape.cores > 0)
 
 
 def _reserves(allocation: AllocationResult, amount: Amount, device: Device) -> str:

@@ -22,14 +22,17 @@ from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules, MpsTenants
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, DeviceAllocation
 from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
     Use,
     as_recorded,
     foreign_devices,
+    given_by_us,
     have_gone,
     held_allocations,
+    holding_pods,
     left_behind,
     listed_containers,
     names_files_of,
@@ -42,6 +45,7 @@ from dra_driver.plan.device_plugin.users import (
     server_problems,
     unrecorded,
     use_of,
+    was_given_by_another_plugin,
     with_leftovers,
 )
 from tests.builders import holding, record
@@ -68,6 +72,49 @@ def recorded(*ids: str, completed: bool = True, pods: Sequence[str] = ()) -> Cla
 
 def pods(*known: NodePod) -> dict[PodUid, NodePod]:
     return {each.pod.uid: each for each in known}
+
+
+UID = allocation_uid(allocation("0"))
+BY_NAMES = ContainerResponse(cdi_names=(f"k8s.gpu.nvidia.com/claim={UID}-0",))
+BY_FILES = ContainerResponse(mounts=(HostMount(f"/metadata/{UID}/gpu.json", "/gpu.json", True),))
+BY_NVIDIAS = ContainerResponse(env=(("NVIDIA_VISIBLE_DEVICES", "GPU-0"),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ours"), [(BY_NAMES, True), (BY_FILES, True), (BY_NVIDIAS, False)]
+)
+@pytest.mark.parametrize("beside_other", [True, False])
+@pytest.mark.parametrize("records", [(), (recorded("0"),)], ids=["not recorded", "recorded"])
+def test_the_kubelets_answer_says_who_gave_a_device(answer, is_ours, beside_other, records):
+    given = replace(container("a", "0"), answer=answer)
+
+    assert given_by_us([given], records, beside_other) == ((given,) if is_ours else ())
+    having = pods_with(allocation("0"), [given], pods(node_pod("a")))
+    assert was_given_by_another_plugin(having, allocation("0")) is not is_ours
+
+
+@pytest.mark.parametrize(
+    ("records", "beside_other", "is_ours"),
+    [((), True, False), ((), False, True), ((recorded("0"),), True, True)],
+)
+def test_without_an_answer_what_is_recorded_is_ours_and_the_rest_where_nobody_else_is(
+    records, beside_other, is_ours
+):
+    given = container("a", "0")
+
+    assert given_by_us([given], records, beside_other) == ((given,) if is_ours else ())
+    having = pods_with(allocation("0"), [given], pods(node_pod("a")))
+    assert not was_given_by_another_plugin(having, allocation("0"))
+
+
+def test_pods_that_have_devices_are_named_as_far_as_they_are_known():
+    containers = [container("b", "0"), container("a", "1"), container("a", "2", name="more")]
+
+    assert holding_pods(containers, pods(node_pod("a"), node_pod("b")), NAMES) == (
+        "pod ml/a",
+        "pod ml/b",
+    )
+    assert holding_pods(containers, None, NAMES) == ("pod uid-a", "pod uid-b")
 
 
 def test_a_pod_has_exactly_what_its_container_was_given():
