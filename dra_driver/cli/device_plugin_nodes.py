@@ -17,7 +17,7 @@ from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from dra_driver.plan.node_api import OTHER_DEVICE_PLUGIN, asks_for_ours
 from dra_driver.plan.node_conditions import bounded
 
-_PROBLEM_ROOM = 200  # characters: anybody who can patch the Node writes part of it
+_PROBLEM_ROOM = 200  # bytes: anybody who can patch the Node writes part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ def device_plugin_node(node: Document) -> DevicePluginNode | None:
         text = str(annotations[DEVICE_PLUGIN_ANNOTATION]).encode(errors="replace")
         use = DEVICE_PLUGIN_USES.decode(text)
     except Undecodable as e:
-        problem = bounded(" ".join(str(e).split()), _PROBLEM_ROOM)
-        return DevicePluginNode(name, is_ours, None, problem)
-    if use.holders and (problem := use.holders.problem):
+        problem = bounded(ascii(str(e))[1:-1], _PROBLEM_ROOM)  # on one line, too
         return DevicePluginNode(name, is_ours, None, problem)
     return DevicePluginNode(name, is_ours, use)
 

@@ -124,12 +124,14 @@ def _named(node: DevicePluginNode) -> Iterator[PodLine]:
 
 def _why_unknown(node: DevicePluginNode) -> str:
     """Why it is not known which pods have GPUs of *node*; empty: it is."""
-    if node.use and node.use.holders is None and not node.is_ours:
+    if node.use is None or node.is_ours:
+        return node.problem
+    if node.use.holders is None:
         return (
             "`holders` is null: the plugin does not know who has GPUs of this driver beside "
             "another device plugin"
         )
-    return node.problem
+    return node.use.holders.problem
 
 
 def _unknown(problems: Sequence[str]) -> str:

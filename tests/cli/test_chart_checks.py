@@ -223,6 +223,16 @@ def test_beside_another_device_plugin_all_pods_are_counted_whoever_is_named(
     assert lines == ["  500 pods that the Node does not name  on node node-a"]
 
 
+def test_where_pods_have_gpus_by_their_number_it_does_not_matter_who_is_named(
+    type_in: Type, server: ApiServer, tmp_path: Path
+) -> None:
+    put_pods(server, "node-a", "ours", said=replace(USE, holders=DevicePluginHolders((), -5)))
+
+    answer = check(type_in, server, tmp_path)
+
+    assert answer.out.splitlines()[1:-1] == ["  team/ours  on node node-a"]
+
+
 @pytest.mark.parametrize(
     ("holders", "why"),
     [
@@ -248,7 +258,7 @@ def test_what_the_driver_has_not_written_on_a_node_stops_the_uninstall(
 def test_all_nodes_of_which_something_is_not_known_are_told_at_once_as_far_as_is_kept(
     type_in: Type, server: ApiServer, tmp_path: Path
 ) -> None:
-    field = "x\n" * 100_000
+    field = "\U0001f600\n\x1b" * 100_000
     document = json.loads(DEVICE_PLUGIN_USES.encode(USE))
     document["DevicePluginUse"][field] = 1
     put_pods(server, "a-node", said=json.dumps(document))
