@@ -246,7 +246,8 @@ class Allocations:
                 else:
                     self._start_for_nobody(record, unknown)
             except DriverError as e:
-                error = TimedOut(f"{e}: {unknown}") if unknown and isinstance(e, TimedOut) else e
+                is_late = unknown and isinstance(e, TimedOut)
+                error = TimedOut(f"{e}: {unknown}", f"{e.public}: {unknown}") if is_late else e
                 self._tell(pods, allocation, error)
                 raise error from e.__cause__
 
