@@ -181,7 +181,7 @@ class Driver:
             cwd=Path(__file__).parents[2],
         )
 
-    def wait_ready(self, pod_uid: str = "", seconds: float = 60) -> None:
+    def wait_ready(self, pod_uid: str = "", seconds: float = 60) -> None:  # on a busy machine
         """Until /readyz says that a pod with a claim could start here."""
         try:
             wait("the plugin to be ready", lambda: self.ask("/readyz", pod_uid)[0] == 200, seconds)

@@ -72,7 +72,7 @@ class KubeletPlugin:
         self._sockets = {paths.service: 0o750, paths.registration: 0o755}
         self._servers: list[PluginServer] = []
         self._answered_at = float("-inf")  # when we began to ask ourselves, and all was well
-        self._changed_at = float("-inf")  # until then our sockets were others
+        self._changed_at = float("-inf")  # when we served one last; inf: one is lost
         self._stop = threading.Event()
         self._changes = DirectoryChanges(inotify.NAMES)
         self._watch = threading.Thread(target=self._run, name="kubelet", daemon=True)
