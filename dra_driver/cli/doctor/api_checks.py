@@ -16,7 +16,7 @@ from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
-from dra_driver.plan.device_plugin.users import given_by_us, holding_pods
+from dra_driver.plan.device_plugin.users import Giver, by_giver, holding_pods
 from dra_driver.plan.node_api import (
     DEVICE_MEND,
     POD_MEND,
@@ -122,8 +122,7 @@ def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[
         pods = PodReader(cluster.server).on_node(settings.node_name)
     except (ApiServerError, NodeError):
         return ()
-    ours = given_by_us(containers, (), beside_other=False)
-    theirs = [each for each in containers if each not in ours]
+    theirs = by_giver(containers, (), beside_other=False)[Giver.OTHER]
     return holding_pods(theirs, {pod.pod.uid: pod for pod in pods}, resource_names(settings))
 
 

@@ -205,27 +205,39 @@ def have_gone(record: ClaimRecord, named: Collection[PodUid], pods: Pods | None)
     return not any(_lives(uid, pods) for uid in had)
 
 
-def given_by_us(
+class Giver(StrEnum):
+    """Which device plugin gave a container its devices."""
+
+    US = "Us"
+    OTHER = "Other"
+    UNKNOWN = "Unknown"  # one of the two
+
+
+def by_giver(
     containers: Iterable[AllocatedContainer], records: Iterable[ClaimRecord], beside_other: bool
-) -> tuple[AllocatedContainer, ...]:
-    """Those of *containers* whose devices this driver gave. Another device plugin lists the same
-    ids; but what we answer names the allocation. Where the kubelet does not say what was answered,
-    what is recorded counts, and the rest unless another plugin is there (*beside_other*)."""
+) -> Mapping[Giver, Sequence[AllocatedContainer]]:
+    """*containers*, each in its place. Another device plugin lists the same ids; but what we answer
+    names the allocation. Where the kubelet does not say what was answered, what is recorded is
+    ours, and so is the rest unless another plugin is there (*beside_other*)."""
     recorded = {record.allocation for record in records}
+    given: dict[Giver, list[AllocatedContainer]] = {giver: [] for giver in Giver}
+    for container in containers:
+        allocation = allocation_of(container)
+        if container.answer is None:
+            is_ours = allocation in recorded or not beside_other
+            given[Giver.US if is_ours else Giver.UNKNOWN].append(container)
+        else:
+            is_ours = _is_our_answer(container.answer, allocation)
+            given[Giver.US if is_ours else Giver.OTHER].append(container)
+    return given
 
-    def is_ours(container: AllocatedContainer) -> bool:
-        allocation, answer = allocation_of(container), container.answer
-        if answer is None:
-            return not beside_other or allocation in recorded
-        return _is_our_answer(answer, allocation)
 
-    return tuple(filter(is_ours, containers))
-
-
-def was_given_by_another_plugin(pods: Iterable[AllocatedPod], allocation: DeviceAllocation) -> bool:
-    """Whether the containers of *pods* were given *allocation*, all of them, by another plugin."""
+def was_given_by_another_plugin(pods: Sequence[AllocatedPod], allocation: DeviceAllocation) -> bool:
+    """Whether the containers of *pods* were given *allocation*, all of them, by another plugin: one
+    of which the kubelet does not say what was answered may have it from us."""
     answers = [answer for pod in pods for answer in pod.answers]
-    return bool(answers) and not any(_is_our_answer(each, allocation) for each in answers)
+    are_known = 0 < len(answers) == sum(len(pod.containers) for pod in pods)
+    return are_known and not any(_is_our_answer(each, allocation) for each in answers)
 
 
 def _is_our_answer(answer: ContainerResponse, allocation: DeviceAllocation) -> bool:

@@ -6,7 +6,7 @@ our records are lost: what they name is made again before it is needed.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
@@ -20,9 +20,10 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
+    Giver,
     Pods,
     Use,
-    given_by_us,
+    by_giver,
     have_gone,
     held_allocations,
     holding_pods,
@@ -38,6 +39,9 @@ from dra_driver.plugin.device_plugin.pods import AllocatedPods
 from dra_driver.plugin.node_api.current import NodeApi
 
 log = logging.getLogger(__name__)
+
+Given = Mapping[Giver, Sequence[AllocatedContainer]]
+"""The containers with devices, by who gave them these."""
 
 _OFTEN_SECONDS, _OFTEN_FOR_SECONDS = 1.0, 10.0
 _DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end
@@ -77,7 +81,8 @@ class AllocationReconciler:
         self._missing_since: dict[ClaimUid, tuple[float, frozenset[PodUid]]] = {}
         self._again_at: float | None = None  # when something will have been missing for long enough
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
-        self.others: tuple[str, ...] = ()  # pods that have GPUs by another device plugin, then
+        # Pods that have GPUs by another device plugin, then, or by one that is not known.
+        self.others: tuple[str, ...] = ()
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
         # The last look saw all that containers have, and what this driver gave of that is recorded.
@@ -108,14 +113,16 @@ class AllocationReconciler:
         if state is ApiState.OFF and not self._recorded():
             self.knows_all = False
             return UNTIL_WOKEN
-        containers, pods = self._containers_and_pods()
+        given, pods = self._given_and_pods()
         self._note_ready(state)  # to prepare something again can take long
-        lost = unrecorded(containers, self._recorded(), pods, self._names)
+        lost = unrecorded(given[Giver.US], self._recorded(), pods, self._names)
         if lost and state is not ApiState.OFF:
             for allocation in lost:
                 self._prepare_again(allocation)
-            containers, pods = self._containers_and_pods()  # they may be others by now
-        missing = unrecorded(containers, self._recorded(), pods, self._names)
+            given, pods = self._given_and_pods()  # they may be others by now
+        ours = given[Giver.US]
+        maybe_ours = (*ours, *given[Giver.UNKNOWN])
+        missing = unrecorded(maybe_ours, self._recorded(), pods, self._names)
         self.knows_all = not missing
         self._forget_damaged({allocation_uid(allocation) for allocation in missing})
         records = self._recorded()
@@ -126,7 +133,7 @@ class AllocationReconciler:
         }
         self._again_at = None
         for record in records:
-            self._look_at(record, containers, pods)
+            self._look_at(record, ours, pods)
         return self._next_look(state, records)
 
     def _next_look(self, state: ApiState, records: Sequence[ClaimRecord]) -> float | None:
@@ -138,23 +145,21 @@ class AllocationReconciler:
             None if self._again_at is None else max(self._again_at - self._clock(), _SOON_SECONDS)
         )
 
-    def _containers_and_pods(self) -> tuple[Sequence[AllocatedContainer], Pods | None]:
+    def _given_and_pods(self) -> tuple[Given, Pods | None]:
         containers = self._pods.containers()
         pods = self._pods.pods() if containers or self._recorded() else {}
         self.held = held_allocations(containers, pods, self._names)
-        ours = self._given_by_us(containers)
-        theirs = [each for each in containers if each not in ours]
-        self.others = holding_pods(theirs, pods, self._names)
-        return ours, pods
+        given = self._by_giver(containers)
+        self.others = holding_pods((*given[Giver.OTHER], *given[Giver.UNKNOWN]), pods, self._names)
+        return given, pods
 
-    def _given_by_us(
-        self, containers: Sequence[AllocatedContainer]
-    ) -> Sequence[AllocatedContainer]:
-        return given_by_us(containers, self._recorded(), bool(self._api.choice.other_plugin))
+    def _by_giver(self, containers: Sequence[AllocatedContainer]) -> Given:
+        return by_giver(containers, self._recorded(), bool(self._api.choice.other_plugin))
 
     def _forget_damaged(self, missing: Collection[ClaimUid]) -> None:
         """Of a record that cannot be read nothing is known but the devices that containers have:
-        what these have is recorded again by now, or *missing*."""
+        what these have is recorded again by now, or *missing*, also where nobody knows who gave
+        it."""
         for aside in self._ledger.set_aside():
             if is_allocation(aside.uid) and not aside.release and aside.uid not in missing:
                 facts = {"uid": aside.uid, "path": str(aside.path), "reason": aside.reason}
@@ -236,7 +241,8 @@ class AllocationReconciler:
         facts = {"claim": str(record.claim), "ids": list(allocation.ids)}
 
         def gone() -> bool:  # the kubelet may have given it to a new pod meanwhile
-            return uids_with(allocation, self._given_by_us(self._pods.containers())) <= ended
+            ours = self._by_giver(self._pods.containers())[Giver.US]
+            return uids_with(allocation, ours) <= ended
 
         try:
             taken = self._preparer.take_back_if(record.claim, gone)

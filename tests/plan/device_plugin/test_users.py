@@ -26,10 +26,11 @@ from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
+    Giver,
     Use,
     as_recorded,
+    by_giver,
     foreign_devices,
-    given_by_us,
     have_gone,
     held_allocations,
     holding_pods,
@@ -80,31 +81,55 @@ BY_FILES = ContainerResponse(mounts=(HostMount(f"/metadata/{UID}/gpu.json", "/gp
 BY_NVIDIAS = ContainerResponse(env=(("NVIDIA_VISIBLE_DEVICES", "GPU-0"),))
 
 
+def only(giver: Giver, given: AllocatedContainer) -> dict[Giver, list[AllocatedContainer]]:
+    return {each: [given] if each is giver else [] for each in Giver}
+
+
 @pytest.mark.parametrize(
-    ("answer", "is_ours"), [(BY_NAMES, True), (BY_FILES, True), (BY_NVIDIAS, False)]
+    ("answer", "giver"),
+    [
+        (BY_NAMES, Giver.US),
+        (BY_FILES, Giver.US),
+        (BY_NVIDIAS, Giver.OTHER),
+        (ContainerResponse(), Giver.OTHER),
+    ],
+    ids=["by names", "by files", "NVIDIA's", "NVIDIA's by annotations"],
 )
 @pytest.mark.parametrize("beside_other", [True, False])
 @pytest.mark.parametrize("records", [(), (recorded("0"),)], ids=["not recorded", "recorded"])
-def test_the_kubelets_answer_says_who_gave_a_device(answer, is_ours, beside_other, records):
+def test_the_kubelets_answer_says_who_gave_a_device(answer, giver, beside_other, records):
     given = replace(container("a", "0"), answer=answer)
 
-    assert given_by_us([given], records, beside_other) == ((given,) if is_ours else ())
+    assert by_giver([given], records, beside_other) == only(giver, given)
     having = pods_with(allocation("0"), [given], pods(node_pod("a")))
-    assert was_given_by_another_plugin(having, allocation("0")) is not is_ours
+    assert was_given_by_another_plugin(having, allocation("0")) is (giver is Giver.OTHER)
 
 
 @pytest.mark.parametrize(
-    ("records", "beside_other", "is_ours"),
-    [((), True, False), ((), False, True), ((recorded("0"),), True, True)],
+    ("records", "beside_other", "giver"),
+    [
+        ((), True, Giver.UNKNOWN),
+        ((), False, Giver.US),
+        ((recorded("0"),), True, Giver.US),
+        ((recorded("1"),), True, Giver.UNKNOWN),
+    ],
 )
 def test_without_an_answer_what_is_recorded_is_ours_and_the_rest_where_nobody_else_is(
-    records, beside_other, is_ours
+    records, beside_other, giver
 ):
     given = container("a", "0")
 
-    assert given_by_us([given], records, beside_other) == ((given,) if is_ours else ())
+    assert by_giver([given], records, beside_other) == only(giver, given)
     having = pods_with(allocation("0"), [given], pods(node_pod("a")))
     assert not was_given_by_another_plugin(having, allocation("0"))
+
+
+def test_a_gpu_is_another_plugins_only_where_the_kubelet_says_so_of_each_container_with_it():
+    theirs = replace(container("gone", "0"), answer=BY_NVIDIAS)
+    having = pods_with(allocation("0"), [theirs, container("a", "0")], pods(node_pod("a")))
+
+    assert not was_given_by_another_plugin(having, allocation("0"))
+    assert not was_given_by_another_plugin((), allocation("0"))
 
 
 def test_pods_that_have_devices_are_named_as_far_as_they_are_known():

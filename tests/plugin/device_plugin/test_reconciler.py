@@ -420,17 +420,52 @@ def test_a_gpu_that_another_device_plugin_gave_out_next_is_no_longer_that_of_our
     assert everything_is_gone(world)
 
 
-@pytest.mark.parametrize(("choice", "expected"), [(ON, ["train"]), (OTHER_PLUGIN, [])])
-def test_where_nobody_says_who_gave_it_what_is_not_recorded_is_ours_unless_another_plugin_is_there(
-    tmp_path, choice, expected
-):
+def test_where_nobody_says_who_gave_it_what_is_not_recorded_is_ours(tmp_path):
     world = AllocationWorld(tmp_path)
-    world.choice.set(choice)
     give_by_another_plugin(world, "train", whole(1), answer=None)
 
     look(world)
 
-    assert world.pods_of(whole(1)) == expected
+    assert world.pods_of(whole(1)) == ["train"]
+    assert world.reconciler.knows_all
+
+
+def test_beside_another_plugin_who_has_what_is_known_once_the_kubelet_says_who_gave_it(tmp_path):
+    world = AllocationWorld(tmp_path)
+    world.choice.set(OTHER_PLUGIN)
+    give_by_another_plugin(world, "train", whole(1), answer=None)
+
+    look(world)
+    assert world.nothing_left
+    assert not world.reconciler.knows_all, "it may be ours"
+    assert world.reconciler.others == ("pod ml/train",)
+    world.end("train", deleted=False)
+    look(world)
+
+    assert world.reconciler.knows_all
+    assert world.reconciler.others == ()
+
+
+def test_a_damaged_record_is_kept_while_nobody_says_who_gave_its_devices(tmp_path):
+    world = AllocationWorld(tmp_path)
+    answer = world.admit("train", whole(1))
+    world.run("train", whole(1))
+    world.users.alive.clear()
+    (path,) = (world.directory / "claims/boot-1").glob("*.json")
+    path.write_text("{")
+    world.start()
+    world.choice.set(OTHER_PLUGIN)
+    given, world.containers = world.containers, []
+    give_by_another_plugin(world, "train", whole(1), answer=None)
+
+    look(world)
+    assert [aside.uid for aside in world.ledger.set_aside()] == [world.uid(whole(1))]
+    assert not world.reconciler.knows_all
+    assert set(answer.cdi_names) <= world.cdi_names
+    world.containers = given
+    look(world)
+
+    assert world.pods_of(whole(1)) == ["train"]
     assert world.reconciler.knows_all
 
 
