@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.cli.doctor.api_checks import API, api_findings, check_api, check_pods
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Level
@@ -17,6 +18,7 @@ from dra_driver.settings import DoctorSettings
 from tests.builders import POOL, claim, claim_document
 from tests.fakes.connected import client, server
 from tests.fakes.poison import own_host
+from tests.kubeletplugin.device_plugin.test_checkpoint import encoded
 from tests.kubeletplugin.device_plugin.test_checkpoint import entry as given_to
 from tests.kubeletplugin.device_plugin.test_checkpoint import write as write_checkpoint
 from tests.plugin.conftest import home, put_device_class, put_node
@@ -89,7 +91,9 @@ def test_pods_of_another_device_plugin_that_a_node_waits_for_are_named(scene, se
     put_pod(server, "theirs")
     (pod,) = server.objects("pods")
     scene.served(DEVICE_PLUGIN)
-    write_checkpoint(scene.settings.device_plugin_dir, given_to(pod["metadata"]["uid"]))
+    nvidias = messages.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-0"})
+    given = given_to(pod["metadata"]["uid"]) | {"AllocResp": encoded(nvidias)}
+    write_checkpoint(scene.settings.device_plugin_dir, given)
     [(level, message)] = scene.findings()
     assert level is Level.WARN
     assert "DRA is to come" in message

@@ -99,12 +99,14 @@ def _parsed(text: bytes) -> _Contents:
 
 def _containers(entries: Iterable[Any]) -> Iterator[AllocatedContainer]:
     for entry in entries:
+        kept = entry.get("AllocResp")
         yield AllocatedContainer(
             PodUid(_text(entry["PodUID"])),
             _text(entry["ContainerName"]),
             ResourceName(_text(entry["ResourceName"])),
             tuple(sorted(_ids(entry["DeviceIDs"] or {}))),
-            _answer(entry.get("AllocResp") or ""),
+            # Kubelets before 1.28 keep nothing of an answer by CDI names.
+            _answer(kept) if kept else None,
         )
 
 

@@ -49,6 +49,16 @@ def write(directory, *entries):
     os.replace(new, directory / "kubelet_internal_checkpoint")
 
 
+def encoded(answer):
+    return base64.b64encode(answer.SerializeToString()).decode()
+
+
+def answer_in(checkpoint):
+    """Which the kubelet has kept of the only container."""
+    (known,) = checkpoint.containers()
+    return known.answer
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     return KubeletCheckpoint(tmp_path)
@@ -83,14 +93,27 @@ def test_what_the_kubelet_was_answered_is_kept_in_it(checkpoint, tmp_path):
         ],
         cdi_devices=[messages.CDIDevice(name="x/y=z")],
     )
-    kept = base64.b64encode(answer.SerializeToString()).decode()
-    write(tmp_path, entry() | {"AllocResp": kept})
+    write(tmp_path, entry() | {"AllocResp": encoded(answer)})
 
-    (known,) = checkpoint.containers()
-
-    assert known.answer == ContainerResponse(
+    assert answer_in(checkpoint) == ContainerResponse(
         ("x/y=z",), (("A", "1"),), (HostMount("/out", "/in"),), (HostDevice("/dev/b", "/dev/a"),)
     )
+
+
+@pytest.mark.parametrize("kept", [{}, {"AllocResp": None}, {"AllocResp": ""}])
+def test_where_the_kubelet_has_kept_no_answer_it_is_not_known(checkpoint, tmp_path, kept):
+    without = {name: value for name, value in entry().items() if name != "AllocResp"}
+    write(tmp_path, without | kept)
+
+    assert answer_in(checkpoint) is None
+
+
+def test_an_answer_by_annotations_is_one(checkpoint, tmp_path):
+    """NVIDIA's device plugin can answer so, and ours does not."""
+    answer = messages.ContainerAllocateResponse(annotations={"cdi.k8s.io/nvidia": "nvidia.com/gpu"})
+    write(tmp_path, entry() | {"AllocResp": encoded(answer)})
+
+    assert answer_in(checkpoint) == ContainerResponse()
 
 
 def test_it_is_read_again_when_the_kubelet_has_written_it_and_not_before(checkpoint, tmp_path):
