@@ -176,11 +176,13 @@ def holder_names(records: Iterable[ClaimRecord], api: AllocationApi) -> tuple[st
 
 
 def device_plugin_holders(records: Iterable[ClaimRecord], damaged: int) -> DevicePluginHolders:
-    """Who has GPUs by the device-plugin API. Each of the *damaged* records may be of one more."""
+    """Who has GPUs by the device-plugin API. Each of the *damaged* records may be of one more. Pods
+    of which the API server did not tell have no namespace, and count only."""
     of_api = [each for each in records if _api_of(each) is AllocationApi.DEVICE_PLUGIN]
-    pods = {f"{each.claim.namespace}/{pod.name}" for each in of_api for pod in each.pods}
-    unnamed = damaged + sum(not each.pods for each in of_api)
-    return DevicePluginHolders(tuple(sorted(pods)[:MOST_NAMED]), len(pods) + unnamed)
+    pods = {(each.claim.namespace, pod.name) for each in of_api for pod in each.pods}
+    names = sorted(f"{namespace}/{name}" for namespace, name in pods if namespace)
+    without_pods = damaged + sum(not each.pods for each in of_api)
+    return DevicePluginHolders(tuple(names[:MOST_NAMED]), len(pods) + without_pods)
 
 
 def held_api(

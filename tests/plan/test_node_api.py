@@ -15,7 +15,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.profiles import AllocationApi
-from dra_driver.model.records import DeviceAllocation
+from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import (
     DEVICE_PLUGIN_USES,
@@ -327,16 +327,28 @@ def test_where_pods_get_gpus_by_the_device_plugin_api_the_node_says_what_they_as
 LONGEST_POD, LONGEST_NAMESPACE = "p" * 249, "n" * 63
 
 
-@given(names_of_resources, st.integers(0, 600), st.integers(0, 5), st.integers(0, 5))
-@example(ResourceNames(*(f"{'a' * 253}/{'b' * 63}" for _ in range(3))), 600, 0, 0)
+def held_in(namespace: str, n: int, *pods: str) -> ClaimRecord:
+    """The GPU of number *n*, by *pods* of that namespace."""
+    held = allocated_record(f"GPU-{n}", pods=pods)
+    return replace(held, claim=replace(held.claim, namespace=namespace))
+
+
+@given(
+    names_of_resources,
+    st.integers(0, 600),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+@example(ResourceNames(*(f"{'a' * 253}/{'b' * 63}" for _ in range(3))), 600, 0, 0, 0)
+@example(ResourceNames(), 0, 1, 0, 0)
 def test_however_many_pods_have_gpus_what_commands_read_counts_all_in_8_kib(
-    names: ResourceNames, pods: int, unknown: int, damaged: int
+    names: ResourceNames, pods: int, untold: int, unknown: int, damaged: int
 ) -> None:
-    known = [allocated_record(f"GPU-{n}", pods=(f"{LONGEST_POD}{n:04}",)) for n in range(pods)]
-    known = [
-        replace(each, claim=replace(each.claim, namespace=LONGEST_NAMESPACE)) for each in known
-    ]
-    without_pods = [allocated_record(f"GPU-{n}-") for n in range(unknown)]
+    """*untold*: pods of which the API server does not tell."""
+    known = [held_in(LONGEST_NAMESPACE, n, f"{LONGEST_POD}{n:04}") for n in range(pods)]
+    known += [held_in("", n, f"6f1d1a52-{n:04}") for n in range(untold)]
+    without_pods = [held_in("", n) for n in range(unknown)]
     holders = device_plugin_holders([record("by-a-claim"), *without_pods, *known], damaged)
     choice = ApiChoice(DEVICE_PLUGIN, False, DEVICE_PLUGIN, other_plugin="x", holders=holders)
     use = device_plugin_use(choice, names)
@@ -345,7 +357,8 @@ def test_however_many_pods_have_gpus_what_commands_read_counts_all_in_8_kib(
     text = DEVICE_PLUGIN_USES.encode(use)
     assert len(text) <= 8192
     assert DEVICE_PLUGIN_USES.decode(text) == use
-    assert holders.count == pods + unknown + damaged
+    assert holders.problem == ""
+    assert holders.count == pods + untold + unknown + damaged
     first = range(min(pods, MOST_NAMED))
     assert holders.pods == tuple(f"{LONGEST_NAMESPACE}/{LONGEST_POD}{n:04}" for n in first)
 
