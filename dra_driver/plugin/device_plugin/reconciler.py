@@ -134,12 +134,13 @@ class AllocationReconciler:
         self._again_at = None
         for record in records:
             self._look_at(record, ours, pods)
-        return self._next_look(state, records)
+        return self._next_look(state)
 
-    def _next_look(self, state: ApiState, records: Sequence[ClaimRecord]) -> float | None:
+    def _next_look(self, state: ApiState) -> float | None:
         if self._clock() < self._often_until:
             return _OFTEN_SECONDS
-        if state is ApiState.DRAINING and records:
+        waits_for_others = self.others and self._api.choice.waits_for
+        if state is ApiState.DRAINING or waits_for_others:
             return _DRAINING_SECONDS
         return (
             None if self._again_at is None else max(self._again_at - self._clock(), _SOON_SECONDS)

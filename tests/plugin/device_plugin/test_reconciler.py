@@ -251,12 +251,27 @@ def test_a_node_that_gives_out_by_dra_asks_nobody_once_nothing_is_recorded(world
     assert everything_is_gone(world)
 
 
-def test_a_node_that_waits_for_pods_to_end_looks_often(world):
-    world.admit("train", replica(0))
+@pytest.mark.parametrize("pods", [("train",), ()])
+def test_a_node_that_goes_to_the_other_api_looks_often(world, pods):
+    for pod in pods:
+        world.admit(pod, replica(0))
     assert look(world) is None
     world.choice.set(DRAINING)
 
     assert look(world) == 5.0
+
+
+@pytest.mark.parametrize(("waits_for", "seconds"), [(("pod ml/theirs",), 5.0), ((), None)])
+def test_a_node_that_waits_for_pods_of_another_device_plugin_looks_often(
+    tmp_path, waits_for, seconds
+):
+    world = AllocationWorld(tmp_path)
+    world.choice.set(replace(ON, waits_for=waits_for))
+    give_by_another_plugin(world, "theirs", whole(1))
+
+    assert look(world) == seconds
+    world.end("theirs", deleted=False)
+    assert look(world) is None
 
 
 def test_a_node_without_pods_asks_the_api_server_nothing(tmp_path):
