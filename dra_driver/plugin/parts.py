@@ -87,9 +87,9 @@ class PluginParts:
     publish: Callable[[], None] = field(init=False)  # for the first time; later by itself
 
     # Set by what serves the device-plugin API: whether the ledger has a record of each
-    # container with devices of ours, also of those that came before this process; and the pods
-    # that have devices of another device plugin.
-    allocations_known: Callable[[], bool] = field(default=lambda: True)
+    # container with devices of ours, also of those that came before this process, by a look that
+    # began at a monotonic time or later; and the pods that have devices of another device plugin.
+    allocations_known: Callable[[float], bool] = field(default=lambda since: True)
     pods_of_others: Callable[[], tuple[str, ...]] = field(default=tuple)
 
     # Set by ``health.start``.

@@ -99,7 +99,7 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         lambda: (),
         lambda: read_ledger_directory(ledger),
         claims,
-        lambda: True,
+        lambda since: True,
         lambda: _pods_of_others(settings, cluster),
     )
     return NodeApiFacts(

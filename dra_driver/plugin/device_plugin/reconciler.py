@@ -85,13 +85,20 @@ class AllocationReconciler:
         self.others: tuple[str, ...] = ()
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
-        # The last look saw all that containers have, and what this driver gave of that is recorded.
-        self.knows_all = False
+        # When the last look began, if it saw all that containers have, and what this driver gave of
+        # that is recorded.
+        self._knew_all_at: float | None = None
         self.mended = 0  # how often something was put right
 
     def look_often(self) -> None:
         """For a while: something was given out that is not prepared."""
         self._often_until = self._clock() + _OFTEN_FOR_SECONDS
+
+    def knows_all(self, since: float = float("-inf")) -> bool:
+        """Whether the ledger has all that this driver gave to containers, by a look that began at
+        *since* or later."""
+        knew_all_at = self._knew_all_at
+        return knew_all_at is not None and knew_all_at >= since
 
     def look(self) -> float | None:
         """One look; the seconds until the next. NodeError: nothing is known now."""
@@ -99,7 +106,7 @@ class AllocationReconciler:
         try:
             return self._look(state)
         except BaseException:
-            self.knows_all = False
+            self._knew_all_at = None
             raise
         finally:
             self._note_ready(state)
@@ -111,8 +118,9 @@ class AllocationReconciler:
 
     def _look(self, state: ApiState) -> float | None:
         if state is ApiState.OFF and not self._recorded():
-            self.knows_all = False
+            self._knew_all_at = None
             return UNTIL_WOKEN
+        began = self._clock()
         given, pods = self._given_and_pods()
         self._note_ready(state)  # to prepare something again can take long
         lost = unrecorded(given[Giver.US], self._recorded(), pods, self._names)
@@ -123,7 +131,7 @@ class AllocationReconciler:
         ours = given[Giver.US]
         maybe_ours = (*ours, *given[Giver.UNKNOWN])
         missing = unrecorded(maybe_ours, self._recorded(), pods, self._names)
-        self.knows_all = not missing
+        self._knew_all_at = None if missing else began
         self._forget_damaged({allocation_uid(allocation) for allocation in missing})
         records = self._recorded()
         self._missing_since = {

@@ -62,7 +62,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         lambda: parts.labels.status,
     )
     allocations.refused = listing.refused
-    parts.allocations_known = lambda: reconciler.knows_all
+    parts.allocations_known = reconciler.knows_all
     parts.pods_of_others = lambda: reconciler.others
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server, listing)
     parts.after_publishing.append(server.start)

@@ -44,7 +44,7 @@ class ChoiceInputs:
     resource: str  # our extended resource; empty: none is configured
     asked: Callable[[], AllocationApi | None]  # by the profile in force
     cluster: Callable[[bool], ClusterFacts]  # for the first time, or again
-    holder_names: Callable[[AllocationApi], tuple[str, ...] | None]
+    holder_names: Callable[[AllocationApi, float], tuple[str, ...] | None]  # asked since when
     device_plugin_holders: Callable[[], DevicePluginHolders | None]  # where another plugin is, too
     other_sockets: Callable[[], tuple[str, ...]]  # of other device plugins for NVIDIA's GPUs
     foreign: Callable[[], Mapping[ResourceName, DeviceId]]  # devices that others list as ours
@@ -187,7 +187,8 @@ class ApiChooser:
             return choice
         if self._is_draining and not facts.draining:
             return choice  # who holds something is asked once nothing can come any more
-        return choose_api(replace(facts, holder_names=self._inputs.holder_names(serving)))
+        since = float("-inf") if self._drained_since is None else self._drained_since
+        return choose_api(replace(facts, holder_names=self._inputs.holder_names(serving, since)))
 
     @property
     def _is_draining(self) -> bool:

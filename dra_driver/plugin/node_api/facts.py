@@ -120,22 +120,24 @@ class Holders:
         records: Callable[[], tuple[ClaimRecord, ...]],
         recorded: Callable[[], Records],
         claims: ClaimReader,
-        allocations_known: Callable[[], bool],
+        allocations_known: Callable[[float], bool],
         others: Callable[[], tuple[str, ...]],
     ) -> None:
         """*records*: what this process knows. *recorded*: what is on the disk, also by another
         process of ours. *allocations_known*: whether the ledger has all of ours that the kubelet
-        gave out by the device-plugin API. *others*: pods that have GPUs by another device plugin,
-        as was known then."""
+        gave out by the device-plugin API, by a look that began at a monotonic time or later.
+        *others*: pods that have GPUs by another device plugin, as was known then."""
         self._records = records
         self._recorded = recorded
         self._claims = claims
         self._allocations_known = allocations_known
         self._others = others
 
-    def names(self, api: AllocationApi) -> tuple[str, ...] | None:
-        """Pods and claims, by name; None: it is not known now. The cluster's claims are listed only
-        where no record tells of any."""
+    def names(self, api: AllocationApi, since: float = float("-inf")) -> tuple[str, ...] | None:
+        """Pods and claims, by name; None: it is not known now. That nobody holds anything by the
+        device-plugin API is known if the kubelet was asked at *since*, a monotonic time, or later.
+        The cluster's claims are listed only where no record tells of any."""
+        are_known = self._allocations_known(since)  # first: what is asked next is as new
         known = self._known()
         if known is None:
             return None
@@ -147,7 +149,7 @@ class Holders:
         if names:
             return tuple(names)
         if api is AllocationApi.DEVICE_PLUGIN:
-            return () if self._allocations_known() else None
+            return () if are_known else None
         try:
             return tuple(f"claim {name}" for name in self._claims.on_this_node())
         except ApiServerError as e:
@@ -157,7 +159,7 @@ class Holders:
     def of_device_plugin(self) -> DevicePluginHolders | None:
         """Who has GPUs of this driver by the device-plugin API; None: not all of them are known
         now."""
-        known = self._known() if self._allocations_known() else None
+        known = self._known() if self._allocations_known(float("-inf")) else None
         return device_plugin_holders(known[0].values(), len(known[1])) if known else None
 
     def _known(self) -> Records | None:

@@ -163,7 +163,7 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         parts.ledger.records,
         lambda: read_ledger_directory(ledger_directory),
         parts.claims,
-        lambda: parts.allocations_known(),
+        lambda since: parts.allocations_known(since),
         lambda: parts.pods_of_others(),
     )
 

@@ -340,34 +340,40 @@ def test_a_damaged_record_that_no_pod_needs_is_forgotten_once_nothing_uses_it(wo
 
 
 def test_it_is_known_that_nobody_else_has_anything_only_where_that_was_seen(world):
-    assert not world.reconciler.knows_all
+    assert not world.reconciler.knows_all()
     world.admit("train", replica(0))
     look(world)
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
 
     world.node.agent = False
     world.admit("other", replica(1))
     look(world)
-    assert not world.reconciler.knows_all, "what the other pod has is not recorded"
+    assert not world.reconciler.knows_all(), "what the other pod has is not recorded"
     world.node.agent = True
     look(world)
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
 
     world.checkpoint_error = NodeError("it cannot be read")
     with pytest.raises(NodeError):
         look(world)
-    assert not world.reconciler.knows_all
+    assert not world.reconciler.knows_all()
 
 
-def test_what_is_known_stays_known_while_a_look_takes_long(world):
+def test_what_is_known_stays_known_while_a_look_takes_long_and_is_as_old_as_its_look(world):
     world.admit("train", replica(0))
-    look(world)
+    look(world, 1)
     known = []
-    world.before_pods = lambda: known.append(world.reconciler.knows_all)
 
-    look(world)
+    def ask_meanwhile():
+        world.now += 10
+        known.append((world.reconciler.knows_all(1), world.reconciler.knows_all(2)))
 
-    assert known == [True]
+    world.before_pods = ask_meanwhile
+    look(world, 1)
+
+    assert known == [(True, False)]
+    assert world.reconciler.knows_all(2)
+    assert not world.reconciler.knows_all(3)
 
 
 OTHER_PLUGIN = replace(DRAINING, other_plugin="another device plugin is here")
@@ -395,7 +401,7 @@ def test_what_another_device_plugin_gave_is_never_recorded_and_all_of_ours_is_kn
         look(world, 60)
 
     assert [record.allocation for record in world.ledger.records()] == [allocated(whole(0))]
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
     assert world.reconciler.others == ("pod ml/theirs",)
     assert allocated(id_) in world.reconciler.held, "it does not leave a list"
     world.end("theirs", deleted=False)
@@ -442,7 +448,7 @@ def test_where_nobody_says_who_gave_it_what_is_not_recorded_is_ours(tmp_path):
     look(world)
 
     assert world.pods_of(whole(1)) == ["train"]
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
 
 
 def test_beside_another_plugin_who_has_what_is_known_once_the_kubelet_says_who_gave_it(tmp_path):
@@ -452,12 +458,12 @@ def test_beside_another_plugin_who_has_what_is_known_once_the_kubelet_says_who_g
 
     look(world)
     assert world.nothing_left
-    assert not world.reconciler.knows_all, "it may be ours"
+    assert not world.reconciler.knows_all(), "it may be ours"
     assert world.reconciler.others == ("pod ml/train",)
     world.end("train", deleted=False)
     look(world)
 
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
     assert world.reconciler.others == ()
 
 
@@ -475,13 +481,13 @@ def test_a_damaged_record_is_kept_while_nobody_says_who_gave_its_devices(tmp_pat
 
     look(world)
     assert [aside.uid for aside in world.ledger.set_aside()] == [world.uid(whole(1))]
-    assert not world.reconciler.knows_all
+    assert not world.reconciler.knows_all()
     assert set(answer.cdi_names) <= world.cdi_names
     world.containers = given
     look(world)
 
     assert world.pods_of(whole(1)) == ["train"]
-    assert world.reconciler.knows_all
+    assert world.reconciler.knows_all()
 
 
 class UsersWhileTheKubeletGoesOn(FakeUsers):

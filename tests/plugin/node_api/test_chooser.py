@@ -112,6 +112,22 @@ def test_what_comes_while_the_node_drains_takes_it_back(world, api):
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_that_nobody_held_anything_before_the_node_drained_is_no_answer(world, api):
+    """Something may have been given out until then, of which the kubelet was not asked yet."""
+    serving(world, api)
+    world.asked_at = world.now
+    world.asked = OTHER[api]
+    world.step(1.0)
+    assert world.state(api) is DRAINING
+    world.settle(SETTLE_SECONDS + 5)
+    assert world.served == {api}
+
+    world.asked_at = float("inf")
+    world.settle()
+    assert world.state(OTHER[api]) is ON
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_a_node_goes_back_as_it_came(world, api):
     serving(world, api)
     serving(world, OTHER[api])

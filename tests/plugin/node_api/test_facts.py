@@ -157,7 +157,7 @@ class HolderScene:
         self.known = ()
         self.on_disk = {}
         self.damaged = {}
-        self.allocations_known = True
+        self.asked_at = 100.0  # what containers have; None: they have something not recorded
         self.others = ()
         self.error = None
         claims = ClaimReader(ResourceApi(client), CLASS, "node-1")
@@ -165,7 +165,7 @@ class HolderScene:
             lambda: self.known,
             self.recorded,
             claims,
-            lambda: self.allocations_known,
+            lambda since: self.asked_at is not None and self.asked_at >= since,
             lambda: self.others,
         )
 
@@ -221,9 +221,9 @@ def test_beside_another_device_plugin_all_count_and_those_are_named_whose_pods_a
 
 def test_who_has_gpus_is_not_known_while_some_that_the_kubelet_gave_out_may_be_missing(scene):
     scene.known = (allocated_record("GPU-1", pods=("old",)),)
-    scene.allocations_known = False
+    scene.asked_at = None
     assert scene.holders.of_device_plugin() is None
-    scene.allocations_known, scene.error = True, NodeError("the disk fails")
+    scene.asked_at, scene.error = 100.0, NodeError("the disk fails")
     assert scene.holders.of_device_plugin() is None
 
 
@@ -236,6 +236,14 @@ def test_pods_of_another_device_plugin_hold_gpus_and_have_none_of_this_driver(sc
     assert scene.holders.of_device_plugin() == DevicePluginHolders(("default/old",), 1)
 
 
+def test_that_nobody_has_a_gpu_is_known_from_a_look_that_began_late_enough(scene):
+    assert scene.holders.names(DEVICE_PLUGIN, 100.0) == ()
+    assert scene.holders.names(DEVICE_PLUGIN, 100.5) is None
+    assert scene.holders.of_device_plugin() == DevicePluginHolders()
+    scene.others = ("pod ml/theirs",)
+    assert scene.holders.names(DEVICE_PLUGIN, 100.5) == ("pod ml/theirs",)
+
+
 def test_a_claim_holds_from_its_allocation_on(server, scene):
     server.put(claim_document(claim("gpu-0", name="coming")))
     assert scene.holders.names(DRA) == ("claim default/coming",)
@@ -246,7 +254,7 @@ def test_a_claim_holds_from_its_allocation_on(server, scene):
 def test_what_cannot_be_asked_is_no_answer(server, scene, error):
     scene.error = error
     server.fail(503, times=10**6)
-    scene.allocations_known = False
+    scene.asked_at = None
     assert scene.holders.names(DRA) is None
     assert scene.holders.names(DEVICE_PLUGIN) is None
 

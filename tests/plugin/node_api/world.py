@@ -53,6 +53,7 @@ class World:
         self.asked: AllocationApi | None = AUTO
         self.cluster = cluster
         self.holders: dict[AllocationApi, tuple[str, ...] | None] = {DRA: (), DEVICE_PLUGIN: ()}
+        self.asked_at = float("inf")  # who holds something
         self.gpu_holders: DevicePluginHolders | None = DevicePluginHolders()
         self.sockets: tuple[str, ...] = ()
         self.foreign: dict[ResourceName, DeviceId] = {}
@@ -113,9 +114,9 @@ class World:
         self.looks += 1
         return self.cluster
 
-    def _holders(self, api: AllocationApi) -> tuple[str, ...] | None:
+    def _holders(self, api: AllocationApi, since: float) -> tuple[str, ...] | None:
         self.lists += 1
-        return self.holders[api]
+        return self.holders[api] if self.asked_at >= since else None
 
     def _act(self) -> None:
         """What serves the APIs follows the choice."""
