@@ -101,6 +101,16 @@ def test_pods_of_another_device_plugin_that_a_node_waits_for_are_named(scene, se
 
     server.deny("list", "pods")
     [(_, message)] = scene.findings()
+    assert "waits for an answer to who holds GPUs" in message
+
+
+def test_before_the_kubelet_has_written_who_has_devices_that_is_what_a_node_waits_for(scene):
+    scene.served(DEVICE_PLUGIN)
+    [(_, message)] = scene.findings()
+    assert "waits for an answer to who holds GPUs" in message
+
+    write_checkpoint(scene.settings.device_plugin_dir)
+    [(_, message)] = scene.findings()
     assert "waits for" not in message
 
 

@@ -114,14 +114,16 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     )
 
 
-def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[str, ...]:
-    """Those that have GPUs by another device plugin, as far as the kubelet and the API server
+def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[str, ...] | None:
+    """Those that have GPUs by another device plugin. None: the kubelet or the API server does not
     tell."""
     try:
-        containers = KubeletCheckpoint(settings.device_plugin_dir).containers() or ()
+        containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
         pods = PodReader(cluster.server).on_node(settings.node_name)
     except (ApiServerError, NodeError):
-        return ()
+        return None
+    if containers is None:
+        return None
     theirs = by_giver(containers, (), beside_other=False)[Giver.OTHER]
     return holding_pods(theirs, {pod.pod.uid: pod for pod in pods}, resource_names(settings))
 

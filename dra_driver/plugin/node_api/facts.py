@@ -121,12 +121,13 @@ class Holders:
         recorded: Callable[[], Records],
         claims: ClaimReader,
         allocations_known: Callable[[float], bool],
-        others: Callable[[], tuple[str, ...]],
+        others: Callable[[], tuple[str, ...] | None],
     ) -> None:
         """*records*: what this process knows. *recorded*: what is on the disk, also by another
         process of ours. *allocations_known*: whether the ledger has all of ours that the kubelet
         gave out by the device-plugin API, by a look that began at a monotonic time or later.
-        *others*: pods that have GPUs by another device plugin, as was known then."""
+        *others*: pods that have GPUs by another device plugin, as was known then; None:
+        that is not known."""
         self._records = records
         self._recorded = recorded
         self._claims = claims
@@ -144,12 +145,13 @@ class Holders:
         records, damaged = known
         names = [*holder_names(records.values(), api)]
         names += (f"the claim with UID {uid}, whose record cannot be read" for uid in damaged)
-        if api is AllocationApi.DEVICE_PLUGIN:
-            names += self._others()
-        if names:
-            return tuple(names)
-        if api is AllocationApi.DEVICE_PLUGIN:
-            return () if are_known else None
+        if api is not AllocationApi.DEVICE_PLUGIN:
+            return tuple(names) or self._claim_names()
+        others = self._others()
+        names += others or ()
+        return tuple(names) if names or (are_known and others is not None) else None
+
+    def _claim_names(self) -> tuple[str, ...] | None:
         try:
             return tuple(f"claim {name}" for name in self._claims.on_this_node())
         except ApiServerError as e:

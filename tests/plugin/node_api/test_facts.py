@@ -244,6 +244,13 @@ def test_that_nobody_has_a_gpu_is_known_from_a_look_that_began_late_enough(scene
     assert scene.holders.names(DEVICE_PLUGIN, 100.5) == ("pod ml/theirs",)
 
 
+def test_where_it_is_not_known_what_another_device_plugin_gave_ours_are_named_all_the_same(scene):
+    scene.others = None
+    assert scene.holders.names(DEVICE_PLUGIN) is None
+    scene.known = (allocated_record("GPU-1", pods=("old",)),)
+    assert scene.holders.names(DEVICE_PLUGIN) == ("pod default/old",)
+
+
 def test_a_claim_holds_from_its_allocation_on(server, scene):
     server.put(claim_document(claim("gpu-0", name="coming")))
     assert scene.holders.names(DRA) == ("claim default/coming",)
