@@ -106,13 +106,16 @@ def choose_api(facts: NodeApiFacts) -> ApiChoice:
 
 def _choose(facts: NodeApiFacts) -> ApiChoice:
     wanted, why, problem = _wanted(facts)
-    serving, held_by = facts.serving, facts.holder_names
+    serving, nobody_holds = facts.serving, facts.holder_names == ()
     if wanted is None:  # an outage changes nothing
         return ApiChoice(serving, serving is not None, serving, why)
-    if serving in (None, wanted) or (held_by == () and facts.draining):
+    if serving in (None, wanted) or (nobody_holds and facts.draining):
         return ApiChoice(wanted, True, wanted, why, problem=problem)
-    waits_for = ("an answer to who holds GPUs",) if held_by is None else held_by
-    offering = held_by != () and not (serving is AllocationApi.DRA and facts.dra_served is False)
+    waits_for = facts.holder_names
+    if waits_for is None:
+        waits_for = ("an answer to who holds GPUs",)
+    is_gone = serving is AllocationApi.DRA and facts.dra_served is False
+    offering = not (nobody_holds or is_gone)
     return ApiChoice(serving, offering, wanted, why, waits_for, problem)
 
 

@@ -105,7 +105,7 @@ class AllocationReconciler:
         state = self._api.state(AllocationApi.DEVICE_PLUGIN)
         try:
             return self._look(state)
-        except BaseException:
+        except BaseException:  # whatever it is, a bug, too: the next look comes all the same
             self._knew_all_at = None
             raise
         finally:
