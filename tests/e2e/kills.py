@@ -14,18 +14,21 @@ def nothing():
     """It comes to that call by itself."""
 
 
-def killed_at(driver, function, when, again=nothing):
+def killed_at(driver, function, when, again=nothing, begin=nothing):
     """The plugin, which is started where none runs, dies at a call to NVML of the first GPU that
-    *again*, done now and then, brings about."""
+    *begin*, and *again*, done now and then, bring about."""
     change_gpu(driver, fails={function: when})
+    begin()
     if "" not in driver.processes:
         driver.start(ready=False)
     process = driver.processes[""]
     dead = lambda: again() or process.poll() is not None  # noqa: E731
-    wait(f"the plugin to be killed at {function}", dead, 40, 0.2)
+    try:
+        wait(f"the plugin to be killed at {function}", dead, 40, 0.2)
+    finally:
+        change_gpu(driver, fails=None)
     del driver.processes[""]
     assert process.returncode == -signal.SIGKILL
-    change_gpu(driver, fails=None)
 
 
 def nudge(kube, names):
