@@ -313,6 +313,32 @@ def pods_without_devices(
     )
 
 
+FORGOTTEN_MEND = (
+    "a container of such a pod that ends is not started again (no devices found allocated in local "
+    "cache): delete the pod"
+)
+
+
+def forgotten_pods(
+    pods: Iterable[NodePod],
+    containers: Iterable[AllocatedContainer],
+    records: Iterable[ClaimRecord],
+) -> tuple[NodePod, ...]:
+    """The pods that have devices by our records, and of which the kubelet does not know that any
+    more: it has lost its checkpoint. *containers*: as above."""
+    given = {(each.pod, each.resource) for each in containers}
+    lost = {
+        pod.uid
+        for record in records
+        if record.allocation
+        for pod in record.pods
+        if (pod.uid, record.allocation.resource) not in given
+    }
+    return tuple(
+        pod for pod in pods if pod.pod.uid in lost and not pod.ended and pod.spec.deletion is None
+    )
+
+
 def asks_for_ours(pod: NodePod, names: ResourceNames) -> frozenset[str]:
     asked = (each for container in pod.spec.containers for each in container.asks_for)
     return frozenset(each for each in asked if names.include(each))

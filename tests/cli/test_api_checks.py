@@ -9,13 +9,16 @@ from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.cli.doctor.api_checks import API, api_findings, check_api, check_pods
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Level
+from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.profiles import AllocationApi, Profile
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.node_api import ApiChoice
 from dra_driver.settings import DoctorSettings
-from tests.builders import POOL, claim, claim_document
+from tests.builders import POOL, allocated_record, claim, claim_document
 from tests.fakes.connected import client, server
 from tests.fakes.poison import own_host
 from tests.kubeletplugin.device_plugin.test_checkpoint import encoded
@@ -180,6 +183,20 @@ def test_by_the_device_plugin_api_pods_to_which_the_kubelet_gave_nothing_are_nam
     [finding] = check_pods(scene.settings, scene.cluster)
     assert finding.level is Level.WARN
     assert "default/early" in finding.message
+    assert "delete the pod" in finding.remedy
+
+
+def test_pods_whose_devices_the_kubelet_has_forgotten_are_named_with_the_mend(scene, server):
+    put_pod(server, "lost")
+    (document,) = server.objects("pods")
+    pod = Pod("lost", PodUid(document["metadata"]["uid"]))
+    scene.served(DEVICE_PLUGIN)
+    ledger = Ledger(scene.settings.ledger_dir, boot_id(scene.settings.host_root))
+    ledger.write(allocated_record("GPU-1", pods=[pod]))
+    write_checkpoint(scene.settings.device_plugin_dir)
+    [finding] = check_pods(scene.settings, scene.cluster)
+    assert finding.level is Level.WARN
+    assert finding.message == "the kubelet has lost which devices these have: default/lost"
     assert "delete the pod" in finding.remedy
 
 

@@ -80,7 +80,9 @@ def is_running(kube, name):
 
 
 @pytest.mark.point(155)
-def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice(cluster, kube, driver):
+def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice_and_pods_are_told(
+    cluster, kube, driver
+):
     kube.apply(pod("holds", 4))
     running(kube, "holds")
     cluster.stop("kubelet")
@@ -92,6 +94,8 @@ def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice(cluster, 
     with contextlib.suppress(AssertionError):
         running(kube, "comes", seconds=10)
         assert not shown(kube, "comes") & shown(kube, "holds")
+    wait("its owner to be told", lambda: "GPUForgotten" in str(kube.events("holds")), 30)
+    assert "the kubelet has lost which devices these have: default/holds" in doctor(driver)
     kube.delete("Pod", "holds")
     running(kube, "comes")
 

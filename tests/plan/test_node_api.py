@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_driver.k8s.claims import Pod, PodUid
-from dra_driver.k8s.pods import ContainerSpec, NodePod, PodSpec
+from dra_driver.k8s.pods import ContainerSpec, NodePod, PodDeletion, PodSpec
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
     DeviceId,
@@ -32,6 +32,7 @@ from dra_driver.plan.node_api import (
     choose_api,
     device_plugin_holders,
     device_plugin_use,
+    forgotten_pods,
     held_api,
     holder_names,
     kubelet_version,
@@ -369,10 +370,13 @@ def node_pod(
     ended: bool = False,
     extended_claim: bool = False,
     acknowledged: bool = True,
+    deletion: PodDeletion | None = None,
 ) -> NodePod:
     uid = PodUid(f"uid-{name}")
     container = ContainerSpec("main", frozenset(), root=False, asks_for=frozenset(asks_for))
-    spec = PodSpec("team-a", name, uid, (container,), extended_claim=extended_claim)
+    spec = PodSpec(
+        "team-a", name, uid, (container,), deletion=deletion, extended_claim=extended_claim
+    )
     return NodePod("team-a", Pod(name, uid), ended, spec, acknowledged)
 
 
@@ -418,6 +422,29 @@ def test_a_pod_to_which_the_kubelet_gave_nothing_of_a_resource_that_it_asks_for_
     without = pods_without_devices(pods, containers, records, ResourceNames())
 
     assert [pod.pod.name for pod in without] == ["early", "half"]
+
+
+def test_a_pod_with_a_record_of_whose_devices_the_kubelet_knows_nothing_is_forgotten_by_it() -> (
+    None
+):
+    pods = (
+        node_pod("forgotten", "nvidia.com/gpu"),
+        node_pod("half", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"),
+        node_pod("well", "nvidia.com/gpu"),
+        node_pod("ended", "nvidia.com/gpu", ended=True),
+        node_pod("going", "nvidia.com/gpu", deletion=PodDeletion(100.0, 30.0)),
+        node_pod("claimed"),
+        node_pod("early", "nvidia.com/gpu"),
+    )
+    *of_allocations, claimed, _ = pods
+    partition = allocated_record("MIG-1", resource="nvidia.com/mig-1g.10gb", pods=[pods[1].pod])
+    whole = allocated_record("GPU-1", pods=[pod.pod for pod in of_allocations])
+    records = [whole, partition, record("by-a-claim", pods=[claimed.pod])]
+    containers = (having("well", "nvidia.com/gpu"), having("half", "nvidia.com/gpu"))
+
+    forgotten = forgotten_pods(pods, containers, records)
+
+    assert [pod.pod.name for pod in forgotten] == ["forgotten", "half"]
 
 
 @pytest.mark.parametrize(

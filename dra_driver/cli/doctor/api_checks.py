@@ -1,6 +1,6 @@
 """``doctor``'s check of the API by which the node gives its GPUs out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from dra_driver.base.errors import ApiServerError, Forbidden, NodeError
@@ -10,7 +10,9 @@ from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.pods import NodePod, PodReader
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
 from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
@@ -19,11 +21,13 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import Giver, by_giver, holding_pods
 from dra_driver.plan.node_api import (
     DEVICE_MEND,
+    FORGOTTEN_MEND,
     POD_MEND,
     ApiChoice,
     NodeApiFacts,
     choice_text,
     choose_api,
+    forgotten_pods,
     other_device_plugin,
     pods_without_devices,
     pods_without_gpus,
@@ -129,33 +133,45 @@ def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[
 
 
 def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Finding]:
-    """Those that no scheduler has seen."""
+    """Those that no scheduler has seen, and those whose devices the kubelet has forgotten."""
     served = ServedApiFile(settings.served_api).inspect()
     if served is None:
         yield skip(PODS, "the plugin has not chosen yet by which API this node gives its GPUs out")
         return
+    forgotten: tuple[NodePod, ...] = ()
     try:
         pods = PodReader(cluster.server).on_node(settings.node_name)
         if served.api is AllocationApi.DRA:
             without, mend = pods_without_gpus(pods, resource_names(settings)), POD_MEND
         else:
-            without, mend = _without_devices(settings, pods), DEVICE_MEND
+            containers, records = _devices(settings)
+            names = resource_names(settings)
+            without, mend = pods_without_devices(pods, containers, records, names), DEVICE_MEND
+            forgotten = forgotten_pods(pods, containers, records)
     except (Forbidden, NodeError) as e:
         yield skip(PODS, str(e))
         return
     if without:
-        named = abbreviated(f"{pod.namespace}/{pod.pod.name}" for pod in without)
-        yield warn(PODS, f"these ask for GPUs and run without: {named}", mend)
-    else:
+        yield warn(PODS, f"these ask for GPUs and run without: {_names(without)}", mend)
+    if forgotten:
+        problem = f"the kubelet has lost which devices these have: {_names(forgotten)}"
+        yield warn(PODS, problem, FORGOTTEN_MEND)
+    if not (without or forgotten):
         yield ok(PODS, "none that asks for a GPU runs without")
 
 
-def _without_devices(settings: DoctorSettings, pods: tuple[NodePod, ...]) -> tuple[NodePod, ...]:
-    """NodeError: it is not known now."""
+def _names(pods: Iterable[NodePod]) -> str:
+    return abbreviated(f"{pod.namespace}/{pod.pod.name}" for pod in pods)
+
+
+def _devices(
+    settings: DoctorSettings,
+) -> tuple[Sequence[AllocatedContainer], Sequence[ClaimRecord]]:
+    """Who has devices by the kubelet, and by the ledger. NodeError: it is not known now."""
     containers = KubeletCheckpoint(settings.device_plugin_dir).containers()
     if containers is None:
         raise NodeError(
             f"the kubelet has not written to {settings.device_plugin_dir} yet who has devices"
         )
     records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
-    return pods_without_devices(pods, containers, records.values(), resource_names(settings))
+    return containers, tuple(records.values())

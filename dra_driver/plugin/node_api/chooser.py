@@ -84,6 +84,7 @@ class ApiChooser:
         self._untold = False
         self._logged: object = None
         self.changed: Callable[[], None] = lambda: None  # called when another choice holds
+        self.kubelet_changed: Callable[[], None] = lambda: None  # when it started, and has settled
 
     def begin(self, held: AllocationApi | None) -> None:
         """Go on with what was kept; else with *held*: by which API something is held. NodeError:
@@ -144,6 +145,7 @@ class ApiChooser:
         elif self._kubelet_settles_at is not None and now >= self._kubelet_settles_at:
             self._kubelet_settles_at = None
             self.ask_again()
+            self.kubelet_changed()
 
     def _ask(self, now: float) -> bool:
         """Whether the API server was asked."""

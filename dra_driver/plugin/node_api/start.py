@@ -62,7 +62,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.readiness["api"] = lambda: _not_ready(parts)
     _look_on_changes(parts, chooser, loop.soon)
     _tell(parts, chooser, stack)
-    _tell_pods(parts, stack)
+    _tell_pods(parts, chooser, stack)
     loop.start()
     stack.callback(_stop, loop, changes)
 
@@ -116,7 +116,7 @@ def _annotation(parts: PluginParts) -> AnnotationWriter:
     )
 
 
-def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
+def _tell_pods(parts: PluginParts, chooser: ApiChooser, stack: ExitStack) -> None:
     settings = parts.settings
     sources = PodSources(
         PodResourcesClient(settings.kubelet_dir).pods,
@@ -126,6 +126,12 @@ def _tell_pods(parts: PluginParts, stack: ExitStack) -> None:
     )
     pods = PodsWithoutGpus(parts.node_api, resource_names(settings), sources, parts.events)
     loop = Loop("pods-without-gpus", parts.while_newest(pods.look), LONGEST_SECONDS)
+
+    def kubelet_changed() -> None:
+        pods.kubelet_changed()
+        loop.soon()
+
+    chooser.kubelet_changed = kubelet_changed
     parts.node_api.listeners.append(loop.soon)
     parts.after_publishing.append(loop.start)
     stack.callback(loop.stop)

@@ -351,9 +351,12 @@ def test_a_kubelet_that_was_restarted_is_asked_for_its_version_once_it_has_told(
     world.settle()
     assert world.state(DEVICE_PLUGIN) is ON
 
+    told = []
+    world.chooser.kubelet_changed = lambda: told.append("it started")
     world.kubelet, world.cluster = 1, NEW
     world.settle(60)
     assert world.state(DRA) is ON
+    assert told == ["it started"]
 
 
 def test_a_class_that_comes_later_is_noticed_soon(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dra_driver.base.errors import NodeError, Unreachable
-from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.k8s.pods import KubeletPod, PodReader
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -17,6 +17,7 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiChoice
 from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.pods import PodSources, PodsWithoutGpus
+from tests.builders import allocated_record
 
 DRA, DEVICE_PLUGIN = AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 CLAIMED = {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}
@@ -46,8 +47,12 @@ class Scene:
         self.serve(DRA)
         reader = PodReader(client)
         self.containers = None
+        self.records = ()
         sources = PodSources(
-            self.listed, lambda: reader.on_node("node-1"), lambda: self.containers, lambda: ()
+            self.listed,
+            lambda: reader.on_node("node-1"),
+            lambda: self.containers,
+            lambda: self.records,
         )
         self.pods = PodsWithoutGpus(self.node_api, ResourceNames(), sources, self)
 
@@ -135,6 +140,21 @@ def test_by_the_device_plugin_api_a_pod_is_told_to_which_the_kubelet_gave_nothin
     assert scene.told() == []
 
 
+def test_a_pod_whose_devices_the_kubelet_has_forgotten_is_told_to_be_deleted(scene, server):
+    put_pod(server, "lost")
+    (document,) = server.objects("pods")
+    pod = Pod("lost", PodUid(document["metadata"]["uid"]))
+    scene.serve(DEVICE_PLUGIN)
+    scene.records = (allocated_record("GPU-1", pods=[pod]),)
+    scene.containers = ()
+    scene.pods.look()
+    (event,) = scene.events
+    assert (event.regarding.name, event.reason) == ("lost", "GPUForgotten")
+    assert "delete the pod" in event.message
+    scene.events.clear()
+    assert scene.told() == []
+
+
 def test_by_the_device_plugin_api_the_api_server_is_asked_ever_more_seldom(scene):
     scene.serve(DEVICE_PLUGIN)
     scene.containers = ()
@@ -142,7 +162,9 @@ def test_by_the_device_plugin_api_the_api_server_is_asked_ever_more_seldom(scene
     scene.containers = None
     scene.pods.look()
     scene.containers = ()
-    assert scene.pods.look() == 30, "the kubelet has lost what it knew"
+    assert [scene.pods.look() for _ in range(2)] == [30, 60], "the kubelet has lost what it knew"
+    scene.pods.kubelet_changed()
+    assert scene.pods.look() == 30
 
 
 def test_where_no_api_is_chosen_yet_nobody_is_asked(scene, server):
