@@ -7,7 +7,7 @@ the message has the names, so that it is read back::
     NodeProfile a, revision a-5d8fbz7k2x: 1 GPU changes when no claim holds it: gpu-0
     NodeProfile a, revision a-5d8fbz7k2x: refused: <why>
     profile default of the files: in force
-    profile default of the files: in force; not listed for the kubelet: gpu-2: <why>
+    profile default of the files: in force; not as it says: gpu-2: <why>
 """
 
 import re
@@ -31,12 +31,12 @@ from dra_driver.plan.profiles.revisions import ApiDocument, ObjectMetadata
 
 _PROFILE_IN_FORCE = "ProfileInForce"
 _GPUS_PENDING = "GPUsPending"
-_GPUS_NOT_LISTED = "GPUsNotListed"
+_PARTLY_IN_FORCE = "ProfilePartlyInForce"
 _PROFILE_REFUSED = "ProfileRefused"
 _IN_FORCE = "in force"
 _REFUSED = "refused: "
-_UNLISTED = "; not listed for the kubelet: "
-_LONGEST_UNLISTED = 512
+_UNMET = "; not as it says: "
+_LONGEST_UNMET = 512
 _NO_REASON = "no reason is given"
 _MESSAGE = re.compile(
     r"(?:NodeProfile (?P<profile>\S+?)(?:, revision (?P<revision>\S+))?"
@@ -79,11 +79,11 @@ def report_condition(report: NodeReport) -> NodeCondition:
     if report.refusal:
         refusal = bounded(_REFUSED + report.refusal, room)
         return NodeCondition("False", _PROFILE_REFUSED, head + refusal)
-    tail = bounded(_UNLISTED + report.unlisted, _LONGEST_UNLISTED) if report.unlisted else ""
+    tail = bounded(_UNMET + report.unmet, _LONGEST_UNMET) if report.unmet else ""
     if report.pending:
         pending = _pending(report, room - len(tail))
         return NodeCondition("True", _GPUS_PENDING, head + pending + tail)
-    reason = _GPUS_NOT_LISTED if tail else _PROFILE_IN_FORCE
+    reason = _PARTLY_IN_FORCE if tail else _PROFILE_IN_FORCE
     return NodeCondition("True", reason, head + _IN_FORCE + tail)
 
 
@@ -104,8 +104,8 @@ def read_report(condition: Any) -> NodeReport | None:
     outcome = match["outcome"]
     if parsed.status == "False":
         return replace(report, refusal=outcome.removeprefix(_REFUSED) or _NO_REASON)
-    outcome, _, unlisted = outcome.partition(_UNLISTED)
-    report = replace(report, unlisted=unlisted)
+    outcome, _, unmet = outcome.partition(_UNMET)
+    report = replace(report, unmet=unmet)
     if outcome == _IN_FORCE:
         return report
     pending = _PENDING.fullmatch(outcome)

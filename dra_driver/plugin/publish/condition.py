@@ -1,6 +1,6 @@
 """What is reported of the profile of this node, for its condition ``GPUsConfigured``."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from dra_driver.base.errors import Unreachable
 from dra_driver.model.node_profiles import NodeReport
@@ -13,12 +13,12 @@ def node_report(
     state: ActiveProfileState,
     scanned_at: float,
     pending_gpus: Collection[str],
-    unlisted: Collection[str] = (),
+    unmet: Collection[str] = (),
 ) -> NodeReport | None:
     """What is to be reported; None: what was reported before, until more is known.
 
     *scanned_at*: when the scan began whose offer counts, with *pending_gpus*. A profile is in force
-    once it is in an offer. *unlisted*: what of that the kubelet is not told, and why.
+    once it is in an offer. *unmet*: what of it is not so, and why.
     """
     if state.selected is None or isinstance(state.problem, Unreachable):
         return None  # an outage is no refusal, which would stop a rollout
@@ -35,8 +35,19 @@ def node_report(
         of_files=not profile.revision,
         pending=len(pending_gpus),
         pending_gpus=tuple(pending_gpus),
-        unlisted="; ".join(unlisted),
+        unmet="; ".join(unmet),
     )
+
+
+def not_offered_so(offer: Offer) -> Iterator[str]:
+    """A line for each reason why devices are not offered as the profile says, though no claim holds
+    them."""
+    devices: dict[str, list[str]] = {}
+    for change in offer.pending:
+        if change.reason:
+            devices.setdefault(change.reason, []).append(change.device)
+    for reason, names in devices.items():
+        yield f"{', '.join(names)}: {reason}"
 
 
 class UnlistedDevices:

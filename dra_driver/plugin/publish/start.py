@@ -31,7 +31,7 @@ from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.node_condition import ConditionWriter
 from dra_driver.plugin.parts import PluginParts
-from dra_driver.plugin.publish.condition import UnlistedDevices, node_report
+from dra_driver.plugin.publish.condition import UnlistedDevices, node_report, not_offered_so
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, OfferBuilder
 from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
 from dra_driver.plugin.publish.scanner import DeviceScanner
@@ -149,10 +149,12 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
 
     unlisted = UnlistedDevices(resource_names(parts.settings))
 
-    def not_listed() -> tuple[str, ...]:
+    def unmet() -> tuple[str, ...]:
+        if (offer := scanner.offer) is None:
+            return ()
         by_device_plugin = parts.node_api.serving is AllocationApi.DEVICE_PLUGIN
-        offer = scanner.offer if by_device_plugin else None
-        return unlisted.problems(offer) if offer else ()
+        not_listed = unlisted.problems(offer) if by_device_plugin else ()
+        return (*not_offered_so(offer), *not_listed)
 
     def report() -> NodeCondition | None:
         scanned_at = scanner.scanned_at  # first: what is read next is not older
@@ -160,7 +162,7 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
         if layouts := parts.pending_layouts:
             every = parts.node.inventory().gpus
             gpus |= dict.fromkeys(gpu.name for gpu in every if gpu.uuid in layouts)
-        reported = node_report(state, scanned_at, gpus, not_listed())
+        reported = node_report(state, scanned_at, gpus, unmet())
         return report_condition(reported) if reported else None
 
     condition = ConditionWriter(parts.api, parts.labels, GPUS_CONFIGURED, report, parts.is_newest)

@@ -14,7 +14,7 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plan.profiles.selection import SelectedProfile
 from dra_driver.plugin.node_condition import ConditionWriter
-from dra_driver.plugin.publish.condition import UnlistedDevices, node_report
+from dra_driver.plugin.publish.condition import UnlistedDevices, node_report, not_offered_so
 from dra_driver.plugin.publish.profiles import ActiveProfileState
 from tests.builders import gpu
 from tests.plan.device_plugin.offers import offer_of
@@ -269,8 +269,21 @@ def test_what_the_kubelet_is_not_told_is_reported_and_found_once_for_each_offer(
     assert nameless.problems(Offer()) == ()
     report = node_report(state, 11.0, (), problems)
     assert report is not None
-    assert report.unlisted == (
+    assert report.unmet == (
         "gpu-0: nobody can ask for it, because --extended-resource-name is empty"
+    )
+
+
+def test_gpus_that_cannot_be_offered_as_the_profile_says_are_reported_by_reason():
+    state = ActiveProfileState(PROFILE, SELECTED, since=10.0)
+    possible = offer_of(gpu(0), replicas=4, limited=False)
+    too_many = offer_of(gpu(0), gpu(1), replicas=10**6, limited=False)
+
+    assert tuple(not_offered_so(possible)) == ()
+    report = node_report(state, 11.0, (), tuple(not_offered_so(too_many)))
+    assert report is not None
+    assert report.unmet.startswith(
+        "gpu-0, gpu-1: profile 'p', spec.gpus[0]: 1000000 replicas would be as many devices"
     )
 
 
