@@ -114,8 +114,13 @@ class HealthCommand:
         )
         done = f"{node}: {request}: cleared; what is still wrong stays (dra-driver health list)"
         uuids = self._uuids(node)
+        if not uuids and request != ALL:
+            return (
+                f"{done}; {node} publishes no devices, so only the log of its plugin says whether "
+                "it has such a GPU"
+            )
         published = {ALL, *uuids, *uuids.values()}
-        unknown = [word for word in request.split(",") if uuids and word not in published]
+        unknown = [word for word in request.split(",") if word not in published]
         return f"{done}; {node} publishes no {', '.join(unknown)}" if unknown else done
 
     def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:

@@ -128,18 +128,26 @@ class GpuRelease:
     def _let_go(self, release: Release) -> float:
         gpus, unknown = self._named(release)
         is_newest = self._doors.is_newest()
-        if is_newest and (gpus or not self._released()):
-            self._tell_monitor(gpus)
-        waits = self._close(release)
-        if is_newest:
-            waits = waits or self._ask_agent(gpus, release)
-        seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
+        waits, seconds = "", _AGAIN_SECONDS
+        if not self._is_refused(unknown):
+            if is_newest and (gpus or not self._released()):
+                self._tell_monitor(gpus)
+            waits = self._close(release)
+            if is_newest:
+                waits = waits or self._ask_agent(gpus, release)
+            seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
         if is_newest:
             if unknown:  # who asks must not go on as if they were let go of
                 waits = f"{NO_SUCH_GPU}: {', '.join(unknown)}"
                 self._log(f"annotation {RELEASE_ANNOTATION}: {waits}")
             self._answer(f"{release} {waits}".strip())
         return min(seconds, max(release.ends - self._doors.epoch(), 0.1))
+
+    def _is_refused(self, unknown: Collection[str]) -> bool:
+        """A name is wrong, so nothing is let go of, unless it is already: a plugin that starts
+        during a release does not know its GPUs yet."""
+        is_known = bool(self._doors.node.inventory().gpus)
+        return bool(unknown) and is_known and self._release is None
 
     def _close(self, release: Release) -> str:
         """Close NVML. What that waits for; empty: it is closed."""

@@ -162,12 +162,31 @@ def test_named_gpus_are_released_until_the_time_is_over(scene):
     assert scene.annotations() == {"kept": "x"}
 
 
-def test_a_gpu_that_is_not_there_is_not_answered_as_if_it_were_let_go_of(scene):
+def test_with_a_gpu_that_is_not_there_nothing_is_let_go_of(scene):
     scene.ask(f"gpu-0,gpu-33 {at(60)}")
 
     assert scene.step() == 10
-    assert scene.released() == [0]
+    assert (scene.gpus.closed, scene.released()) == (False, [])
     assert scene.answer == f"gpu-0,gpu-33 {at(60)} no such GPU: gpu-33"
+
+    scene.ask(f"gpu-0 {at(60)}")
+    scene.step()
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    scene.ask(f"gpu-0,gpu-33 {at(60)}")
+    scene.step()
+    assert (scene.gpus.closed, scene.answer) == (
+        True,
+        f"gpu-0,gpu-33 {at(60)} no such GPU: gpu-33",
+    )
+
+
+def test_a_release_of_gpus_that_are_not_known_yet_goes_on_over_a_restart(scene):
+    inventory = scene.world.inventory
+    scene.ask(f"gpu-0 {at(60)}")
+    scene.world.inventory = replace(inventory, gpus=())
+    scene.start()
+    scene.step()
+    assert scene.gpus.closed
 
 
 def test_it_ends_when_the_annotation_is_removed(scene):
