@@ -1,6 +1,7 @@
 """The plugin as a process of this machine, with exactly the rights of its role."""
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -280,13 +281,15 @@ class Driver:
 
     def limits(self) -> dict[str, int]:
         """The memory limits that the simulated driver keeps: cgroup below kubepods to bytes."""
-        root = self.host / "sys/fs/cgroup"
-        lines = {
-            path.parent.relative_to(root).as_posix().rpartition("kubepods/")[2]: line.split()[1]
-            for path in root.rglob("dmem.max")
-            for line in path.read_text().splitlines()
-        }
-        return {cgroup: int(limit) for cgroup, limit in lines.items() if limit != "max"}
+        limits: dict[str, int] = {}
+        for directory, _, files in os.walk(self.host / "sys/fs/cgroup"):  # which may go meanwhile
+            if "dmem.max" not in files:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                for line in (Path(directory) / "dmem.max").read_text().splitlines():
+                    if (limit := line.split()[1]) != "max":
+                        limits[directory.rpartition("kubepods/")[2]] = int(limit)
+        return limits
 
     def instances(self) -> dict[str, list[tuple[int, int, int]]]:
         """The GPU instances that the simulated driver keeps: for the UUID of each GPU with some,
