@@ -182,10 +182,11 @@ def device_plugin_holders(records: Iterable[ClaimRecord], damaged: int) -> Devic
     """Who has GPUs by the device-plugin API. Each of the *damaged* records may be of one more. Pods
     of which the API server did not tell have no namespace, and count only."""
     of_api = [each for each in records if _api_of(each) is AllocationApi.DEVICE_PLUGIN]
+    uids = {pod.uid for each in of_api for pod in each.pods}
     pods = {(each.claim.namespace, pod.name) for each in of_api for pod in each.pods}
     names = sorted(f"{namespace}/{name}" for namespace, name in pods if namespace)
     without_pods = damaged + sum(not each.pods for each in of_api)
-    return DevicePluginHolders(tuple(names[:MOST_NAMED]), len(pods) + without_pods)
+    return DevicePluginHolders(tuple(names[:MOST_NAMED]), len(uids) + without_pods)
 
 
 def held_api(

@@ -89,8 +89,11 @@ class PluginParts:
     # Set by what serves the device-plugin API: whether the ledger has a record of each
     # container with devices of ours, also of those that came before this process, by a look that
     # began at a monotonic time or later; and the pods that have devices of another device plugin.
-    allocations_known: Callable[[float], bool] = field(default=lambda since: True)
+    allocations_known: Callable[[float], bool] = field(default=lambda since: False)
     pods_of_others: Callable[[], tuple[str, ...]] = field(default=tuple)
+
+    # Set by ``node_api.start``: the API may be another one now.
+    choose_soon: Callable[[], None] = field(default=lambda: None)
 
     # Set by ``health.start``.
     health: HealthMonitor = field(init=False)

@@ -1,6 +1,5 @@
 """What the kubelet gave to a container by the device-plugin API, as a claim."""
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +17,6 @@ from dra_driver.plan.device_plugin.resources import (
 from dra_driver.plan.offer.shapes import describe_shape
 
 
-@functools.lru_cache(maxsize=1024)  # each look asks for that of all that containers have
 def allocation_uid(allocation: DeviceAllocation) -> ClaimUid:
     """The same for the same devices, in whatever order and however often they are given out."""
     words = "\n".join([allocation.resource, *sorted(allocation.ids)])

@@ -7,6 +7,7 @@ our records are lost: what they name is made again before it is needed.
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
@@ -44,7 +45,8 @@ Given = Mapping[Giver, Sequence[AllocatedContainer]]
 """The containers with devices, by who gave them these."""
 
 _OFTEN_SECONDS, _OFTEN_FOR_SECONDS = 1.0, 10.0
-_DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end
+_DRAINING_SECONDS: Final = 5.0  # the node waits for pods to end, and nothing more is given out
+_WAITING_SECONDS: Final = 30.0  # it waits for pods with GPUs by another device plugin
 _PREPARE_SECONDS: Final = 12.0
 # Until what pods had that are gone is taken back: the API server may tell from a cache that is some
 # seconds old.
@@ -83,6 +85,7 @@ class AllocationReconciler:
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
         # Pods that have GPUs by another device plugin, then, or by one that is not known.
         self.others: tuple[str, ...] = ()
+        self.others_gone: Callable[[], None] = lambda: None  # called when there are none any more
         self.ready = False  # a first look has seen what containers have, or could not
         self.ready_changed: Callable[[], None] = lambda: None
         # When the last look began, if it saw all that containers have, and what this driver gave of
@@ -102,9 +105,12 @@ class AllocationReconciler:
 
     def look(self) -> float | None:
         """One look; the seconds until the next. NodeError: nothing is known now."""
-        state = self._api.state(AllocationApi.DEVICE_PLUGIN)
+        state, others = self._api.state(AllocationApi.DEVICE_PLUGIN), self.others
         try:
-            return self._look(state)
+            seconds = self._look(state)
+            if others and not self.others:
+                self.others_gone()
+            return seconds
         except BaseException:  # whatever it is, a bug, too: the next look comes all the same
             self._knew_all_at = None
             raise
@@ -147,9 +153,13 @@ class AllocationReconciler:
     def _next_look(self, state: ApiState) -> float | None:
         if self._clock() < self._often_until:
             return _OFTEN_SECONDS
-        waits_for_others = self.others and self._api.choice.waits_for
-        if state is ApiState.DRAINING or waits_for_others:
-            return _DRAINING_SECONDS
+        choice = self._api.choice
+        # Beside another device plugin nothing is given out for weeks: only who leaves looks often.
+        if choice.wanted not in (None, choice.serving):
+            if state is ApiState.DRAINING:
+                return _DRAINING_SECONDS
+            if self.others:
+                return _WAITING_SECONDS
         return (
             None if self._again_at is None else max(self._again_at - self._clock(), _SOON_SECONDS)
         )
@@ -173,13 +183,19 @@ class AllocationReconciler:
             if is_allocation(aside.uid) and not aside.release and aside.uid not in missing:
                 facts = {"uid": aside.uid, "path": str(aside.path), "reason": aside.reason}
                 try:
-                    self._preparer.take_back_if(ClaimRef("", "", aside.uid), lambda: True)
+                    self._preparer.take_back_if(
+                        ClaimRef("", "", aside.uid), partial(self._is_unknown, aside.uid)
+                    )
                 except DriverError as e:
                     facts["error"] = str(e)
                     log.warning("cannot settle an unreadable record yet", extra=facts)
                 else:
                     self.mended += 1
                     log.warning("forgot an unreadable record that no pod needs", extra=facts)
+
+    def _is_unknown(self, uid: ClaimUid) -> bool:
+        """Whether it was not recorded anew meanwhile, as it was given out again."""
+        return self._ledger.known(uid) is None
 
     def _recorded(self) -> Sequence[ClaimRecord]:
         return [record for record in self._ledger.records() if record.allocation is not None]

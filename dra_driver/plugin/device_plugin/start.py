@@ -64,6 +64,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     allocations.refused = listing.refused
     parts.allocations_known = reconciler.knows_all
     parts.pods_of_others = lambda: reconciler.others
+    reconciler.others_gone = parts.choose_soon
     parts.readiness["device-plugin"] = lambda: _not_listed(parts, server, listing)
     parts.after_publishing.append(server.start)
     stack.callback(listing.leave)

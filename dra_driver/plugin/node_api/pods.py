@@ -1,5 +1,4 @@
-"""Tells pods that ask for GPUs and get none, since no scheduler has seen them, and pods whose GPUs
-the kubelet has forgotten."""
+"""Tells pods that ask for GPUs and get none, and pods whose GPUs the kubelet has forgotten."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -61,6 +61,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.kubelet_version = lambda: _kubelet_version(parts.labels)
     parts.readiness["api"] = lambda: _not_ready(parts)
     _look_on_changes(parts, chooser, loop.soon)
+    parts.choose_soon = loop.soon
     _tell(parts, chooser, stack)
     _tell_pods(parts, chooser, stack)
     loop.start()

@@ -15,7 +15,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     ResourceName,
 )
 from dra_driver.model.offer import DEVICE_PLUGIN_FEATURES
-from dra_driver.model.profiles import SharingStrategy
+from dra_driver.model.profiles import AllocationApi, SharingStrategy
 from dra_driver.model.records import DeviceAllocation
 from dra_driver.plugin.publish.offers import OfferBuilder
 from tests.fakes.allocations import (
@@ -261,16 +261,26 @@ def test_a_node_that_goes_to_the_other_api_looks_often(world, pods):
     assert look(world) == 5.0
 
 
-@pytest.mark.parametrize(("waits_for", "seconds"), [(("pod ml/theirs",), 5.0), ((), None)])
-def test_a_node_that_waits_for_pods_of_another_device_plugin_looks_often(
-    tmp_path, waits_for, seconds
-):
+@pytest.mark.parametrize(("wanted", "seconds"), [(AllocationApi.DRA, 30.0), (ON.wanted, None)])
+def test_a_node_that_waits_for_pods_of_another_device_plugin_looks_often(tmp_path, wanted, seconds):
     world = AllocationWorld(tmp_path)
-    world.choice.set(replace(ON, waits_for=waits_for))
+    world.choice.set(replace(ON, wanted=wanted))
     give_by_another_plugin(world, "theirs", whole(1))
+    told = []
+    world.reconciler.others_gone = lambda: told.append("they have ended")
 
     assert look(world) == seconds
+    assert told == []
     world.end("theirs", deleted=False)
+    assert look(world) is None
+    assert told == ["they have ended"]
+
+
+def test_a_node_that_offers_nothing_beside_another_device_plugin_looks_seldom(tmp_path):
+    world = AllocationWorld(tmp_path)
+    world.choice.set(replace(ON, offering=False, other_plugin="nvidia-gpu.sock is there"))
+    give_by_another_plugin(world, "theirs", whole(1))
+
     assert look(world) is None
 
 
