@@ -191,7 +191,7 @@ def _seconds(text: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = text[:-1], units.get(text[-1:])
     if unit is None or not number.isdecimal() or not 1 <= int(number) * unit <= 7 * 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 10m or 2h, at most a week")
+        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 10m or 2h, from 1s to a week")
     return int(number) * unit
 
 

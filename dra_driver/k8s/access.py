@@ -116,7 +116,7 @@ def load_in_cluster(
     if not host or not port:
         raise SettingsError(
             "not in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set): "
-            "name a kubeconfig"
+            "name a kubeconfig with --kubeconfig"
         )
     for name in ("token", "ca.crt"):
         if not (directory / name).is_file():

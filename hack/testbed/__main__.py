@@ -115,6 +115,9 @@ def _down(cluster: Cluster, _options: argparse.Namespace) -> int:
 
 
 def _status(cluster: Cluster, _options: argparse.Namespace) -> int:
+    if not cluster.kubeconfig.exists():
+        print("no cluster is up: `hack/cluster up` brings one up")
+        return 1
     status = cluster.status()
     print(
         f"Kubernetes {status.version}, {status.mode}{f' ({status.why})' if status.why else ''}: "

@@ -200,6 +200,14 @@ def test_pods_whose_devices_the_kubelet_has_forgotten_are_named_with_the_mend(sc
     assert "delete the pod" in finding.remedy
 
 
+def test_a_wrong_directory_of_device_plugins_is_named_with_its_flag(scene):
+    scene.served(DEVICE_PLUGIN)
+    scene.settings.device_plugin_dir.rmdir()
+    [finding] = check_pods(scene.settings, scene.cluster)
+    assert finding.level is Level.WARN
+    assert "--device-plugin-dir" in finding.remedy
+
+
 def test_before_an_api_is_chosen_no_pod_is_looked_at(scene, server):
     put_pod(server, "early")
     scene.settings.served_api.unlink()

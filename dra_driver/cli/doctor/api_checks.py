@@ -138,26 +138,40 @@ def check_pods(settings: DoctorSettings, cluster: CheckedCluster) -> Iterator[Fi
     if served is None:
         yield skip(PODS, "the plugin has not chosen yet by which API this node gives its GPUs out")
         return
-    forgotten: tuple[NodePod, ...] = ()
+    directory, by_dra = settings.device_plugin_dir, served.api is AllocationApi.DRA
+    if not (by_dra or directory.is_dir()):
+        mend = "say where the kubelet has the sockets of device plugins: --device-plugin-dir"
+        yield warn(PODS, f"{directory} does not exist, so it is not known who has GPUs", mend)
+        return
     try:
         pods = PodReader(cluster.server).on_node(settings.node_name)
-        if served.api is AllocationApi.DRA:
-            without, mend = pods_without_gpus(pods, resource_names(settings)), POD_MEND
-        else:
-            containers, records = _devices(settings)
-            names = resource_names(settings)
-            without, mend = pods_without_devices(pods, containers, records, names), DEVICE_MEND
-            forgotten = forgotten_pods(pods, containers, records)
+        find = _pods_by_dra if by_dra else _pods_by_device_plugin
+        findings = tuple(find(settings, pods))
     except (Forbidden, NodeError) as e:
         yield skip(PODS, str(e))
         return
-    if without:
-        yield warn(PODS, f"these ask for GPUs and run without: {_names(without)}", mend)
-    if forgotten:
+    yield from findings or [ok(PODS, "none that asks for a GPU runs without")]
+
+
+def _pods_by_dra(settings: DoctorSettings, pods: tuple[NodePod, ...]) -> Iterator[Finding]:
+    if without := pods_without_gpus(pods, resource_names(settings)):
+        yield _without_gpus(without, POD_MEND)
+
+
+def _pods_by_device_plugin(
+    settings: DoctorSettings, pods: tuple[NodePod, ...]
+) -> Iterator[Finding]:
+    """NodeError: it is not known now who has devices."""
+    containers, records = _devices(settings)
+    if without := pods_without_devices(pods, containers, records, resource_names(settings)):
+        yield _without_gpus(without, DEVICE_MEND)
+    if forgotten := forgotten_pods(pods, containers, records):
         problem = f"the kubelet has lost which devices these have: {_names(forgotten)}"
         yield warn(PODS, problem, FORGOTTEN_MEND)
-    if not (without or forgotten):
-        yield ok(PODS, "none that asks for a GPU runs without")
+
+
+def _without_gpus(pods: tuple[NodePod, ...], mend: str) -> Finding:
+    return warn(PODS, f"these ask for GPUs and run without: {_names(pods)}", mend)
 
 
 def _names(pods: Iterable[NodePod]) -> str:

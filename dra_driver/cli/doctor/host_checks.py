@@ -328,7 +328,9 @@ def other_plugin_findings(plugins: Sequence[RegisteredPlugin], driver: str) -> I
         )
     if not rivals:
         names = abbreviated(sorted(plugin.name for plugin in plugins if plugin.name)) or "none"
-        yield ok(OTHER_DRIVERS, f"nobody else speaks for {driver}; other plugins here: {names}")
+        yield ok(
+            OTHER_DRIVERS, f"nobody else speaks for {driver}; others in plugins_registry: {names}"
+        )
 
 
 def _socket_paths(kubelet: Path, driver: str, pod_uid: str | None) -> SocketPaths:
