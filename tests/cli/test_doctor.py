@@ -149,7 +149,7 @@ def test_a_node_in_order_ends_with_zero_and_each_finding_has_its_line(world):
     assert lines(answer, "[skip]") == [
         "[skip] PID namespace: simulated GPUs have no processes",
         "[skip] API server: not in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is "
-        "not set): name a kubeconfig (--kubeconfig)",
+        "not set): name a kubeconfig with --kubeconfig",
     ]
     warned = lines(answer, "[warn]")
     assert {line.partition(":")[0] for line in warned} <= UNMOUNTED | {"[warn] plugin"}

@@ -253,7 +253,7 @@ def _access(settings: DoctorSettings) -> ApiServerAccess | Finding:
         try:
             return load_in_cluster()
         except SettingsError as e:
-            return skip(cluster_checks.SERVER, f"{e} (--kubeconfig)")
+            return skip(cluster_checks.SERVER, str(e))
     try:
         return load_kubeconfig(settings.kubeconfig)
     except SettingsError as e:
