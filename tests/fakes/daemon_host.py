@@ -34,8 +34,8 @@ needs_mounts = pytest.mark.skipif(
 
 GIB = 1 << 30
 NO_LIMIT = MpsLimits()
-PATIENT = DaemonTimeouts(start=5.0, settle=0.0)
-BRIEF = DaemonTimeouts(
+PATIENT = DaemonTimeouts(start=20.0, settle=0.0, ask=10.0)  # as a busy machine needs them
+BRIEF = DaemonTimeouts(  # of what is not going to happen
     start=1.0, settle=0.0, appearance=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0
 )
 DRIVERS = {2: ("580.95.05", "13.0"), 3: ("615.71.09", "13.4")}

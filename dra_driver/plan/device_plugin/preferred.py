@@ -44,12 +44,14 @@ def preferred(  # noqa: PLR0913 - what the kubelet asks, and of whom
 ) -> tuple[DeviceId, ...]:
     """*size* of the *available* devices, *must_include* among them, sorted; as many as there are,
     if these are fewer. Never an error: the pod would fail."""
-    devices = listed_devices(offer.devices, names).get(resource, {})
     free = set(available)
     included = [id_ for id_ in dict.fromkeys(must_include) if id_ in free][: max(size, 0)]
     free.difference_update(included)
-    number = min(size - len(included), len(free))
-    if number > 0:
+    number = size - len(included)
+    if number >= len(free):
+        included += free
+    elif number > 0:
+        devices = listed_devices(offer.devices, names).get(resource, {})
         well = {id_ for id_ in free if id_ in devices and not devices[id_].taints}
         candidates = well if len(well) >= number else free
         included += _chosen(devices, candidates, included, number, free)

@@ -42,10 +42,14 @@ def names(directory: Path) -> list[str]:
 
 
 def quiet(kubelet: FakeDeviceManager, seconds: float = 1.0) -> None:
-    """Long enough for a Register that nobody wants."""
-    count = len(kubelet.registrations)
-    time.sleep(seconds)
-    assert len(kubelet.registrations) == count
+    """Wait until there was no Register for *seconds*: nobody registers again and again."""
+
+    def none_came() -> bool:
+        count = len(kubelet.registrations)
+        time.sleep(seconds)
+        return len(kubelet.registrations) == count
+
+    eventually(none_came, "quiet")
 
 
 def registered(kubelet: FakeDeviceManager, server: DevicePluginServer, count: int = 1) -> None:

@@ -24,7 +24,7 @@ from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, uuid_tag
 from dra_driver.sim.mps.client import main as client
-from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost, needs_mounts
+from tests.fakes.daemon_host import BRIEF, GIB, PATIENT, DaemonHost, needs_mounts
 from tests.node.mps.conftest import both, new_host, only_2
 from tests.waiting import eventually
 
@@ -428,7 +428,7 @@ def test_a_daemon_that_is_started_again_is_where_containers_have_it(host, daemon
 @pytest.mark.parametrize(
     ("how", "timeouts", "reason"),
     [
-        ("fails", BRIEF, "always fails"),
+        ("fails", PATIENT, "always fails"),
         ("hangs", BRIEF, "into the background"),
         ("dies", DaemonTimeouts(settle=0.5), "always dies"),
     ],
@@ -474,7 +474,7 @@ def test_clients_are_listed_whatever_one_of_them_calls_itself(other_host):
 def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(other_host, caplog):
     """It may tell of clients of others than who has it started again."""
     host = other_host
-    daemon, daemons = host.daemon(), host.daemons(BRIEF)
+    daemon, daemons = host.daemon(), host.daemons()
     daemons.start(daemon, [host.namespace(0)])
     daemons.kill(daemon)
     host.change(mps="fails")
@@ -514,7 +514,7 @@ def test_the_error_of_a_server_over_a_missing_gpu_says_so(other_host):
     host.change(gpu=0, present=False)
 
     with pytest.raises(NodeError, match=r"it has no server: is its GPU there(.|\n)*no such device"):
-        host.daemons(replace(BRIEF, start=5.0, ask=3.0, appearance=0.3)).start(
+        host.daemons(replace(PATIENT, appearance=0.3)).start(
             daemon, [host.namespace(0)]
         )
     assert host.left() == []

@@ -14,6 +14,7 @@ import pytest
 
 from dra_driver.base.errors import MpsStateUnknown
 from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses
+from tests.waiting import eventually
 
 TOKEN = "a" * 32
 PARENT = (
@@ -37,6 +38,8 @@ def started():
         env = {"DRA_DRIVER_MPS_TOKEN": token, "PATH": os.environ["PATH"], **variables}
         child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
         children.append(child)
+        # A moment after its program has begun it has no environment yet.
+        eventually(lambda: Path(f"/proc/{child.pid}/environ").read_bytes() != b"", "its environment")
         return child
 
     yield start
