@@ -120,7 +120,7 @@ def installed(request, imported, chart, session_driver):
     module may have VALUES that differ from the usual ones."""
     session_driver.stop_all()
     session_driver.agent.stop()
-    chart.node_file.write_text(described("h100x8").read_text())
+    chart.serve(described("h100x8").read_text())
     chart.upgrade(**getattr(request.module, "VALUES", {}))
     try:
         chart.start()

@@ -47,7 +47,7 @@ class Driver:
         self.kube = kube
         self.directory = directory
         self.node_file = directory / "node.yaml"
-        self.node_file.write_text(node_file(sim).read_text())
+        self.replace_node(node_file(sim).read_text())
         self.kubeconfig = directory / "plugin.kubeconfig"
         self.log_path = directory / "plugin.log"
         self.flags = flags
@@ -214,15 +214,17 @@ class Driver:
         self.stop()
         self.agent.ensure()
         self.agent.stop()
-        self._replace_node(node)
+        self.replace_node(node)
         self.agent.start()
         self.start()
 
     def change(self, node: Document) -> None:
         """Something happens to the simulated node while it is served."""
-        self._replace_node(yaml.safe_dump(node))
+        self.replace_node(yaml.safe_dump(node))
 
-    def _replace_node(self, text: str) -> None:
+    def replace_node(self, text: str) -> None:
+        """The simulated node is what *text* describes now. Never written in place: who reads
+        meanwhile would see a node without GPUs."""
         fresh = self.node_file.with_suffix(".new")
         fresh.write_text(text)
         os.replace(fresh, self.node_file)

@@ -45,8 +45,8 @@ def everything_runs(cluster, driver):
 def node(driver):
     """The simulated node, as a document that can be changed while the plugin runs."""
     text = driver.node_file.read_text()
-    yield lambda document: driver.node_file.write_text(yaml.safe_dump(document))
-    driver.node_file.write_text(text)
+    yield driver.change
+    driver.replace_node(text)
     wait("the GPUs to be back", lambda: len(driver.kube.devices()) == 8)
 
 

@@ -1,8 +1,6 @@
 """Memory of a fraction: what the guard does about a claim that takes more, and what the driver
 itself refuses it."""
 
-import os
-
 import pytest
 import yaml
 
@@ -32,19 +30,15 @@ def uses(driver):
     """Tells the simulation what processes use of gpu-0: ``uses({pid: bytes})``."""
     text = driver.node_file.read_text()
 
-    def write(new):
-        (driver.directory / "node.new").write_text(new)
-        os.replace(driver.directory / "node.new", driver.node_file)
-
     def use(processes):
         node = yaml.safe_load(text)
         node["gpus"][0]["processes"] = [
             {"pid": pid, "memory_bytes": size} for pid, size in processes.items()
         ]
-        write(yaml.safe_dump(node))
+        driver.change(node)
 
     yield use
-    write(text)
+    driver.replace_node(text)
 
 
 def metric(driver, name):

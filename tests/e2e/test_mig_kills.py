@@ -35,7 +35,7 @@ def first(h100s, driver, kube):
     """The UUID of the first GPU, which is where calls kill."""
     node = driver.node_file.read_text()
     yield kube.uuid("gpu-0")
-    driver.node_file.write_text(node)
+    driver.replace_node(node)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """MPS: claims with limits of their own on one GPU, and what becomes of them when something ends."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -48,7 +47,7 @@ def newest(driver, kube):
     driver.stop()
     driver.agent.stop()
     node = driver.node_file.read_text()
-    replace(driver, node_file(LIMITING).read_text())
+    driver.replace_node(node_file(LIMITING).read_text())
     driver.agent.start()
     driver.start()
     wait("its two GPUs", lambda: len(kube.devices()) == 2)
@@ -59,14 +58,9 @@ def newest(driver, kube):
     driver.stop()
     driver.agent.ensure()
     driver.agent.stop()
-    replace(driver, node)
+    driver.replace_node(node)
     driver.agent.start()
     driver.start()
-
-
-def replace(driver, text):
-    (driver.directory / "node.new").write_text(text)
-    os.replace(driver.directory / "node.new", driver.node_file)
 
 
 def part(memory, cores, where, name="gpu"):
@@ -81,7 +75,7 @@ def uses(driver, gpu, **processes):
     node["gpus"][gpu]["processes"] = [
         {"pid": int(pid.removeprefix("p")), "memory_bytes": size} for pid, size in processes.items()
     ]
-    replace(driver, yaml.safe_dump(node))
+    driver.change(node)
 
 
 def metric(driver, begins):

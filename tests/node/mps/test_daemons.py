@@ -514,9 +514,7 @@ def test_the_error_of_a_server_over_a_missing_gpu_says_so(other_host):
     host.change(gpu=0, present=False)
 
     with pytest.raises(NodeError, match=r"it has no server: is its GPU there(.|\n)*no such device"):
-        host.daemons(replace(PATIENT, appearance=0.3)).start(
-            daemon, [host.namespace(0)]
-        )
+        host.daemons(replace(PATIENT, appearance=0.3)).start(daemon, [host.namespace(0)])
     assert host.left() == []
 
 

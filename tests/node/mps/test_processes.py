@@ -39,7 +39,9 @@ def started():
         child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
         children.append(child)
         # A moment after its program has begun it has no environment yet.
-        eventually(lambda: Path(f"/proc/{child.pid}/environ").read_bytes() != b"", "its environment")
+        eventually(
+            lambda: Path(f"/proc/{child.pid}/environ").read_bytes() != b"", "its environment"
+        )
         return child
 
     yield start
