@@ -78,6 +78,7 @@ class ApiChoice:
     waits_for: tuple[str, ...] = ()  # who holds a GPU by *serving*; asked only where it matters
     problem: str = ""  # what is asked for and cannot be, and what to do
     other_plugin: str = ""  # which else serves our resources, so that nothing is offered
+    other_plugin_is_gone: bool = False  # but pods have GPUs by it, or may have
     holders: DevicePluginHolders | None = None  # beside *other_plugin*; None: it is not known
 
 
@@ -226,6 +227,18 @@ def other_device_plugin(
     return (
         f"another device plugin gives out the GPUs of this node ({signs}): remove it from this "
         "node (NVIDIA's: its DaemonSet, or devicePlugin.enabled=false of the GPU operator)"
+    )
+
+
+def left_with_gpus(pods: Sequence[str] | None) -> str:
+    """That another device plugin is gone, and *pods* have GPUs by it. None: that is not known."""
+    if pods is None:
+        return "it is not known now whether pods have GPUs by another device plugin that was here"
+    room = LONGEST_MESSAGE // 2
+    named = first_names(pods, len(pods), room) or f"{len(pods)} pods"
+    return (
+        "another device plugin is gone, but pods have GPUs by it, and nothing is offered until "
+        f"they have ended: {named}"
     )
 
 

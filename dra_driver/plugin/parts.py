@@ -14,6 +14,7 @@ from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.pods import PodReader
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
 from dra_driver.kubeletplugin.serve.services import ClaimHandler
 from dra_driver.model.gpus import GpuUuid
@@ -31,6 +32,7 @@ from dra_driver.plugin.claims.in_use import InUseCheck
 from dra_driver.plugin.claims.prepared_claims import PreparedClaims
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.device_health import NodeDevices
+from dra_driver.plugin.device_plugin.pods import AllocatedPods, NodePods
 from dra_driver.plugin.health.monitor import HealthMonitor
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.node_api.current import NodeApi
@@ -60,6 +62,7 @@ class PluginParts:
     claims: ClaimReader = field(init=False)
     pods: PodReader = field(init=False)
     checkpoint: KubeletCheckpoint = field(init=False)
+    allocated_pods: AllocatedPods = field(init=False)
     on_fatal: Callable[[DriverError], None] = field(default=lambda error: None)  # set by ``run``
     dra_is_awaited: Callable[[], bool] = field(default=lambda: False)  # by the kubelet; as above
 
@@ -117,6 +120,11 @@ class PluginParts:
         self.claims = ClaimReader(self.resources, settings.driver_name, settings.node_name)
         self.pods = PodReader(self.api)
         self.checkpoint = KubeletCheckpoint(settings.device_plugin_dir)
+        self.allocated_pods = AllocatedPods(
+            self.checkpoint.containers,
+            PodResourcesClient(settings.kubelet_dir).pods,
+            NodePods(lambda: self.pods.on_node(settings.node_name)),
+        )
 
     def while_newest(self, act: Callable[[], float | None]) -> Callable[[], float | None]:
         """*act*, which does nothing where a newer process of this plugin runs."""

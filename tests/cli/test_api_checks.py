@@ -136,6 +136,15 @@ def test_another_device_plugin_is_a_failure(scene):
     assert any("nothing is offered: another device plugin" in message for message in messages)
 
 
+def test_what_the_plugin_says_of_another_one_that_is_gone_is_a_failure(scene, server):
+    left = "another device plugin is gone, but pods have GPUs by it: pod ml/train"
+    (node,) = server.objects("nodes")
+    condition = {"type": "GPUsAllocatedBy", "reason": "OtherDevicePlugin", "message": left}
+    other = {"type": "Ready", "reason": "KubeletReady", "message": ""}
+    server.put(node | {"status": node["status"] | {"conditions": [other, condition]}})
+    assert (Level.FAIL, f"nothing is offered: {left}") in scene.findings()
+
+
 def test_a_node_that_has_not_chosen_yet_is_told(scene):
     scene.settings.served_api.unlink()
     [(level, message)] = scene.findings()

@@ -36,6 +36,7 @@ from dra_driver.plan.node_api import (
     held_api,
     holder_names,
     kubelet_version,
+    left_with_gpus,
     other_device_plugin,
     pods_without_devices,
     pods_without_gpus,
@@ -279,6 +280,15 @@ def test_the_node_says_what_it_waits_for_and_when_it_changes() -> None:
     assert api_condition(choose_api(replace(node, holder_names=()))) == NodeCondition(
         "False", "DevicePlugin", f"{because}; nothing is given out meanwhile"
     )
+
+
+def test_the_pods_that_another_device_plugin_has_left_are_named_as_far_as_there_is_room() -> None:
+    assert "it is not known now" in left_with_gpus(None)
+    assert left_with_gpus(("pod a/b", "pod c/d")).endswith("have ended: pod a/b, pod c/d")
+    many = left_with_gpus([f"pod ml/{number:060}" for number in range(100)])
+    assert " more" in many
+    assert len(many) < LONGEST_MESSAGE
+    assert left_with_gpus(["x" * 5000]).endswith("1 pods")
 
 
 def test_the_node_names_another_device_plugin() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from api.names import GPUS_ALLOCATED_BY
 from dra_driver.base.errors import ApiServerError, Forbidden, NodeError
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
@@ -22,6 +23,7 @@ from dra_driver.plan.device_plugin.users import Giver, by_giver, holding_pods
 from dra_driver.plan.node_api import (
     DEVICE_MEND,
     FORGOTTEN_MEND,
+    OTHER_DEVICE_PLUGIN,
     POD_MEND,
     ApiChoice,
     NodeApiFacts,
@@ -32,12 +34,8 @@ from dra_driver.plan.node_api import (
     pods_without_devices,
     pods_without_gpus,
 )
-from dra_driver.plugin.node_api.facts import (
-    ClusterFactsReader,
-    Holders,
-    listed_by_others,
-    nvidia_sockets,
-)
+from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders
+from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
 from dra_driver.settings import DoctorSettings
 
 API: Final = "allocation API"
@@ -66,7 +64,8 @@ def api_findings(choice: ApiChoice) -> Iterator[Finding]:
         yield fail(
             API,
             f"nothing is offered: {choice.other_plugin}",
-            "remove the other device plugin from this node; this driver needs no restart then",
+            "remove the other device plugin from this node, and have the pods end that have GPUs "
+            "by it; this driver needs no restart then",
         )
     if choice.wanted not in (None, choice.serving):
         yield warn(API, text, "to have it change now, drain the node, and allow pods again then")
@@ -114,8 +113,21 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
         device_class=facts.device_class,
         serving=served.api,
         holder_names=holders.names(served.api),
-        other_plugin=other_device_plugin(nvidia_sockets(directory), others, foreign),
+        other_plugin=other_device_plugin(nvidia_sockets(directory), others, foreign)
+        or _told_by_plugin(cluster),
     )
+
+
+def _told_by_plugin(cluster: CheckedCluster) -> str:
+    """That another device plugin was here a moment ago, or that pods have GPUs by it."""
+    try:
+        node = cluster.server.get(f"/api/v1/nodes/{cluster.node}")
+    except ApiServerError:  # the other checks tell of it
+        return ""
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if (condition["type"], condition["reason"]) == (GPUS_ALLOCATED_BY, OTHER_DEVICE_PLUGIN):
+            return str(condition["message"])
+    return ""
 
 
 def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[str, ...] | None:

@@ -232,6 +232,41 @@ def by_giver(
     return given
 
 
+def untracked_containers(
+    containers: Iterable[AllocatedContainer],
+    records: Iterable[ClaimRecord],
+    listed: frozenset[DeviceId],
+    names: ResourceNames,
+) -> tuple[AllocatedContainer, ...]:
+    """Those with our resources by another device plugin that nobody keeps from others. *listed*:
+    what we list now by the device-plugin API, by which the kubelet gives nobody else what a
+    container has under the same id."""
+    given = by_giver(containers, records, beside_other=True)
+    return tuple(
+        each
+        for each in (*given[Giver.OTHER], *given[Giver.UNKNOWN])
+        if names.include(each.resource) and not listed.issuperset(each.ids)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UntrackedPods:
+    """Pods with GPUs that nobody keeps from others, for people to read; sorted."""
+
+    living: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # nobody knows them: gone, or static and about to be known
+
+
+def untracked_pods(containers: Iterable[AllocatedContainer], pods: Pods) -> UntrackedPods:
+    """Whose *containers* these are. *pods*: all of the node."""
+    uids = {each.pod for each in containers}
+    living = (pods[uid] for uid in uids if _lives(uid, pods))
+    return UntrackedPods(
+        tuple(sorted(f"pod {pod.namespace}/{pod.pod.name}" for pod in living)),
+        tuple(sorted(f"pod {uid}" for uid in uids - pods.keys())),
+    )
+
+
 def was_given_by_another_plugin(pods: Sequence[AllocatedPod], allocation: DeviceAllocation) -> bool:
     """Whether the containers of *pods* were given *allocation*, all of them, by another plugin: one
     of which the kubelet does not say what was answered may have it from us."""

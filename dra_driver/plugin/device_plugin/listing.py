@@ -97,10 +97,11 @@ class DeviceListing:
             self.stop()
         if not self._has_turn and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
-        if self._beside_other and not self._api.choice.other_plugin:
+        is_beside_other = self._is_beside_other()
+        if self._beside_other and not is_beside_other:
             self.stop()  # the kubelet dials nobody again by itself, and the other one is gone
             return _AGAIN_SECONDS
-        self._beside_other = bool(self._api.choice.other_plugin)
+        self._beside_other = is_beside_other
         if not self._beside_other:
             self._refused.clear()
         may_change = not (self._beside_other and self._offered) or self._refused.is_set()
@@ -110,6 +111,12 @@ class DeviceListing:
             self._server.offer(listed)
             self._offered = frozenset(resource.name for resource in listed)
         return _LOOK_SECONDS
+
+    def _is_beside_other(self) -> bool:
+        """One that is gone does not come back for what pods have by it: ours is to be registered,
+        or containers of our pods could not start again."""
+        choice = self._api.choice
+        return bool(choice.other_plugin) and not choice.other_plugin_is_gone
 
     @property
     def listed(self) -> bool:

@@ -8,7 +8,6 @@ from dra_driver.base.files import disk_errors
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.events import NodeRef
 from dra_driver.kubeletplugin.device_plugin.server import DevicePluginServer
-from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
@@ -17,7 +16,6 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.allocations import AllocationDependencies, Allocations
 from dra_driver.plugin.device_plugin.listing import DeviceListing
-from dra_driver.plugin.device_plugin.pods import AllocatedPods, NodePods
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
 from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.parts import PluginParts
@@ -29,17 +27,12 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     """The kubelet is told of devices once GPUs are published, and what containers have is there."""
     settings = parts.settings
     names = resource_names(settings)
-    pods = AllocatedPods(
-        parts.checkpoint.containers,
-        PodResourcesClient(settings.kubelet_dir).pods,
-        NodePods(lambda: parts.pods.on_node(settings.node_name)),
-    )
-    allocations = Allocations(_dependencies(parts, names, pods))
+    allocations = Allocations(_dependencies(parts, names))
     reconciler = AllocationReconciler(
         allocations,
         parts.preparer,
         parts.ledger,
-        pods,
+        parts.allocated_pods,
         parts.node_api,
         names,
         missing_seconds=settings.reconcile_interval,
@@ -72,9 +65,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     _start_loops(parts, reconciler, listing, stack)
 
 
-def _dependencies(
-    parts: PluginParts, names: ResourceNames, pods: AllocatedPods
-) -> AllocationDependencies:
+def _dependencies(parts: PluginParts, names: ResourceNames) -> AllocationDependencies:
     settings, labels = parts.settings, parts.labels
     return AllocationDependencies(
         preparer=parts.preparer,
@@ -82,7 +73,7 @@ def _dependencies(
         users=parts.in_use,
         offers=parts.offers,
         node=parts.node,
-        pods=pods,
+        pods=parts.allocated_pods,
         api=parts.node_api,
         events=parts.events,
         node_ref=lambda: NodeRef(labels.node, labels.uid),

@@ -8,18 +8,18 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_annotation import DevicePluginHolders
-from dra_driver.plan.node_api import ApiChoice, NodeApiFacts, choose_api, other_device_plugin
+from dra_driver.plan.node_api import ApiChoice, NodeApiFacts, choose_api
 from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.facts import ClusterFacts
+from dra_driver.plugin.node_api.other_plugin import OtherDevicePlugin
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ class ChoiceInputs:
     cluster: Callable[[bool], ClusterFacts]  # for the first time, or again
     holder_names: Callable[[AllocationApi, float], tuple[str, ...] | None]  # asked since when
     device_plugin_holders: Callable[[], DevicePluginHolders | None]  # where another plugin is, too
-    other_sockets: Callable[[], tuple[str, ...]]  # of other device plugins for NVIDIA's GPUs
-    foreign: Callable[[], Mapping[ResourceName, DeviceId]]  # devices that others list as ours
+    other_plugin: OtherDevicePlugin
     slices_withdrawn: Callable[[], bool]  # nothing can be allocated any more
     kubelet_start: Callable[[], Hashable]  # another one after each start of the kubelet
     is_newest: Callable[[], bool]
@@ -95,9 +94,9 @@ class ApiChooser:
         if served is None:
             return
         self._others_count_from = self._clock() + _STALE_SECONDS
-        inputs = self._inputs
-        other_plugin = other_device_plugin(inputs.other_sockets(), (), inputs.foreign())
-        self._node_api.set(_kept_choice(served, other_plugin))
+        other_plugin = self._inputs.other_plugin
+        choice = _kept_choice(served, other_plugin.begin(served.api))
+        self._node_api.set(replace(choice, other_plugin_is_gone=other_plugin.is_gone))
 
     @property
     def waiting(self) -> bool:
@@ -169,7 +168,8 @@ class ApiChooser:
             return choice
         is_ours = choice.serving is AllocationApi.DEVICE_PLUGIN
         holders = self._inputs.device_plugin_holders() if is_ours else DevicePluginHolders()
-        return replace(choice, holders=holders)
+        is_gone = self._inputs.other_plugin.is_gone
+        return replace(choice, holders=holders, other_plugin_is_gone=is_gone)
 
     def _chosen(self, now: float) -> ApiChoice:
         cluster, serving = self._cluster or ClusterFacts(), self._node_api.serving
@@ -209,13 +209,9 @@ class ApiChooser:
     def _other_plugin(self, cluster: ClusterFacts) -> str:
         is_ours = self._node_api.serving is AllocationApi.DEVICE_PLUGIN
         counts = not is_ours and self._asked_at >= self._others_count_from
-        resources = cluster.allocatable if counts else ()
-        foreign = {  # of what is gone the kubelet still knows, but nothing is allocatable
-            resource: id_
-            for resource, id_ in self._inputs.foreign().items()
-            if resource in cluster.allocatable
-        }
-        return other_device_plugin(self._inputs.other_sockets(), resources, foreign)
+        theirs = cluster.allocatable if counts else ()
+        serving = self._node_api.serving
+        return self._inputs.other_plugin.look(serving, theirs, cluster.allocatable)
 
     def _take(self, choice: ApiChoice, now: float) -> None:
         before = self._node_api.choice
@@ -293,6 +289,8 @@ class ApiChooser:
             yield self._drained_since + self._settle_seconds
         if self._cluster is not None and self._cluster.allocatable:
             yield self._others_count_from
+        if (look_at := self._inputs.other_plugin.look_at) is not None:
+            yield look_at
 
 
 def _is_draining(choice: ApiChoice) -> bool:

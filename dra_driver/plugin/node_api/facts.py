@@ -4,21 +4,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
-from dra_driver.base.errors import ApiServerError, DriverError, NodeError, NotServed
+from dra_driver.base.errors import ApiServerError, DriverError, NotServed
 from dra_driver.k8s.claims import ClaimReader, ClaimUid
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.resource_api import ResourceApi
-from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
-from dra_driver.kubeletplugin.serve.sockets import answers
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
-from dra_driver.plan.device_plugin.users import foreign_devices
 from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_api import (
     KubeletVersion,
@@ -31,7 +26,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of those of clouds
 _CLASS_SECONDS: Final = 10.0  # Helm installs DeviceClasses last: they may come after the plugin
 
 
@@ -172,18 +166,3 @@ class Holders:
             return None
         records = {record.claim.uid: record for record in self._records()}
         return records | dict(on_disk), damaged
-
-
-def listed_by_others(
-    checkpoint: KubeletCheckpoint, names: ResourceNames
-) -> Mapping[ResourceName, DeviceId]:
-    """By resource of ours, a device of another plugin; none where that is not known."""
-    try:
-        return foreign_devices(checkpoint.registered(), names)
-    except NodeError:  # who needs to know what containers have tells of it
-        return {}
-
-
-def nvidia_sockets(directory: Path) -> tuple[str, ...]:
-    """Those of other device plugins for NVIDIA's GPUs. What a killed one left does not count."""
-    return tuple(str(path) for path in sorted(directory.glob(_NVIDIA_SOCKETS)) if answers(path))

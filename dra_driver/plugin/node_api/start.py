@@ -12,13 +12,14 @@ from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
+from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer, DeviceId
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApiFile
-from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.device_plugin.resources import ResourceNames, listed_devices
 from dra_driver.plan.device_plugin.users import held_allocations
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES
 from dra_driver.plan.node_api import (
@@ -31,9 +32,10 @@ from dra_driver.plan.node_api import (
 )
 from dra_driver.plugin.node_api.annotation import AnnotationWriter
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
-from dra_driver.plugin.node_api.facts import (
-    ClusterFactsReader,
-    Holders,
+from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders
+from dra_driver.plugin.node_api.other_plugin import (
+    OtherDevicePlugin,
+    PodsOfOthers,
     listed_by_others,
     nvidia_sockets,
 )
@@ -184,11 +186,27 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
         cluster=ClusterFactsReader(parts.resources, parts.labels, names, settings.driver_name).read,
         holder_names=holders.names,
         device_plugin_holders=holders.of_device_plugin,
-        other_sockets=lambda: nvidia_sockets(settings.device_plugin_dir),
-        foreign=partial(listed_by_others, parts.checkpoint, names),
+        other_plugin=_other_plugin(parts, names),
         slices_withdrawn=parts.slices_withdrawn,
         kubelet_start=KubeletSocket(settings.device_plugin_dir).identity,
         is_newest=parts.is_newest,
+    )
+
+
+def _other_plugin(parts: PluginParts, names: ResourceNames) -> OtherDevicePlugin:
+    def containers() -> tuple[AllocatedContainer, ...] | None:
+        try:
+            return parts.checkpoint.containers()
+        except NodeError:
+            return parts.allocated_pods.containers()  # as the kubelet lists them
+
+    def listed() -> frozenset[DeviceId]:
+        return frozenset().union(*listed_devices(parts.offers.now().devices, names).values())
+
+    pods = PodsOfOthers(containers, parts.allocated_pods.pods, parts.ledger.records, listed, names)
+    directory = parts.settings.device_plugin_dir
+    return OtherDevicePlugin(
+        lambda: nvidia_sockets(directory), partial(listed_by_others, parts.checkpoint, names), pods
     )
 
 

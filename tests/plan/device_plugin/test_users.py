@@ -27,6 +27,7 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
     Giver,
+    UntrackedPods,
     Use,
     as_recorded,
     by_giver,
@@ -45,6 +46,8 @@ from dra_driver.plan.device_plugin.users import (
     pods_with,
     server_problems,
     unrecorded,
+    untracked_containers,
+    untracked_pods,
     use_of,
     was_given_by_another_plugin,
     with_leftovers,
@@ -122,6 +125,29 @@ def test_without_an_answer_what_is_recorded_is_ours_and_the_rest_where_nobody_el
     assert by_giver([given], records, beside_other) == only(giver, given)
     having = pods_with(allocation("0"), [given], pods(node_pod("a")))
     assert not was_given_by_another_plugin(having, allocation("0"))
+
+
+def test_what_another_plugin_gave_and_nobody_lists_under_the_same_id_is_kept_from_nobody():
+    ours = replace(container("ours", "0"), answer=BY_NAMES)
+    theirs = replace(container("theirs", "1"), answer=BY_NVIDIAS)
+    replica = replace(container("replica", "2::0"), answer=BY_NVIDIAS)
+    nic = replace(container("nic", "3", resource="example.com/vf"), answer=BY_NVIDIAS)
+    unknown = container("unknown", "4")
+    given = [ours, theirs, replica, nic, unknown, container("recorded", "5")]
+    records = [recorded("5")]
+
+    nothing_listed = untracked_containers(given, records, frozenset(), NAMES)
+    assert nothing_listed == (theirs, replica, unknown)
+    listed = frozenset({DeviceId("GPU-1"), DeviceId("GPU-2"), DeviceId("GPU-4")})
+    assert untracked_containers(given, records, listed, NAMES) == (replica,)
+
+
+def test_pods_with_gpus_that_nobody_keeps_are_named_and_may_be_unknown():
+    given = [container("a", "0"), container("a", "1"), container("b", "2"), container("c", "3")]
+    known = pods(node_pod("a", namespace="ml"), node_pod("b", ended=True))
+
+    assert untracked_pods(given, known) == UntrackedPods(("pod ml/a",), ("pod uid-c",))
+    assert untracked_pods((), known) == UntrackedPods()
 
 
 def test_a_gpu_is_another_plugins_only_where_the_kubelet_says_so_of_each_container_with_it():

@@ -148,6 +148,23 @@ def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_ane
     assert not process.server.frozen
 
 
+def test_once_another_device_plugin_is_gone_what_our_pods_have_is_listed_while_its_pods_go_on(
+    world, process
+):
+    """Where nobody registers the resource, no container of our pods starts again."""
+    world.admit("train", replica(1))
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    world.choice.set(replace(BESIDE_ANOTHER, other_plugin_is_gone=True))
+    process.listing.step()
+    assert FakeServer.listing == [], "the kubelet dials only who registers"
+    process.listing.step()
+
+    assert process.gpus == {replica(0): False, replica(1): True}
+    assert not process.server.frozen
+
+
 def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothing_more_is_offered(
     world, process
 ):

@@ -1,8 +1,5 @@
 """What the choice of an API depends on, as the API server, the kubelet and the ledger have it."""
 
-import json
-import socket
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +9,6 @@ from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.resource_api import ResourceApi
-from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
@@ -21,8 +17,6 @@ from dra_driver.plugin.node_api.facts import (
     ClusterFacts,
     ClusterFactsReader,
     Holders,
-    listed_by_others,
-    nvidia_sockets,
 )
 from tests.builders import allocated_record, claim, claim_document, record, ref
 from tests.plugin.conftest import put_device_class, put_node
@@ -269,33 +263,3 @@ def test_what_cannot_be_asked_is_no_answer(server, scene, error):
 def test_an_api_server_without_claims_has_none(server, scene):
     server.served = []
     assert scene.holders.names(DRA) == ()
-
-
-def test_devices_that_another_plugin_listed_as_ours_are_known_from_the_kubelet(tmp_path):
-    checkpoint, names = KubeletCheckpoint(tmp_path), ResourceNames()
-    file = tmp_path / "kubelet_internal_checkpoint"
-    registered = {"nvidia.com/gpu": ["GPU-1", "vgpu-1"], "nvidia.com/gpu.shared": ["GPU-1::0"]}
-    document = {"PodDeviceEntries": None, "RegisteredDevices": registered | {"a/fpga": ["f-0"]}}
-    assert listed_by_others(checkpoint, names) == {}
-    file.write_text(json.dumps({"Data": document}))
-    assert listed_by_others(checkpoint, names) == {"nvidia.com/gpu": "vgpu-1"}
-    file.write_text("{")
-    assert listed_by_others(checkpoint, names) == {}
-
-
-def test_live_sockets_of_nvidias_plugin_are_found_and_dead_ones_are_not():
-    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as home, ExitStack() as stack:
-        directory = Path(home)
-        assert nvidia_sockets(directory) == ()
-        assert nvidia_sockets(directory / "none") == ()
-        for name in ("nvidia-gpu.sock", "nvidia.sock", "dra-nvidia.com_gpu.sock", "kubelet.sock"):
-            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listening.bind(str(directory / name))
-            listening.listen()
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(directory / "nvidia-dead.sock"))
-        (directory / "nvidia-file.sock").write_text("")
-        assert nvidia_sockets(directory) == (
-            f"{directory}/nvidia-gpu.sock",
-            f"{directory}/nvidia.sock",
-        )

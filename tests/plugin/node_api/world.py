@@ -3,14 +3,22 @@
 from pathlib import Path
 
 from dra_driver.base.errors import NodeError
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
+from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.pods import NodePod
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    DeviceId,
+    ResourceName,
+)
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DevicePluginHolders
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.node_api.chooser import ApiChooser, ChoiceInputs
 from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.facts import ClusterFacts
+from dra_driver.plugin.node_api.other_plugin import OtherDevicePlugin, PodsOfOthers
 
 AUTO, DRA, DEVICE_PLUGIN = AllocationApi.AUTO, AllocationApi.DRA, AllocationApi.DEVICE_PLUGIN
 APIS = (DRA, DEVICE_PLUGIN)
@@ -57,6 +65,11 @@ class World:
         self.gpu_holders: DevicePluginHolders | None = DevicePluginHolders()
         self.sockets: tuple[str, ...] = ()
         self.foreign: dict[ResourceName, DeviceId] = {}
+        self.containers: tuple[AllocatedContainer, ...] = ()  # with devices, by the kubelet
+        self.checkpoint_error: NodeError | None = None
+        self.listed: frozenset[DeviceId] = frozenset()  # by this driver, to the kubelet
+        self.pods: dict[PodUid, NodePod] | None = {}  # None: the API server does not tell
+        self.pod_lists = 0
         self.kubelet = 0
         self.is_newest = True
         self.api_server_is_away = False  # for who removes slices
@@ -77,8 +90,18 @@ class World:
             self._look,
             self._holders,
             lambda: self.gpu_holders,
-            lambda: self.sockets,
-            lambda: self.foreign,
+            OtherDevicePlugin(
+                lambda: self.sockets,
+                lambda: self.foreign,
+                PodsOfOthers(
+                    self._containers,
+                    self._list_pods,
+                    tuple,
+                    lambda: self.listed,
+                    ResourceNames(),
+                ),
+                lambda: self.now,
+            ),
             lambda: not self.slices and not self._is_published,
             lambda: self.kubelet,
             lambda: self.is_newest,
@@ -117,6 +140,15 @@ class World:
     def _holders(self, api: AllocationApi, since: float) -> tuple[str, ...] | None:
         self.lists += 1
         return self.holders[api] if self.asked_at >= since else None
+
+    def _containers(self) -> tuple[AllocatedContainer, ...]:
+        if self.checkpoint_error is not None:
+            raise self.checkpoint_error
+        return self.containers
+
+    def _list_pods(self) -> dict[PodUid, NodePod] | None:
+        self.pod_lists += 1
+        return self.pods
 
     def _act(self) -> None:
         """What serves the APIs follows the choice."""

@@ -1,0 +1,206 @@
+"""Another device plugin is seen while it is there, and what it has left is waited for."""
+
+import json
+import socket
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
+from dra_driver.kubeletplugin.device_plugin.resources import (
+    AllocatedContainer,
+    ContainerResponse,
+    DeviceId,
+    ResourceName,
+)
+from dra_driver.plan.device_plugin.resources import ResourceNames
+from dra_driver.plan.node_api import ApiState
+from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
+from tests.fakes.allocations import GPU, node_pod
+from tests.plugin.node_api.world import APIS, DEVICE_PLUGIN, DRA, World
+
+ON, DRAINING = ApiState.ON, ApiState.DRAINING
+SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def serving(world, api):
+    world.asked = api
+    world.settle()
+    assert world.state(api) is ON
+    return world
+
+
+def give(world, id_="GPU-0"):
+    """The other device plugin gives a device to the pod ml/train."""
+    answer = ContainerResponse(env=(("NVIDIA_VISIBLE_DEVICES", id_),))
+    uid, resource = PodUid("uid-train"), ResourceName(GPU)
+    world.containers = (AllocatedContainer(uid, "main", resource, (DeviceId(id_),), answer),)
+    world.pods = {uid: node_pod("train", namespace="ml")}
+
+
+def end(world):
+    """The pod has ended; the kubelet goes on to list it."""
+    world.pods = {uid: replace(pod, ended=True) for uid, pod in world.pods.items()}
+
+
+def why(world, api):
+    return world.node_api.refusal(api) or ""
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_one_that_is_gone_for_a_moment_is_waited_for(world, api):
+    """A kubelet that starts takes all sockets away, and so does an update of the plugin."""
+    serving(world, api)
+    world.sockets = (SOCKET,)
+    world.step()
+    world.sockets = ()
+    world.settle(25)
+    assert SOCKET in why(world, api)
+    world.sockets = (SOCKET,)
+    world.step(1)
+    world.sockets = ()
+    world.settle(25)
+    assert world.state(api) is DRAINING
+    world.settle(35)
+    assert world.state(api) is ON
+    assert world.pod_lists == 0, "no container has devices"
+
+
+def test_by_dra_nothing_is_offered_until_the_pods_have_ended_that_have_its_gpus(world):
+    serving(world, DRA)
+    world.sockets = (SOCKET,)
+    give(world)
+    world.step()
+    world.sockets = ()
+    world.settle(600)
+    assert world.state(DRA) is DRAINING
+    assert not world.slices
+    assert why(world, DRA).endswith("until they have ended: pod ml/train")
+    assert world.pod_lists <= 20
+
+    end(world)
+    world.settle(35)
+    assert world.state(DRA) is ON
+
+
+def test_a_plugin_that_was_away_meanwhile_asks_who_has_its_gpus_before_it_offers_any(world):
+    serving(world, DRA)
+    give(world)
+    world.start()
+    assert world.state(DRA) is DRAINING
+    assert "it is not known now" in why(world, DRA)
+    world.step()
+    assert "pod ml/train" in why(world, DRA)
+
+    end(world)
+    world.start()
+    assert world.state(DRA) is DRAINING
+    world.step()
+    assert world.state(DRA) is ON
+
+
+def test_by_the_device_plugin_api_the_kubelet_keeps_what_is_listed_under_the_same_id(world):
+    serving(world, DEVICE_PLUGIN)
+    world.listed = frozenset({DeviceId("GPU-0"), DeviceId("GPU-1")})
+    give(world)
+    world.start()
+    assert world.state(DEVICE_PLUGIN) is ON
+    world.settle()
+    assert (world.state(DEVICE_PLUGIN), world.pod_lists) == (ON, 0)
+
+
+@pytest.mark.parametrize("id_", ["nvidia0", "GPU-0::2"])
+def test_by_the_device_plugin_api_what_is_listed_otherwise_is_waited_for(world, id_):
+    serving(world, DEVICE_PLUGIN)
+    world.listed = frozenset({DeviceId("GPU-0"), DeviceId("GPU-1")})
+    world.sockets = (SOCKET,)
+    give(world, id_)
+    world.step()
+    world.sockets = ()
+    assert not world.node_api.choice.other_plugin_is_gone
+    world.settle(120)
+    assert "pod ml/train" in why(world, DEVICE_PLUGIN)
+    assert world.node_api.choice.other_plugin_is_gone
+    end(world)
+    world.settle(35)
+    assert world.state(DEVICE_PLUGIN) is ON
+
+
+def test_a_pod_that_nobody_knows_is_waited_for_as_it_may_be_a_static_one_without_a_mirror(world):
+    serving(world, DRA)
+    give(world)
+    mirror, world.pods = world.pods, {}
+    world.start()
+    world.settle(25)
+    assert why(world, DRA).endswith("pod uid-train")
+    world.pods = mirror
+    world.settle(120)
+    assert why(world, DRA).endswith("pod ml/train")
+    world.pods = {}
+    world.settle(70)
+    assert world.state(DRA) is ON
+
+
+def test_who_has_gpus_is_asked_again_where_nobody_tells(world):
+    serving(world, DRA)
+    give(world)
+    world.pods = None
+    world.start()
+    world.settle(100)
+    assert "it is not known now" in why(world, DRA)
+    give(world)
+    end(world)
+    world.settle(35)
+    assert world.state(DRA) is ON
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_is_offered_while_the_kubelet_does_not_tell_what_containers_have(world, api):
+    serving(world, api)
+    world.checkpoint_error = NodeError("the checkpoint cannot be read")
+    world.start()
+    world.settle(100)
+    assert "it is not known now" in why(world, api)
+    world.checkpoint_error = None
+    world.settle(35)
+    assert world.state(api) is ON
+
+
+def test_devices_that_another_plugin_listed_as_ours_are_known_from_the_kubelet(tmp_path):
+    checkpoint, names = KubeletCheckpoint(tmp_path), ResourceNames()
+    file = tmp_path / "kubelet_internal_checkpoint"
+    registered = {"nvidia.com/gpu": ["GPU-1", "vgpu-1"], "nvidia.com/gpu.shared": ["GPU-1::0"]}
+    document = {"PodDeviceEntries": None, "RegisteredDevices": registered | {"a/fpga": ["f-0"]}}
+    assert listed_by_others(checkpoint, names) == {}
+    file.write_text(json.dumps({"Data": document}))
+    assert listed_by_others(checkpoint, names) == {"nvidia.com/gpu": "vgpu-1"}
+    file.write_text("{")
+    assert listed_by_others(checkpoint, names) == {}
+
+
+def test_live_sockets_of_nvidias_plugin_are_found_and_dead_ones_are_not():
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as home, ExitStack() as stack:
+        directory = Path(home)
+        assert nvidia_sockets(directory) == ()
+        assert nvidia_sockets(directory / "none") == ()
+        for name in ("nvidia-gpu.sock", "nvidia.sock", "dra-nvidia.com_gpu.sock", "kubelet.sock"):
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(directory / name))
+            listening.listen()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(directory / "nvidia-dead.sock"))
+        (directory / "nvidia-file.sock").write_text("")
+        assert nvidia_sockets(directory) == (
+            f"{directory}/nvidia-gpu.sock",
+            f"{directory}/nvidia.sock",
+        )
