@@ -81,6 +81,7 @@ class Fault:
     since: float = 0.0
     count: int = 1
     well_since: float | None = None
+    until: float | None = None  # for how long a GPU is released; None: no time is known
 
 
 Faults = tuple[Fault, ...]

@@ -177,7 +177,7 @@ class HealthCommand:
         waits = answer.removeprefix(f"{release} ")
         if waits != answer and waits.startswith(NO_SUCH_GPU):
             raise NoSuchGpuError(
-                f"{node}: {waits}: write gpu-0, a UUID or all; nothing is released"
+                f"{node}: {waits}: write gpu-0, a UUID or all; nothing more is released"
             )
         return answer == str(release) and self._is_tainted(node, release.gpus)
 

@@ -24,6 +24,7 @@ DEFAULT_SECONDS: Final = 600.0
 _PAUSED: Final = "paused-for-"  # what the operator has in its labels while it changes the driver
 _EXAMPLE: Final = "2026-11-24T03:00:00Z"
 _TIME: Final = re.compile(r"\d{4}-.*")
+_COMMA: Final = re.compile(r"\s*,\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,9 @@ def wanted_release(
 
 def parse_release(request: str, answered: list[str], now: float) -> Release:
     """*answered*: the words of the answer, whose time goes on where *request* has none."""
-    words = request.split()
-    time = words.pop() if words and _TIME.fullmatch(words[-1]) else ""
-    gpus = "".join(words)
-    if not gpus:
+    gpus, _, time = _COMMA.sub(",", request.strip()).partition(" ")
+    gpus, time = gpus.strip(","), time.strip()
+    if not gpus or _TIME.fullmatch(gpus):
         raise ConfigError([f"{request!r} names no GPU: write for example all {_EXAMPLE}, or gpu-0"])
     if not time and answered[:1] == [gpus] and _TIME.fullmatch("".join(answered[1:2])):
         time = answered[1]

@@ -109,9 +109,16 @@ def after_scan(state: HealthState, inventory: Inventory, now: float) -> HealthSt
     return _state(state, faults, state.looks)
 
 
-def after_release(state: HealthState, released: Collection[GpuUuid], now: float) -> HealthState:
-    """Exactly *released* are let go of."""
-    return _exactly(state, Problem.RELEASED, released, now)
+def after_release(
+    state: HealthState, released: Collection[GpuUuid], until: float | None, now: float
+) -> HealthState:
+    """Exactly *released* are let go of, *until* then; None: until that is over."""
+    after = _exactly(state, Problem.RELEASED, released, now)
+    faults = {
+        key: replace(fault, until=until) if fault.problem is Problem.RELEASED else fault
+        for key, fault in _by_key(after).items()
+    }
+    return _state(state, faults, after.looks)
 
 
 def after_registration(

@@ -6,6 +6,7 @@ as it is where the driver is away.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
@@ -18,11 +19,12 @@ from dra_driver.base.errors import ApiServerError, NodeError
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.model.gpus import GpuUuid, Inventory
-from dra_driver.model.health import Problem
+from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
+from dra_driver.model.health import Fault, Problem
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.health.release import (
+    ALL,
     DEFAULT_SECONDS,
     NO_SUCH_GPU,
     Release,
@@ -82,72 +84,78 @@ class GpuRelease:
         self._doors = doors
         self._release: Release | None = None  # what is let go of, or about to be
         self._closed = False  # NVML is
-        self._is_unreadable = False  # the annotation, which stays then
         self._logged = ""
 
     def begin(self) -> None:
-        """Close NVML before anything opens it, if that is wanted already. While the API server is
-        away: for ten minutes, if GPUs were released before the restart."""
-        release = self._wanted()
-        if release is None and (released := self._released()) and not self._is_node_known():
-            ends = self._doors.epoch() + DEFAULT_SECONDS
-            release = new_release(",".join(sorted(released)), ends)
+        """Close NVML before anything opens it, if that is wanted already, and what was released
+        before the restart at once: somebody may be resetting it."""
+        earlier = self._before_restart()
+        if earlier is not None and self._may_last():
+            self._close(earlier)
+            return
+        release, _ = self._wanted()
         if release is not None:
             self._close(release)
 
     def step(self) -> float | None:
         """Let go, or come back, as is wanted now. The seconds until the next time."""
-        release = self._wanted()
+        release, problem = self._wanted()
+        if problem:
+            self._log(f"annotation {RELEASE_ANNOTATION}: {problem}")
         if release is not None:
-            return self._let_go(release)
+            return self._let_go(release, problem)
         if self._release is not None:
             self._come_back(self._release)
-        return self._return()
+        return self._return(problem)
 
-    def _wanted(self) -> Release | None:
-        """While the API server is away: as before, until the time is over."""
+    def _wanted(self) -> tuple[Release | None, str]:
+        """What is to be let go of now, and what is wrong with what is asked for: then, and while
+        the API server is away, an earlier release goes on until its time is over."""
         labels, now = self._doors.labels, self._doors.epoch()
-        self._is_unreadable = False
+        earlier = self._release if self._release is not None and now < self._release.ends else None
         try:
-            return wanted_release(labels.now(), labels.annotations(), now)
+            release = wanted_release(labels.now(), labels.annotations(), now)
         except ApiServerError:
-            known = self._release
-            return known if known is not None and now < known.ends else None
+            return earlier, ""
         except ConfigError as e:
-            self._is_unreadable = True
-            self._log(f"annotation {RELEASE_ANNOTATION}: {e}")
+            return earlier, str(e)
+        if release is None or release.gpus == ALL or not (gpus := self._gpus()):
+            return release, ""
+        if unknown := named_gpus(release.gpus, gpus)[1]:
+            return earlier, f"{release} {NO_SUCH_GPU}: {', '.join(unknown)}"
+        return release, ""
+
+    def _before_restart(self) -> Release | None:
+        """What was released, if its time is not over. Ten minutes, where no time is known."""
+        now = self._doors.epoch()
+        ends = [fault.until or now + DEFAULT_SECONDS for fault in self._faults()]
+        if not ends or max(ends) <= now:
             return None
+        return new_release(",".join(sorted(self._released())), max(ends))
 
-    def _is_node_known(self) -> bool:
+    def _may_last(self) -> bool:
+        """Whether anything is asked for, or nobody tells."""
+        labels = self._doors.labels
         try:
-            self._doors.labels.now()
-        except ApiServerError:
-            return False
-        return True
+            return wanted_release(labels.now(), labels.annotations(), 0.0) is not None
+        except (ApiServerError, ConfigError):
+            return True
 
-    def _let_go(self, release: Release) -> float:
-        gpus, unknown = self._named(release)
+    def _let_go(self, release: Release, problem: str) -> float:
+        gpus = self._named(release)
         is_newest = self._doors.is_newest()
-        waits, seconds = "", _AGAIN_SECONDS
-        if not self._is_refused(unknown):
-            if is_newest and (gpus or not self._released()):
-                self._tell_monitor(gpus)
-            waits = self._close(release)
-            if is_newest:
-                waits = waits or self._ask_agent(gpus, release)
-            seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
+        if is_newest and (gpus or not self._released()):
+            self._tell_monitor(gpus, release.ends)
+        waits = self._close(release)
         if is_newest:
-            if unknown:  # who asks must not go on as if they were let go of
-                waits = f"{NO_SUCH_GPU}: {', '.join(unknown)}"
-                self._log(f"annotation {RELEASE_ANNOTATION}: {waits}")
-            self._answer(f"{release} {waits}".strip())
+            waits = waits or self._ask_agent(gpus, release)
+            if problem:  # who asks must not go on as if they were let go of
+                names = ",".join(gpu.name for gpu in self._gpus() if gpu.uuid in gpus)
+                self._answer(f"{problem}; {names} stays released until {release.until}")
+            else:
+                self._answer(f"{release} {waits}".strip())
+        seconds = _SOON_SECONDS if waits else _AGAIN_SECONDS
         return min(seconds, max(release.ends - self._doors.epoch(), 0.1))
-
-    def _is_refused(self, unknown: Collection[str]) -> bool:
-        """A name is wrong, so nothing is let go of, unless it is already: a plugin that starts
-        during a release does not know its GPUs yet."""
-        is_known = bool(self._doors.node.inventory().gpus)
-        return bool(unknown) and is_known and self._release is None
 
     def _close(self, release: Release) -> str:
         """Close NVML. What that waits for; empty: it is closed."""
@@ -171,38 +179,49 @@ class GpuRelease:
         if self._doors.is_newest():
             self._try_agent((), 0.0)
 
-    def _return(self) -> float:
-        """End the taint of GPUs that answer again, and then the answer and what asked for it."""
+    def _return(self, problem: str) -> float:
+        """End the taint of GPUs that answer again, and then the answer and what asked for it, or
+        answer what is wrong with that."""
         if not self._doors.is_newest():
             return _AGAIN_SECONDS
         if released := self._released():
             inventory = self._doors.node.refresh()
             # One that is lost does not come back soon, and has the taint of that.
             waiting = (released & inventory.stale) - dict(inventory.lost).keys()
-            self._tell_monitor(waiting)
+            self._tell_monitor(waiting, math.inf)
             self._doors.monitor.look_soon()
             self._doors.scan_soon()
             if waiting:
                 return _SOON_SECONDS
-        if not self._is_unreadable:
-            self._logged = ""
+        if problem:
+            self._answer(problem)
+            return _AGAIN_SECONDS
+        self._logged = ""
         return UNTIL_WOKEN if self._clean_up() else _AGAIN_SECONDS
 
-    def _named(self, release: Release) -> tuple[frozenset[GpuUuid], list[str]]:
-        """The GPUs of this node that are named, and the words that name none."""
-        gpus = self._doors.node.inventory().gpus
-        named, unknown = named_gpus(release.gpus, gpus)
+    def _gpus(self) -> tuple[Gpu, ...]:
+        """Of this node, also while NVML is closed. None: they are not known yet."""
+        return self._doors.node.inventory().gpus
+
+    def _named(self, release: Release) -> frozenset[GpuUuid]:
+        """The GPUs of this node that are named."""
+        gpus = self._gpus()
+        named, _ = named_gpus(release.gpus, gpus)
         every = {gpu.uuid for gpu in gpus} if None in named else set()
-        return frozenset(every.union(uuid for uuid in named if uuid is not None)), unknown
+        return frozenset(every.union(uuid for uuid in named if uuid is not None))
 
     def _released(self) -> frozenset[GpuUuid]:
         """The GPUs that are said to be released."""
-        faults = self._doors.monitor.faults
-        return frozenset(fault.gpu for fault in faults if fault.problem is Problem.RELEASED)
+        return frozenset(fault.gpu for fault in self._faults())
 
-    def _tell_monitor(self, gpus: Collection[GpuUuid]) -> None:
-        if self._released() != frozenset(gpus):
-            self._doors.monitor.change(lambda state, now: after_release(state, gpus, now))
+    def _faults(self) -> list[Fault]:
+        faults = self._doors.monitor.faults
+        return [fault for fault in faults if fault.problem is Problem.RELEASED]
+
+    def _tell_monitor(self, gpus: Collection[GpuUuid], ends: float) -> None:
+        until = None if ends == math.inf else ends
+        if {fault.gpu: fault.until for fault in self._faults()} != dict.fromkeys(gpus, until):
+            self._doors.monitor.change(lambda state, now: after_release(state, gpus, until, now))
 
     def _ask_agent(self, gpus: Collection[GpuUuid], release: Release) -> str:
         """Have MPS servers over *gpus* end. What that waits for; empty: nothing."""
@@ -256,7 +275,7 @@ class GpuRelease:
         except ApiServerError:
             return False
         try:
-            is_over = RELEASE_ANNOTATION in there and not self._is_unreadable
+            is_over = RELEASE_ANNOTATION in there
             if RELEASED_ANNOTATION not in there and not is_over:
                 return True
             answer = dict.fromkeys([RELEASED_ANNOTATION])

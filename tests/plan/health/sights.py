@@ -49,7 +49,7 @@ def scanned(*minors: int, lost: tuple[int, ...] = (), stale: tuple[int, ...] = (
 
 
 def released(*minors: int) -> Sight:
-    return lambda known, now: state.after_release(known, uuids(minors), now)
+    return lambda known, now: state.after_release(known, uuids(minors), None, now)
 
 
 def unmonitored(*minors: int) -> Sight:

@@ -25,6 +25,7 @@ def wanted(request=None, answer=None, now=NOW, **labels):
         (f"gpu-0, gpu-3 {SOON}", Release("gpu-0,gpu-3", SOON, NOW + 600)),
         ("gpu-0,GPU-7 2027-01-15T09:10:00+01:00", None),
         ("gpu-0", Release("gpu-0", SOON, NOW + 600)),
+        ("gpu-0 , gpu-3", Release("gpu-0,gpu-3", SOON, NOW + 600)),
         (f"all {PAST}", None),
     ],
 )

@@ -289,6 +289,14 @@ def test_exactly_those_that_are_named_are_and_at_once(those, problem):
     assert after(those(), known=known, now=120).faults == ()
 
 
+def test_a_release_lasts_as_long_as_was_said_last():
+    once = state.after_release(after(released(0)), {gpu_uuid(0)}, 700.0, 110)
+    longer = state.after_release(once, {gpu_uuid(0)}, 900.0, 120)
+
+    assert [fault.until for fault in once.faults] == [700.0]
+    assert [(fault.until, fault.since) for fault in longer.faults] == [(900.0, 100)]
+
+
 def test_what_another_process_saw_meanwhile_is_known_and_what_was_cleared_there_is_not():
     at_the_start = after(saw(xid(79), xid(119)), looked(thermal_slowdown=True))
     mine = after(scanned(0, 1, lost=(1,)), released(2), known=at_the_start, now=200)

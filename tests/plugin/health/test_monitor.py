@@ -443,7 +443,7 @@ def test_who_lets_go_of_a_gpu_has_that_published_by_the_next_step(world):
     world.step()
     woken = []
     world.monitor.wake = lambda: woken.append(1)
-    world.monitor.change(lambda state, now: after_release(state, [gpu_uuid(2)], now))
+    world.monitor.change(lambda state, now: after_release(state, [gpu_uuid(2)], None, now))
     world.step()
 
     assert woken == [1]

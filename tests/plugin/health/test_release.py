@@ -172,12 +172,59 @@ def test_with_a_gpu_that_is_not_there_nothing_is_let_go_of(scene):
     scene.ask(f"gpu-0 {at(60)}")
     scene.step()
     assert (scene.gpus.closed, scene.released()) == (True, [0])
-    scene.ask(f"gpu-0,gpu-33 {at(60)}")
+
+
+WRONG = {
+    f"gpu-0,gpu-33 {at(600)}": f"gpu-0,gpu-33 {at(600)} no such GPU: gpu-33",
+    "gpu-1 soon": "'soon' is no time: write for example 2026-11-24T03:00:00Z",
+    "": "'' names no GPU: write for example all 2026-11-24T03:00:00Z, or gpu-0",
+}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_was_released_before_a_wrong_request_stays_so_until_its_own_time(
+    scene, wrong, restarts
+):
+    scene.ask(f"gpu-0 {at(60)}")
     scene.step()
-    assert (scene.gpus.closed, scene.answer) == (
-        True,
-        f"gpu-0,gpu-33 {at(60)} no such GPU: gpu-33",
-    )
+    scene.ask(wrong)
+    if restarts:
+        scene.start()
+        scene.release.begin()
+
+    scene.step(after=50)
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    assert scene.answer == f"{WRONG[wrong]}; gpu-0 stays released until {at(60)}"
+
+    scene.step(after=10)
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+    assert scene.answer == WRONG[wrong]
+    scene.metadata(annotations={RELEASED_ANNOTATION: scene.answer})
+    scene.step(after=10)
+    assert scene.answer is None
+
+
+def test_a_plugin_that_starts_releases_nothing_by_a_wrong_name(scene):
+    scene.ask(f"gpu-33 {at(60)}")
+    scene.start()
+    scene.release.begin()
+    assert not scene.gpus.closed
+    scene.step()
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+    assert scene.answer == f"gpu-33 {at(60)} no such GPU: gpu-33"
+
+
+def test_what_was_released_before_a_restart_comes_back_where_nothing_is_asked_for_any_more(scene):
+    scene.ask(f"gpu-0 {at(60)}")
+    scene.step()
+    scene.metadata()
+    scene.gpus.closed = False
+    scene.start()
+    scene.release.begin()
+    assert not scene.gpus.closed
+    scene.step()
+    assert scene.released() == []
 
 
 def test_a_release_of_gpus_that_are_not_known_yet_goes_on_over_a_restart(scene):
@@ -337,24 +384,30 @@ def test_an_outage_of_the_api_server_changes_nothing_until_the_time_is_over(scen
     assert scene.annotations() == {"kept": "x"}
 
 
-def test_after_a_restart_in_an_outage_nvml_is_not_opened_for_ten_minutes(scene):
+def test_after_a_restart_in_an_outage_nvml_is_not_opened_until_the_time_is_over(scene):
     """Somebody may be resetting a GPU."""
-    scene.ask("gpu-0 2999-01-01T00:00:00Z")
+    scene.ask(f"gpu-0 {at(2000)}")
+    scene.step()
+    scene.known, scene.gpus.closed = False, False
+    scene.start()
+
+    scene.release.begin()
+    scene.step(after=1999)
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    scene.step(after=1)
+    assert not scene.gpus.closed
+
+
+def test_after_a_restart_in_an_outage_the_operators_pause_lasts_for_ten_minutes(scene):
+    scene.metadata(labels={PAUSE_LABELS[0]: "paused-for-driver-upgrade"})
     scene.step()
     scene.known, scene.gpus.closed = False, False
     scene.start()
 
     scene.release.begin()
     scene.step(after=599)
-    assert (scene.gpus.closed, scene.released()) == (True, [0])
-    scene.known = True
-    scene.step(after=600)
-    assert (scene.gpus.closed, scene.answer) == (True, "gpu-0 2999-01-01T00:00:00Z")
-
-    scene.known, scene.gpus.closed = False, False
-    scene.start()
-    scene.release.begin()
-    scene.step(after=601)
+    assert (scene.gpus.closed, scene.released()) == (True, EVERY)
+    scene.step(after=1)
     assert not scene.gpus.closed
 
 
