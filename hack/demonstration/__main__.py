@@ -220,7 +220,9 @@ def _leave(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
     pod = f"{SERVERS}/large" if options.mps else "" if options.mig else f"{POD}/{POD}"
     programs = str(stage.cluster.layout.bin)
     inside = pod if stage.cluster.mode == "full" else ""
-    print(page.left_running(str(stage.cluster.kubeconfig), programs, inside))
+    stage.start_controller()
+    doctor = stage.plugin.doctor(options.sim)
+    print(page.left_running(str(stage.cluster.kubeconfig), programs, inside, doctor))
     steps.say(f"\nDone in {steps.seconds:.0f} s.")
     return 0
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hack.testbed.images import GLIBC
+
 Document = Mapping[str, Any]
 
 ATTRIBUTES = ("productName", "uuid", "architecture", "cudaComputeCapability", "driverVersion")
@@ -135,18 +137,20 @@ def sharing(quarters: Mapping[str, str]) -> str:
     return "left out: it takes two GPUs, and Kubernetes 1.36"
 
 
-def left_running(kubeconfig: str, path: str, pod: str) -> str:
+def left_running(kubeconfig: str, path: str, pod: str, doctor: str) -> str:
     """What to type while it is left running. *pod*: one to look into, by namespace and name; empty:
-    none can be."""
+    none can be. *doctor*: the command."""
     lines = [
         "It is left running. To look around:",
         "",
         f"  export KUBECONFIG={kubeconfig} PATH={path}:$PATH",
         "  kubectl get pods,resourceclaims --all-namespaces",
         "  kubectl get resourceslices -o yaml",
+        f"  {doctor}",
     ]
     if pod:
         lines.append(f"  kubectl exec -n {pod.replace('/', ' ')} -- nvidia-smi")
+        lines.append(f"The node reaches no registry: pods of your own take the image {GLIBC}.")
     return "\n".join([*lines, "", "To end it and remove everything:  hack/demo --down"])
 
 

@@ -7,8 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import yaml
-
+from hack.demonstration.accounts import write_kubeconfig
 from hack.demonstration.kubectl import Kubectl, call
 from hack.testbed.cluster import Cluster
 from hack.testbed.processes import Process
@@ -16,7 +15,6 @@ from hack.testbed.waits import wait_for
 
 NAME = "demo-plugin"
 READY_SECONDS = 60
-TOKEN_SECONDS = 24 * 3600
 _LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -52,7 +50,8 @@ class Plugin:
 
     def start(self, kubectl: Kubectl, namespace: str, account: str, sim: str) -> None:
         """Start it; return when a pod with a claim could use it."""
-        self._write_kubeconfig(kubectl, namespace, account)
+        bound = ["--bound-object-kind=Node", f"--bound-object-name={self._cluster.node_name}"]
+        write_kubeconfig(self._cluster, kubectl, namespace, account, self._kubeconfig, *bound)
         port = free_port()
         flags = {
             "node-name": self._cluster.node_name,
@@ -89,6 +88,21 @@ class Plugin:
         }
         return _dra_driver("claims", *(f"--{name}={value}" for name, value in flags.items()))
 
+    def doctor(self, sim: str) -> str:
+        """What to type to have this node checked."""
+        flags = {
+            "node-name": self._cluster.node_name,
+            "kubelet-dir": self._cluster.kubelet_dir,
+            "runtime-dir": self._cluster.layout.containerd_state,
+            "sim": sim,
+        }
+        flags |= {"mps-socket": self._mps_socket} if self._mps_socket else {}
+        usual = {"kubelet-dir": Path("/var/lib/kubelet")}
+        flags = {name: value for name, value in flags.items() if usual.get(name) != value}
+        return " ".join(
+            [".venv/bin/dra-driver doctor", *(f"--{name}={value}" for name, value in flags.items())]
+        )
+
     def picture(self, sim: str) -> str:
         """How the GPUs are divided, as `dra-driver devices` draws it."""
         flags = {
@@ -100,22 +114,6 @@ class Plugin:
         output = _dra_driver("devices", *(f"--{name}={value}" for name, value in flags.items()))
         drawn = (part for part in output.split("\n\n") if "free of" in part)
         return next(drawn, "")
-
-    def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:
-        token = kubectl.run(
-            "create",
-            "token",
-            account,
-            f"--namespace={namespace}",
-            "--bound-object-kind=Node",
-            f"--bound-object-name={self._cluster.node_name}",
-            f"--duration={TOKEN_SECONDS}s",
-        )
-        document = yaml.safe_load(self._cluster.kubeconfig.read_text())
-        document["users"] = [{"name": "plugin", "user": {"token": token.strip()}}]
-        document["contexts"][0]["context"]["user"] = "plugin"
-        self._kubeconfig.touch(mode=0o600)
-        self._kubeconfig.write_text(yaml.safe_dump(document))
 
 
 def _dra_driver(*arguments: str) -> str:

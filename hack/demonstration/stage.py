@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from hack.demonstration.agent import Agent
+from hack.demonstration.controller import Controller
 from hack.demonstration.errors import DemoError
 from hack.demonstration.kubectl import Kubectl, call
 from hack.demonstration.manifests import documents, mebibytes, with_local_image, with_memory
@@ -36,6 +37,8 @@ QUARTERS = "quarter-gpu"
 SERVERS = "mps-two-servers"
 PARTITIONS = ("mig-manifest", "mig-two-partitions")
 EXAMPLES = (POD, QUARTERS, SERVERS, *PARTITIONS)
+CONTROLLER = "dra-driver-gpu-controller"  # the service account
+_WITH_PODS = ("DaemonSet", "Deployment")
 FRACTIONS_FROM = 36  # of Kubernetes 1.x: what a GPU is divided by is kept there without more ado
 POD_SECONDS = 60
 GONE_SECONDS = 60
@@ -74,6 +77,7 @@ class Stage:
         self.agent = Agent(cluster, self.directory)
         socket = str(self.agent.socket) if mps else ""
         self.plugin = Plugin(cluster, self.directory, socket, profile)
+        self.controller = Controller(cluster, self.directory)
         self._before: Before | None = None
         self._record = self.directory / "before.json"
         self._chart = self.directory / "chart.yaml"
@@ -133,13 +137,17 @@ class Stage:
         return yaml.safe_load_all(call([helm, "template", "dra-driver-gpu", str(CHART), *flags]))
 
     def install(self) -> str:
-        """What the chart installs, less its DaemonSet. The name of the plugin's service account."""
+        """What the chart installs, less its pods. The name of the plugin's service account."""
         objects = [o for o in self._rendered() if o and _is_installed(o)]
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
         self._kubectl.apply(self._chart.read_text())
         accounts = (o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
         return next(str(name) for name in accounts if str(name).endswith("-kubelet-plugin"))
+
+    def start_controller(self) -> None:
+        """What rolls NodeProfiles out."""
+        self.controller.start(self._kubectl, NAMESPACE, CONTROLLER)
 
     def start_plugin(self, account: str, sim: str) -> list[str]:
         """The plugin, with simulated GPUs. Their names."""
@@ -237,6 +245,7 @@ class Stage:
             self._clear(before)
         else:
             self.plugin.stop()
+            self.controller.process.stop()
             standin.stop(self.cluster)
             try:
                 self.agent.end()
@@ -265,6 +274,7 @@ class Stage:
                     )
         finally:
             self.plugin.stop()
+            self.controller.process.stop()
             if not borrowed:
                 standin.stop(self.cluster)
             self.agent.end()
@@ -314,7 +324,7 @@ def _has(resource_slice: Document, pool: str, device: str) -> bool:
 
 
 def _is_installed(document: Document) -> bool:
-    """Of what the chart renders: the demonstration runs its plugin itself, and removes what it
-    made without helm."""
+    """Of what the chart renders: the demonstration runs plugin and controller itself, and removes
+    what it made without helm."""
     annotations = document["metadata"].get("annotations") or {}
-    return document["kind"] != "DaemonSet" and "helm.sh/hook" not in annotations
+    return document["kind"] not in _WITH_PODS and "helm.sh/hook" not in annotations

@@ -202,7 +202,7 @@ def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
     logs = {f"{name}/pod": "GPU 0\nMEMORY=1Gi" for name in ("a", "b", "c")}
     full = findings(resource_slice=slice_of_one, why="not root", quarters=logs, claims_table=bars)
     shown = page(full, Style())
-    more = left_running("/root/admin.kubeconfig", "/root/bin", "one-gpu/one-gpu")
+    more = left_running("/root/admin.kubeconfig", "/root/bin", "one-gpu/one-gpu", "doctor")
     assert len(f"{shown}\n\n{more}".splitlines()) <= 60
     assert len(f"{shown}\n\n{ended()}".splitlines()) <= 60
 
@@ -211,8 +211,12 @@ def test_a_pod_without_a_container_is_said_to_be_one() -> None:
     shown = page(findings(why="not root: containers need root"), Style())
     assert "without a container: not root: containers need root" in shown
     assert "nothing isolates it" in limits("not root")
-    assert "kubectl exec" not in left_running("k", "p", "")
-    assert "kubectl exec -n space name -- nvidia-smi" in left_running("k", "p", "space/name")
+    outside = left_running("k", "p", "", "dra-driver doctor --sim=h100x8")
+    assert "kubectl exec" not in outside
+    assert "  dra-driver doctor --sim=h100x8\n" in outside
+    inside = left_running("k", "p", "space/name", "dra-driver doctor")
+    assert "kubectl exec -n space name -- nvidia-smi" in inside
+    assert "the image dra.test/glibc:1" in inside
 
 
 def test_headings_are_bold_and_sources_faint_where_the_terminal_is_told_so() -> None:
