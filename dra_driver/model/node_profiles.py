@@ -42,7 +42,7 @@ class NodeReport:
     of_files: bool = False
     pending: int = 0  # GPUs in use that change when no claim holds them
     pending_gpus: tuple[str, ...] = ()  # their names, or the first of them
-    unmet: str = ""  # what of it is not so on this node, and why
+    not_possible: str = ""  # what of it is not so on this node, and why
     refusal: str = ""  # why it is not in force; empty: it is
 
 

@@ -124,6 +124,7 @@ def put_rollout(server: ApiServer) -> None:
     put_node(server, "n3", has_old, new)
     put_node(server, "n4", has_old, old, ready=False)
     put_node(server, "n5", has_old, old)
+    put_node(server, "n6", NodeReport("inference", new, not_possible="gpu-2: full"), new)
     put_node(server, "of-a-file", NodeReport("default", of_files=True))
 
 
@@ -147,6 +148,7 @@ def test_status_says_how_far_the_rollout_is_and_which_nodes_it_waits_for(
         ["n4", "not ready", old, "it gets the update when it is Ready"],
         ["n3", "updating", old, "it has not reported yet"],
         ["n1", "pending", new, "1 GPU changes when no claim holds it: gpu-3"],
+        ["n6", "partly", new, "in force; not possible: gpu-2: full"],
         [""],
         ["REVISION", "NAME", "AGE", "USED"],
         ["2", new, ANY_AGE, "update"],
@@ -166,6 +168,7 @@ def test_status_says_the_same_to_programs(server: ApiServer, ask: Type) -> None:
         "n2": "failed",
         "n3": "updating",
         "n4": "not ready",
+        "n6": "partly",
     }
     assert [(each["number"], each["update"]) for each in document["revisions"]] == [
         (2, True),

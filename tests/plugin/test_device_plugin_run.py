@@ -103,7 +103,7 @@ def test_what_the_kubelet_is_not_told_is_said_with_the_profile_in_force(
 
     names = ", ".join(f"gpu-{minor}" for minor in range(8))
     expected = (
-        f"profile by-name of the files: in force; not as it says: {names}: "
+        f"profile by-name of the files: in force; not possible: {names}: "
         "nobody can ask for it, because --extended-resource-name is empty"
     )
     assert server.wait(lambda: said() == [expected])

@@ -11,7 +11,8 @@ controller need not run: what is written, it finds when it does.
      "pending",                                    how many GPUs change when no claim holds them
      "conditions": [{"type", "status", "reason", "message"}],    status: true or false
      "nodeStates": [{"node", "why",                those of which something is to be said; null: not
-                     "state",                      known. failed, not ready, updating or pending
+                     "state",                      known. failed, not ready, updating,
+                                                   pending or partly
                      "revision"}],                 what the node has; empty: none of a NodeProfile
      "revisions": [{"number", "name", "created",   the newest first
                     "current",                     the last one that every node had

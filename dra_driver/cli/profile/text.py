@@ -15,9 +15,11 @@ from dra_driver.model.node_profiles import (
 from dra_driver.plan.profiles.report import report_condition
 from dra_driver.plan.profiles.revisions import profile_of_revision
 
+_CONTROLLERS = "kubectl get pods --all-namespaces --selector app.kubernetes.io/component=controller"
 _MAX_SHOWN = 20  # nodes of each state in the table
 
-FAILED, UPDATING, PENDING, NOT_READY = "failed", "updating", "pending", "not ready"
+FAILED, NOT_READY, UPDATING = "failed", "not ready", "updating"
+PENDING, PARTLY = "pending", "partly"  # of those that have the update
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def node_lines(rollout: Rollout) -> list[NodeLine]:
             lines[node.name] = replace(lines[node.name], revision=revision)
         elif found := _state(node, profile):
             lines[node.name] = NodeLine(node.name, found[0], revision, found[1])
-    order = (FAILED, NOT_READY, UPDATING, PENDING)
+    order = (FAILED, NOT_READY, UPDATING, PENDING, PARTLY)
     return sorted(lines.values(), key=lambda line: (order.index(line.state), line.node))
 
 
@@ -127,7 +129,8 @@ def _state(node: NodeView, profile: NodeProfileObject) -> tuple[str, str] | None
         if report.refusal:
             return FAILED, report.refusal
         outcome = report_condition(report).message.partition(": ")[2]
-        return (PENDING, outcome) if report.pending else None
+        state = PENDING if report.pending else PARTLY if report.not_possible else ""
+        return (state, outcome) if state else None
     if not node.ready:
         return NOT_READY, "it gets the update when it is Ready"
     if node.name in profile.status.updating:
@@ -141,7 +144,8 @@ def _messages(rollout: Rollout) -> Iterator[str]:
     if status.observed_generation < profile.generation:
         yield (
             f'NodeProfile "{profile.name}": the controller has not seen the last change yet '
-            f"(generation {profile.generation}; it has seen {status.observed_generation})"
+            f"(generation {profile.generation}; it has seen {status.observed_generation}); if that "
+            f"lasts, see whether it runs: {_CONTROLLERS}"
         )
     elif progressing:
         yield f'NodeProfile "{profile.name}": {progressing.message or progressing.reason}'

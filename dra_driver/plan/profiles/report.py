@@ -7,7 +7,7 @@ the message has the names, so that it is read back::
     NodeProfile a, revision a-5d8fbz7k2x: 1 GPU changes when no claim holds it: gpu-0
     NodeProfile a, revision a-5d8fbz7k2x: refused: <why>
     profile default of the files: in force
-    profile default of the files: in force; not as it says: gpu-2: <why>
+    profile default of the files: in force; not possible: gpu-2: <why>
 """
 
 import re
@@ -35,8 +35,8 @@ _PARTLY_IN_FORCE = "ProfilePartlyInForce"
 _PROFILE_REFUSED = "ProfileRefused"
 _IN_FORCE = "in force"
 _REFUSED = "refused: "
-_UNMET = "; not as it says: "
-_LONGEST_UNMET = 512
+_NOT_POSSIBLE = "; not possible: "
+_LONGEST_NOT_POSSIBLE = 512
 _NO_REASON = "no reason is given"
 _MESSAGE = re.compile(
     r"(?:NodeProfile (?P<profile>\S+?)(?:, revision (?P<revision>\S+))?"
@@ -79,7 +79,11 @@ def report_condition(report: NodeReport) -> NodeCondition:
     if report.refusal:
         refusal = bounded(_REFUSED + report.refusal, room)
         return NodeCondition("False", _PROFILE_REFUSED, head + refusal)
-    tail = bounded(_UNMET + report.unmet, _LONGEST_UNMET) if report.unmet else ""
+    tail = (
+        bounded(_NOT_POSSIBLE + report.not_possible, _LONGEST_NOT_POSSIBLE)
+        if report.not_possible
+        else ""
+    )
     if report.pending:
         pending = _pending(report, room - len(tail))
         return NodeCondition("True", _GPUS_PENDING, head + pending + tail)
@@ -104,8 +108,8 @@ def read_report(condition: Any) -> NodeReport | None:
     outcome = match["outcome"]
     if parsed.status == "False":
         return replace(report, refusal=outcome.removeprefix(_REFUSED) or _NO_REASON)
-    outcome, _, unmet = outcome.partition(_UNMET)
-    report = replace(report, unmet=unmet)
+    outcome, _, not_possible = outcome.partition(_NOT_POSSIBLE)
+    report = replace(report, not_possible=not_possible)
     if outcome == _IN_FORCE:
         return report
     pending = _PENDING.fullmatch(outcome)

@@ -13,12 +13,12 @@ def node_report(
     state: ActiveProfileState,
     scanned_at: float,
     pending_gpus: Collection[str],
-    unmet: Collection[str] = (),
+    not_possible: Collection[str] = (),
 ) -> NodeReport | None:
     """What is to be reported; None: what was reported before, until more is known.
 
     *scanned_at*: when the scan began whose offer counts, with *pending_gpus*. A profile is in force
-    once it is in an offer. *unmet*: what of it is not so, and why.
+    once it is in an offer. *not_possible*: what of it is not so, and why.
     """
     if state.selected is None or isinstance(state.problem, Unreachable):
         return None  # an outage is no refusal, which would stop a rollout
@@ -35,7 +35,7 @@ def node_report(
         of_files=not profile.revision,
         pending=len(pending_gpus),
         pending_gpus=tuple(pending_gpus),
-        unmet="; ".join(unmet),
+        not_possible="; ".join(not_possible),
     )
 
 

@@ -149,7 +149,7 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
 
     unlisted = UnlistedDevices(resource_names(parts.settings))
 
-    def unmet() -> tuple[str, ...]:
+    def not_possible() -> tuple[str, ...]:
         if (offer := scanner.offer) is None:
             return ()
         by_device_plugin = parts.node_api.serving is AllocationApi.DEVICE_PLUGIN
@@ -162,7 +162,7 @@ def _start_condition(parts: PluginParts, scanner: DeviceScanner, stack: ExitStac
         if layouts := parts.pending_layouts:
             every = parts.node.inventory().gpus
             gpus |= dict.fromkeys(gpu.name for gpu in every if gpu.uuid in layouts)
-        reported = node_report(state, scanned_at, gpus, unmet())
+        reported = node_report(state, scanned_at, gpus, not_possible())
         return report_condition(reported) if reported else None
 
     condition = ConditionWriter(parts.api, parts.labels, GPUS_CONFIGURED, report, parts.is_newest)

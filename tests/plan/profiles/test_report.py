@@ -68,22 +68,26 @@ def node(*conditions, **metadata):
             id="pending without names",
         ),
         pytest.param(
-            NodeReport("inference", REVISION, unmet="gpu-2: there is no room"),
+            NodeReport("inference", REVISION, not_possible="gpu-2: there is no room"),
             "True",
             "ProfilePartlyInForce",
-            f"NodeProfile inference, revision {REVISION}: in force; not as it says: "
+            f"NodeProfile inference, revision {REVISION}: in force; not possible: "
             "gpu-2: there is no room",
-            id="unmet",
+            id="not_possible",
         ),
         pytest.param(
             NodeReport(
-                "inference", REVISION, pending=1, pending_gpus=("gpu-0",), unmet="gpu-2: full"
+                "inference",
+                REVISION,
+                pending=1,
+                pending_gpus=("gpu-0",),
+                not_possible="gpu-2: full",
             ),
             "True",
             "GPUsPending",
             f"NodeProfile inference, revision {REVISION}: 1 GPU changes when no claim holds it: "
-            "gpu-0; not as it says: gpu-2: full",
-            id="pending and unmet",
+            "gpu-0; not possible: gpu-2: full",
+            id="pending and not_possible",
         ),
         pytest.param(
             NodeReport("inference", REVISION, refusal="no GPU is an H100"),
@@ -121,11 +125,11 @@ def test_a_report_becomes_a_condition_that_says_it(report, status, reason, messa
     of_files=st.booleans(),
     gpus=GPUS,
     more=st.integers(0, 10_000),
-    unmet=st.text(max_size=2000),
+    not_possible=st.text(max_size=2000),
     refusal=st.text(max_size=2000),
 )
 def test_what_is_read_back_is_what_was_reported(
-    profile, revision, of_files, gpus, more, unmet, refusal
+    profile, revision, of_files, gpus, more, not_possible, refusal
 ):
     report = NodeReport(
         profile,
@@ -133,7 +137,7 @@ def test_what_is_read_back_is_what_was_reported(
         of_files,
         pending=0 if refusal else len(gpus) + more,
         pending_gpus=() if refusal else tuple(gpus),
-        unmet="" if refusal else unmet,
+        not_possible="" if refusal else not_possible,
         refusal=refusal,
     )
 
@@ -145,8 +149,8 @@ def test_what_is_read_back_is_what_was_reported(
     assert (profile, report.revision, of_files) == (read.profile, read.revision, read.of_files)
     assert report.pending == read.pending
     assert tuple(gpus)[: len(read.pending_gpus)] == read.pending_gpus or refusal
-    assert report.unmet.startswith(read.unmet.removesuffix("…"))
-    assert bool(report.unmet) == bool(read.unmet)
+    assert report.not_possible.startswith(read.not_possible.removesuffix("…"))
+    assert bool(report.not_possible) == bool(read.not_possible)
     assert refusal.startswith(read.refusal.removesuffix("…"))
     assert bool(refusal) == bool(read.refusal)
 

@@ -269,7 +269,7 @@ def test_what_the_kubelet_is_not_told_is_reported_and_found_once_for_each_offer(
     assert nameless.problems(Offer()) == ()
     report = node_report(state, 11.0, (), problems)
     assert report is not None
-    assert report.unmet == (
+    assert report.not_possible == (
         "gpu-0: nobody can ask for it, because --extended-resource-name is empty"
     )
 
@@ -282,7 +282,7 @@ def test_gpus_that_cannot_be_offered_as_the_profile_says_are_reported_by_reason(
     assert tuple(not_offered_so(possible)) == ()
     report = node_report(state, 11.0, (), tuple(not_offered_so(too_many)))
     assert report is not None
-    assert report.unmet.startswith(
+    assert report.not_possible.startswith(
         "gpu-0, gpu-1: profile 'p', spec.gpus[0]: 1000000 replicas would be as many devices"
     )
 
