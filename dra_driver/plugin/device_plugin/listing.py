@@ -16,9 +16,11 @@ from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.kubeletplugin.device_plugin.resources import Resource, ResourceName
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.model.offer import Offer
 from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.plan.device_plugin.resources import ResourceNames, resources
+from dra_driver.plan.device_plugin.resources import ResourceNames, ResourceOffer, resources
 from dra_driver.plan.device_plugin.users import left_behind, nothing_more, with_leftovers
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
@@ -84,6 +86,7 @@ class DeviceListing:
         self._refused = threading.Event()  # the kubelet asked us, so the other one does not have it
         self._ended = False  # the kubelet was told of the end, also of what was listed before us
         self._problems: tuple[str, ...] = ()
+        self._found: tuple[Offer, frozenset[DeviceAllocation], ResourceOffer] | None = None
 
     def step(self) -> float | None:
         """List what there is now, or nothing any more; the seconds until the next look."""
@@ -130,7 +133,7 @@ class DeviceListing:
     def _listed(self, state: ApiState) -> tuple[Resource, ...]:
         recorded = {r.allocation for r in self._ledger.records() if r.allocation}
         held = self._reconciler.held | recorded
-        offer = resources(self._offers.now(), self._names, held)
+        offer = self._resources(held)
         if offer.problems != self._problems:
             self._problems = offer.problems
             for problem in offer.problems:
@@ -142,6 +145,13 @@ class DeviceListing:
             ours = self._offered or {allocation.resource for allocation in recorded}
             listed = tuple(resource for resource in listed if resource.name in ours)
         return listed if state is ApiState.ON else nothing_more(listed, held)
+
+    def _resources(self, held: frozenset[DeviceAllocation]) -> ResourceOffer:
+        """Found once for an offer and what is held of it: with many devices that takes long."""
+        offer = self._offers.now()
+        if self._found is None or self._found[0] is not offer or self._found[1] != held:
+            self._found = offer, held, resources(offer, self._names, held)
+        return self._found[2]
 
     def stop(self) -> None:
         """End the lists; a newer process may begin with its own."""

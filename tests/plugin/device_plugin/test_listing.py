@@ -25,6 +25,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.offered: dict[str, dict[str, bool]] = {}  # by resource and id, whether it is healthy
+        self.resources = ()
         self.ended: frozenset[str] | None = None  # resources of an earlier process
         self.kubelet_knows = True
         self.frozen = False
@@ -33,6 +34,7 @@ class FakeServer:
         if self not in FakeServer.listing:
             FakeServer.listing.append(self)
         assert FakeServer.listing == [self], "registrations overlap"
+        self.resources = tuple(resources)
         self.offered = {
             resource.name: {device.id: device.healthy for device in resource.devices}
             for resource in resources
@@ -104,6 +106,20 @@ def test_what_is_offered_is_listed_once_it_is_known_what_containers_have(world, 
 
     assert process.gpus == {replica(0): True, replica(1): True}
     assert process.listing.listed
+
+
+def test_what_is_listed_is_found_once_for_an_offer_and_what_is_held_of_it(world, process):
+    process.listing.step()
+    (first,) = process.server.resources
+    process.listing.step()
+    assert process.server.resources[0] is first
+
+    world.admit("train", replica(1))
+    process.listing.step()
+    (second,) = process.server.resources
+    assert second is not first
+    process.listing.step()
+    assert process.server.resources[0] is second
 
 
 def test_a_node_that_gives_nothing_more_out_keeps_what_is_held_and_lists_the_rest_as_unhealthy(
