@@ -75,6 +75,12 @@ class GpuNode:
         """An earlier process knew these GPUs; before the first scan."""
         self.gpus.remember(gpus)
 
+    def known_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of the last scan; before the first one, those of an earlier process. NVML is not
+        opened for it."""
+        last = self._inventory
+        return self.gpus.answered if last is None else last.gpus
+
     def refresh(self) -> Inventory:
         """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU
         hangs (see ``GpuDiscovery.scan``). While NVML is released: the last one, all of it stale."""

@@ -149,7 +149,8 @@ def act(server, client, seen):
         seen.append(request)
         others = [RELEASED] if request.startswith("all") else []
         put_slice(server, gpu_0=[RELEASED], gpu_1=others, gpu_0_mon=[])
-        answer = f"{request} no such GPU: gpu-9" if "gpu-9" in request else request
+        stays = "; gpu-1 stays released until 2126-01-01T00:00:00Z"
+        answer = f"{request} no such GPU: gpu-9{stays}" if "gpu-9" in request else request
         change = {RELEASED_ANNOTATION: answer}
     elif not request and RELEASED_ANNOTATION in there:
         seen.append("back")
@@ -272,6 +273,18 @@ def test_a_name_that_is_wrong_leaves_nothing_released(server, ask, plugin, progr
     assert "node-a: no such GPU: gpu-9: write gpu-0, a UUID or all" in answer.err
     assert "reset" not in answer.out
     assert annotations(server) == {}
+
+
+@pytest.mark.parametrize("program", [[], ["--", sys.executable, "-c", "print('reset')"]])
+def test_what_somebody_else_released_stays_so_where_a_name_is_wrong(server, ask, plugin, program):
+    theirs = "gpu-1 2126-01-01T00:00:00Z"
+    put_node(server, **{RELEASE_ANNOTATION: theirs, RELEASED_ANNOTATION: theirs})
+
+    answer = ask("release", "gpu-9", "--node", "node-a", "--force", *program)
+
+    assert answer.code == 1
+    assert "no such GPU: gpu-9: write" in answer.err
+    assert annotations(server)[RELEASE_ANNOTATION] == theirs
 
 
 def test_a_release_that_cannot_be_ended_says_for_how_long_it_goes_on(server, client_of, plugin):

@@ -126,11 +126,11 @@ class HealthCommand:
     def release(self, node: str, gpus: Sequence[str], seconds: float, force: bool = False) -> str:
         """Have *node* let go of *gpus* (none: all) for so long, and wait until it did. *force*:
         even if claims hold them, and in the place of another release."""
-        release = self._request(node, gpus, seconds, force)
+        release, before = self._request(node, gpus, seconds, force)
         try:
             self._wait_until_released(node, release)
         except NoSuchGpuError:  # else the node did without NVML for so long
-            self._end(node, release)
+            self._end(node, release, before)
             raise
         return (
             f"{node} has let go of {release.gpus} until {release.until}: end it earlier with "
@@ -143,7 +143,7 @@ class HealthCommand:
     ) -> Iterator[Callable[[], None]]:
         """*node* has let go of *gpus*, up to the end of this context. What it yields is called
         every half of *seconds*: it goes on for so long from then."""
-        release = self._request(node, gpus, seconds, force)
+        release, earlier = self._request(node, gpus, seconds, force)
 
         def go_on() -> None:
             nonlocal release
@@ -152,18 +152,21 @@ class HealthCommand:
 
         try:
             self._wait_until_released(node, release)
+            earlier = ""
             yield go_on
         finally:
-            self._end(node, release)
+            self._end(node, release, earlier)
 
-    def _request(self, node: str, gpus: Sequence[str], seconds: float, force: bool) -> Release:
+    def _request(
+        self, node: str, gpus: Sequence[str], seconds: float, force: bool
+    ) -> tuple[Release, str]:
+        """What is asked for now, and what was before; empty: nothing."""
         asked = _listed(gpus) or ALL
         if not force:
             self._refuse_used(node)
             self._refuse_held(node, asked)
         release = new_release(asked, self._now() + seconds)
-        self._ask(node, release, force=force)
-        return release
+        return release, self._ask(node, release, force=force)
 
     def _wait_until_released(self, node: str, release: Release) -> None:
         self._wait(
@@ -176,16 +179,18 @@ class HealthCommand:
         answer = self._annotations(node).get(RELEASED_ANNOTATION, "")
         waits = answer.removeprefix(f"{release} ")
         if waits != answer and waits.startswith(NO_SUCH_GPU):
+            problem = waits.partition(";")[0]  # and what stays released
             raise NoSuchGpuError(
-                f"{node}: {waits}: write gpu-0, a UUID or all; nothing more is released"
+                f"{node}: {problem}: write gpu-0, a UUID or all; nothing more is released"
             )
         return answer == str(release) and self._is_tainted(node, release.gpus)
 
     def _ask(
         self, node: str, release: Release, before: Release | None = None, force: bool = False
-    ) -> None:
-        """Have *node* do it, instead of what it did *before*. HealthError, unless *force* is set:
-        it does it for somebody else, who would find his GPUs taken back."""
+    ) -> str:
+        """Have *node* do it, instead of what it did *before*: the text of that, if it lasts.
+        HealthError, unless *force* is set: it does it for somebody else, who would find his GPUs
+        taken back."""
         for tries_left in reversed(range(_TRIES)):
             metadata = self._node(node)["metadata"]
             there = (metadata.get("annotations") or {}).get(RELEASE_ANNOTATION, "")
@@ -196,10 +201,12 @@ class HealthCommand:
                 )
             try:
                 wanted = {RELEASE_ANNOTATION: str(release)}
-                return self._annotate(node, wanted, metadata["resourceVersion"])
+                self._annotate(node, wanted, metadata["resourceVersion"])
+                return there if self._lasts(there) else ""
             except Conflict:
                 if not tries_left:
                     raise
+        return ""
 
     def _ask_to_clear(self, node: str, request: str) -> None:
         """Beside what somebody else asked for a moment before."""
@@ -222,11 +229,14 @@ class HealthCommand:
         except ConfigError:
             return False
 
-    def _end(self, node: str, release: Release) -> None:
-        """Unless another release has taken its place."""
+    def _end(self, node: str, release: Release, before: str) -> None:
+        """Unless another release has taken its place. What was asked for *before* is again."""
         try:
             if self._annotations(node).get(RELEASE_ANNOTATION) in (None, str(release)):
-                self.end(node)
+                if before:
+                    self._annotate(node, {RELEASE_ANNOTATION: before})
+                else:
+                    self.end(node)
         except ApiServerError as e:
             raise HealthError(
                 f"{release.gpus} of {node} may stay released until {release.until}: end it earlier "

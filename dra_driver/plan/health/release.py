@@ -39,19 +39,18 @@ class Release:
         return f"{self.gpus} {self.until}"
 
 
-def wanted_release(
+def requested_release(
     labels: Mapping[str, str], annotations: Mapping[str, str], now: float
 ) -> Release | None:
-    """What is asked for *now*; None: nothing, or its time is over. ConfigError: the annotation
-    cannot be read."""
+    """What is asked for *now*, also where its time is over; None: nothing. ConfigError: the
+    annotation cannot be read."""
     for label in PAUSE_LABELS:
         if labels.get(label, "").startswith(_PAUSED):
             return Release(ALL, label)
     if RELEASE_ANNOTATION not in annotations:
         return None
     answered = annotations.get(RELEASED_ANNOTATION, "").split()
-    release = parse_release(annotations[RELEASE_ANNOTATION], answered, now)
-    return release if now < release.ends else None
+    return parse_release(annotations[RELEASE_ANNOTATION], answered, now)
 
 
 def parse_release(request: str, answered: list[str], now: float) -> Release:

@@ -429,4 +429,4 @@ def _lookable(state: HealthState) -> Set[tuple[GpuUuid, bool]]:
 
 def _lasting(faults: Faults) -> Sequence[object]:
     """Of faults what is published: neither how often, nor whether one may be over soon."""
-    return [(each.gpu, each.problem, each.value, each.partition, each.since) for each in faults]
+    return [replace(each, count=1, well_since=None) for each in faults]

@@ -19,17 +19,16 @@ from dra_driver.base.errors import ApiServerError, NodeError
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
+from dra_driver.model.gpus import GpuUuid, Inventory
 from dra_driver.model.health import Fault, Problem
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.health.release import (
-    ALL,
     DEFAULT_SECONDS,
     NO_SUCH_GPU,
     Release,
     new_release,
-    wanted_release,
+    requested_release,
 )
 from dra_driver.plan.health.state import after_release
 from dra_driver.plugin.health.clear_requests import named_gpus
@@ -84,6 +83,7 @@ class GpuRelease:
         self._doors = doors
         self._release: Release | None = None  # what is let go of, or about to be
         self._closed = False  # NVML is
+        self._problem = ""  # with what is asked for
         self._logged = ""
 
     def begin(self) -> None:
@@ -100,8 +100,7 @@ class GpuRelease:
     def step(self) -> float | None:
         """Let go, or come back, as is wanted now. The seconds until the next time."""
         release, problem = self._wanted()
-        if problem:
-            self._log(f"annotation {RELEASE_ANNOTATION}: {problem}")
+        self._note_problem(problem)
         if release is not None:
             return self._let_go(release, problem)
         if self._release is not None:
@@ -112,18 +111,25 @@ class GpuRelease:
         """What is to be let go of now, and what is wrong with what is asked for: then, and while
         the API server is away, an earlier release goes on until its time is over."""
         labels, now = self._doors.labels, self._doors.epoch()
-        earlier = self._release if self._release is not None and now < self._release.ends else None
+        known = self._release if self._release is not None and now < self._release.ends else None
+        earlier = known if known is not None and known.ends < math.inf else None  # no label ended
         try:
-            release = wanted_release(labels.now(), labels.annotations(), now)
+            release = requested_release(labels.now(), labels.annotations(), now)
         except ApiServerError:
-            return earlier, ""
+            return known, ""
         except ConfigError as e:
             return earlier, str(e)
-        if release is None or release.gpus == ALL or not (gpus := self._gpus()):
-            return release, ""
-        if unknown := named_gpus(release.gpus, gpus)[1]:
-            return earlier, f"{release} {NO_SUCH_GPU}: {', '.join(unknown)}"
-        return release, ""
+        if release is None:
+            return None, ""
+        if unknown := self._unknown(release):
+            problem = f"{release} {NO_SUCH_GPU}: {', '.join(unknown)}"
+            return earlier, problem if earlier is not None or now < release.ends else ""
+        return release if now < release.ends else None, ""
+
+    def _unknown(self, release: Release) -> list[str]:
+        """The words that name no GPU of this node."""
+        gpus = self._doors.node.known_gpus()  # NVML may not be opened for that
+        return named_gpus(release.gpus, gpus)[1] if gpus else []
 
     def _before_restart(self) -> Release | None:
         """What was released, if its time is not over. Ten minutes, where no time is known."""
@@ -137,7 +143,7 @@ class GpuRelease:
         """Whether anything is asked for, or nobody tells."""
         labels = self._doors.labels
         try:
-            return wanted_release(labels.now(), labels.annotations(), 0.0) is not None
+            return requested_release(labels.now(), labels.annotations(), 0.0) is not None
         except (ApiServerError, ConfigError):
             return True
 
@@ -150,7 +156,8 @@ class GpuRelease:
         if is_newest:
             waits = waits or self._ask_agent(gpus, release)
             if problem:  # who asks must not go on as if they were let go of
-                names = ",".join(gpu.name for gpu in self._gpus() if gpu.uuid in gpus)
+                known = self._doors.node.known_gpus()
+                names = ",".join(gpu.name for gpu in known if gpu.uuid in gpus) or release.gpus
                 self._answer(f"{problem}; {names} stays released until {release.until}")
             else:
                 self._answer(f"{release} {waits}".strip())
@@ -199,13 +206,9 @@ class GpuRelease:
         self._logged = ""
         return UNTIL_WOKEN if self._clean_up() else _AGAIN_SECONDS
 
-    def _gpus(self) -> tuple[Gpu, ...]:
-        """Of this node, also while NVML is closed. None: they are not known yet."""
-        return self._doors.node.inventory().gpus
-
     def _named(self, release: Release) -> frozenset[GpuUuid]:
         """The GPUs of this node that are named."""
-        gpus = self._gpus()
+        gpus = self._doors.node.known_gpus()
         named, _ = named_gpus(release.gpus, gpus)
         every = {gpu.uuid for gpu in gpus} if None in named else set()
         return frozenset(every.union(uuid for uuid in named if uuid is not None))
@@ -300,6 +303,13 @@ class GpuRelease:
         if version:
             metadata["resourceVersion"] = version
         self._doors.api.patch(self._path, {"metadata": metadata})
+
+    def _note_problem(self, problem: str) -> None:
+        """What is wrong with what is asked for: once, as long as it is the same."""
+        if problem and problem != self._problem:
+            facts = {"error": f"annotation {RELEASE_ANNOTATION}: {problem}"}
+            log.warning("GPUs cannot be released as wanted", extra=facts)
+        self._problem = problem
 
     def _log(self, problem: str) -> None:
         """Once, as long as it is the same."""

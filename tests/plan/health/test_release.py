@@ -6,7 +6,7 @@ import pytest
 
 from api.names import PAUSE_LABELS, RELEASE_ANNOTATION, RELEASED_ANNOTATION
 from api.strict import ConfigError
-from dra_driver.plan.health.release import Release, new_release, wanted_release
+from dra_driver.plan.health.release import Release, new_release, requested_release
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 SOON, PAST = "2027-01-15T08:10:00Z", "2027-01-15T07:59:59Z"
@@ -15,7 +15,7 @@ SOON, PAST = "2027-01-15T08:10:00Z", "2027-01-15T07:59:59Z"
 def wanted(request=None, answer=None, now=NOW, **labels):
     given = {RELEASE_ANNOTATION: request, RELEASED_ANNOTATION: answer}
     annotations = {name: value for name, value in given.items() if value is not None}
-    return wanted_release(labels, annotations, now)
+    return requested_release(labels, annotations, now)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def wanted(request=None, answer=None, now=NOW, **labels):
         ("gpu-0,GPU-7 2027-01-15T09:10:00+01:00", None),
         ("gpu-0", Release("gpu-0", SOON, NOW + 600)),
         ("gpu-0 , gpu-3", Release("gpu-0,gpu-3", SOON, NOW + 600)),
-        (f"all {PAST}", None),
+        (f"all {PAST}", Release("all", PAST, NOW - 1)),
     ],
 )
 def test_the_annotation_names_gpus_and_until_when(request_text, release):
@@ -47,7 +47,7 @@ def test_a_request_without_a_time_holds_for_ten_minutes_from_when_it_was_answere
         assert wanted("gpu-0", f"{answer} it waits", NOW + later) == Release(
             "gpu-0", SOON, NOW + 600
         )
-    assert wanted("gpu-0", answer, NOW + 600) is None
+    assert wanted("gpu-0", answer, NOW + 700).ends == NOW + 600
     assert wanted("gpu-1", answer, NOW + 300).ends == NOW + 900  # another request
 
 
@@ -64,6 +64,7 @@ def test_the_operator_pauses_all_gpus_as_long_as_its_label_stays(label):
     [
         ("", "'' names no GPU: write for example all 2026-"),
         (SOON, f"'{SOON}' names no GPU"),
+        ("gpu-0 soon", "'soon' is no time: write for example"),
         ("all 2027-15-01T00:00:00Z", "'2027-15-01T00:00:00Z' is no time: write for example"),
         ("all 2027-01-15T00:00:00", "'2027-01-15T00:00:00' has no time zone: write for example"),
     ],

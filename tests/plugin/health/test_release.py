@@ -52,6 +52,7 @@ class Node:
     def __init__(self, world):
         self.world = world
         self.closed = False
+        self.opened = False  # NVML was used
         self.busy = False  # a call of NVML is under way
         self.answers = True  # the GPUs do, once NVML is open
         self.mps = Agent()
@@ -65,9 +66,14 @@ class Node:
         self.closed = False
 
     def inventory(self):
+        self.opened |= not self.closed
         return self.world.inventory
 
+    def known_gpus(self):
+        return self.world.inventory.gpus
+
     def refresh(self):
+        self.opened |= not self.closed
         gpus = self.world.inventory.gpus
         stale = {gpu.uuid for gpu in gpus} if self.closed or not self.answers else ()
         self.world.inventory = replace(self.world.inventory, stale=frozenset(stale))
@@ -103,6 +109,12 @@ class Scene:
                 lambda: self.world.now,
             )
         )
+
+    def restart(self):
+        """A new process begins, in which nothing has opened NVML."""
+        self.gpus.closed = self.gpus.opened = False
+        self.start()
+        self.release.begin()
 
     def metadata(self, **fields):
         self.server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": POOL, **fields}})
@@ -190,8 +202,8 @@ def test_what_was_released_before_a_wrong_request_stays_so_until_its_own_time(
     scene.step()
     scene.ask(wrong)
     if restarts:
-        scene.start()
-        scene.release.begin()
+        scene.restart()
+        assert not scene.gpus.opened
 
     scene.step(after=50)
     assert (scene.gpus.closed, scene.released()) == (True, [0])
@@ -207,8 +219,7 @@ def test_what_was_released_before_a_wrong_request_stays_so_until_its_own_time(
 
 def test_a_plugin_that_starts_releases_nothing_by_a_wrong_name(scene):
     scene.ask(f"gpu-33 {at(60)}")
-    scene.start()
-    scene.release.begin()
+    scene.restart()
     assert not scene.gpus.closed
     scene.step()
     assert (scene.gpus.closed, scene.released()) == (False, [])
@@ -219,12 +230,42 @@ def test_what_was_released_before_a_restart_comes_back_where_nothing_is_asked_fo
     scene.ask(f"gpu-0 {at(60)}")
     scene.step()
     scene.metadata()
-    scene.gpus.closed = False
-    scene.start()
-    scene.release.begin()
+    scene.restart()
     assert not scene.gpus.closed
     scene.step()
     assert scene.released() == []
+
+
+@pytest.mark.parametrize("until", [at(30), at(-30)])
+def test_a_wrong_name_ends_no_earlier_release_when_its_own_time_is_over(scene, until):
+    scene.ask(f"gpu-0 {at(3600)}")
+    scene.step()
+    scene.ask(f"gpu-33 {until}")
+    scene.step(after=60)
+    assert (scene.gpus.closed, scene.released()) == (True, [0])
+    assert scene.answer.endswith(f"gpu-0 stays released until {at(3600)}")
+    scene.step(after=3600)
+    assert (scene.gpus.closed, scene.annotations()) == (False, {"kept": "x"})
+
+
+def test_the_operators_pause_ends_with_its_label_whatever_is_asked_for_besides(scene):
+    scene.ask("gpu-0 soon", **{PAUSE_LABELS[0]: "paused-for-driver-upgrade"})
+    scene.step()
+    assert scene.released() == EVERY
+    scene.ask("gpu-0 soon")
+    scene.step()
+    assert (scene.gpus.closed, scene.released()) == (False, [])
+
+
+def test_a_plugin_that_starts_after_the_time_that_it_knew_opens_no_nvml_for_a_longer_one(
+    scene,
+):
+    scene.ask(f"gpu-0 {at(60)}")
+    scene.step()
+    scene.ask(f"gpu-0 {at(600)}")
+    scene.world.now += 120
+    scene.restart()
+    assert (scene.gpus.closed, scene.gpus.opened) == (True, False)
 
 
 def test_a_release_of_gpus_that_are_not_known_yet_goes_on_over_a_restart(scene):
@@ -358,12 +399,9 @@ def test_a_server_that_has_not_ended_yet_is_waited_for(scene):
 def test_after_a_restart_nvml_is_not_opened_and_the_time_goes_on(scene):
     scene.ask("gpu-0")
     scene.step()
-    scene.gpus.closed = False  # as a new process begins
     scene.world.now += 300
-    scene.start()
-
-    scene.release.begin()
-    assert scene.gpus.closed
+    scene.restart()
+    assert (scene.gpus.closed, scene.gpus.opened) == (True, False)
     scene.step()
     assert scene.answer == f"gpu-0 {at(600)}"
     scene.step(after=300)
@@ -388,10 +426,8 @@ def test_after_a_restart_in_an_outage_nvml_is_not_opened_until_the_time_is_over(
     """Somebody may be resetting a GPU."""
     scene.ask(f"gpu-0 {at(2000)}")
     scene.step()
-    scene.known, scene.gpus.closed = False, False
-    scene.start()
-
-    scene.release.begin()
+    scene.known = False
+    scene.restart()
     scene.step(after=1999)
     assert (scene.gpus.closed, scene.released()) == (True, [0])
     scene.step(after=1)
@@ -401,10 +437,8 @@ def test_after_a_restart_in_an_outage_nvml_is_not_opened_until_the_time_is_over(
 def test_after_a_restart_in_an_outage_the_operators_pause_lasts_for_ten_minutes(scene):
     scene.metadata(labels={PAUSE_LABELS[0]: "paused-for-driver-upgrade"})
     scene.step()
-    scene.known, scene.gpus.closed = False, False
-    scene.start()
-
-    scene.release.begin()
+    scene.known = False
+    scene.restart()
     scene.step(after=599)
     assert (scene.gpus.closed, scene.released()) == (True, EVERY)
     scene.step(after=1)
