@@ -230,10 +230,19 @@ def other_device_plugin(
     )
 
 
-def left_with_gpus(pods: Sequence[str] | None) -> str:
-    """That another device plugin is gone, and *pods* have GPUs by it. None: that is not known."""
-    if pods is None:
-        return "it is not known now whether pods have GPUs by another device plugin that was here"
+WAS_HERE: Final = (
+    "another device plugin gave out the GPUs of this node a moment ago, and may come back: nothing "
+    "is offered for half a minute"
+)
+
+
+def not_known_what_is_left(why: str) -> str:
+    """That pods may have GPUs by another device plugin."""
+    return f"it is not known whether pods have GPUs by another device plugin that is gone: {why}"
+
+
+def left_with_gpus(pods: Sequence[str]) -> str:
+    """That another device plugin is gone, and *pods* have GPUs by it."""
     room = LONGEST_MESSAGE // 2
     named = first_names(pods, len(pods), room) or f"{len(pods)} pods"
     return (

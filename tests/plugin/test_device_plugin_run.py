@@ -10,6 +10,7 @@ import pytest
 
 from cdi.registry import load_registry
 from tests.builders import POOL
+from tests.e2e.other_device_plugin import OtherDevicePlugin
 from tests.fakes.api_server import ApiServer
 from tests.fakes.device_manager import Container, FakeDeviceManager
 from tests.fakes.kubelet import FakeKubelet
@@ -90,6 +91,23 @@ def test_a_pod_from_its_admission_to_its_end(
     assert not [
         path for path in (home / "device-plugins").iterdir() if path.name.startswith("dra-")
     ]
+
+
+def test_it_starts_and_names_the_pods_that_another_device_plugin_has_left(
+    server: ApiServer,
+    kubelet: FakeKubelet,
+    manager: FakeDeviceManager,
+    plugin: Callable[..., Process],
+    home: Path,
+) -> None:
+    with OtherDevicePlugin(home / "device-plugins", GPU, ["GPU-theirs"]):
+        manager.wait_for_allocatable(GPU, 1)
+        bind(server, manager.allocate(GPU, 1))
+
+    plugin()
+
+    eventually(lambda: "have ended: pod ml/train" in told(server), "the pod to be named")
+    eventually(lambda: not manager.allocatable(GPU), "nothing to be offered")
 
 
 def test_what_the_kubelet_is_not_told_is_said_with_the_profile_in_force(

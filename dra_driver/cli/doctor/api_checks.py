@@ -119,14 +119,15 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
 
 
 def _told_by_plugin(cluster: CheckedCluster) -> str:
-    """That another device plugin was here a moment ago, or that pods have GPUs by it."""
+    """What the plugin said last of another device plugin: that it was here a moment ago, or that
+    pods have GPUs by it."""
     try:
         node = cluster.server.get(f"/api/v1/nodes/{cluster.node}")
     except ApiServerError:  # the other checks tell of it
         return ""
     for condition in (node.get("status") or {}).get("conditions") or ():
-        if (condition["type"], condition["reason"]) == (GPUS_ALLOCATED_BY, OTHER_DEVICE_PLUGIN):
-            return str(condition["message"])
+        if (condition["type"], condition.get("reason")) == (GPUS_ALLOCATED_BY, OTHER_DEVICE_PLUGIN):
+            return f"{condition.get('message', '')} (so the plugin said last)"
     return ""
 
 

@@ -23,6 +23,7 @@ class ServedApi:
 
     api: AllocationApi
     draining: bool = False  # nothing more is given out by it: the node goes to another one
+    other_plugin: bool = False  # another device plugin is on the node, or has left pods with GPUs
 
 
 SERVED_APIS: Final = Codec[ServedApi](ServedApi)

@@ -232,38 +232,35 @@ def by_giver(
     return given
 
 
-def untracked_containers(
+def given_by_others(
     containers: Iterable[AllocatedContainer],
     records: Iterable[ClaimRecord],
-    listed: frozenset[DeviceId],
     names: ResourceNames,
 ) -> tuple[AllocatedContainer, ...]:
-    """Those with our resources by another device plugin that nobody keeps from others. *listed*:
-    what we list now by the device-plugin API, by which the kubelet gives nobody else what a
-    container has under the same id."""
+    """Those with our resources that have them by another device plugin, or by nobody knows which.
+    Ended pods are among them, until the kubelet gives something out again."""
     given = by_giver(containers, records, beside_other=True)
-    return tuple(
-        each
-        for each in (*given[Giver.OTHER], *given[Giver.UNKNOWN])
-        if names.include(each.resource) and not listed.issuperset(each.ids)
-    )
+    theirs = (*given[Giver.OTHER], *given[Giver.UNKNOWN])
+    return tuple(each for each in theirs if names.include(each.resource))
 
 
 @dataclass(frozen=True, slots=True)
-class UntrackedPods:
-    """Pods with GPUs that nobody keeps from others, for people to read; sorted."""
+class PodsLeft:
+    """What became of the pods of some containers."""
 
-    living: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()  # nobody knows them: gone, or static and about to be known
+    living: tuple[str, ...] = ()  # for people to read; sorted
+    ended: frozenset[PodUid] = frozenset()
+    missing: frozenset[PodUid] = frozenset()  # gone, or static and about to be known
 
 
-def untracked_pods(containers: Iterable[AllocatedContainer], pods: Pods) -> UntrackedPods:
-    """Whose *containers* these are. *pods*: all of the node."""
+def pods_left(containers: Iterable[AllocatedContainer], pods: Pods) -> PodsLeft:
+    """What became of the pods with *containers*. *pods*: all of the node."""
     uids = {each.pod for each in containers}
-    living = (pods[uid] for uid in uids if _lives(uid, pods))
-    return UntrackedPods(
+    living = [pods[uid] for uid in uids if _lives(uid, pods)]
+    return PodsLeft(
         tuple(sorted(f"pod {pod.namespace}/{pod.pod.name}" for pod in living)),
-        tuple(sorted(f"pod {uid}" for uid in uids - pods.keys())),
+        frozenset(uid for uid in uids & pods.keys() if pods[uid].ended),
+        frozenset(uids - pods.keys()),
     )
 
 

@@ -16,7 +16,7 @@ from dra_driver.base.backoff import Backoff
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_annotation import DevicePluginHolders
-from dra_driver.plan.node_api import ApiChoice, NodeApiFacts, choose_api
+from dra_driver.plan.node_api import WAS_HERE, ApiChoice, NodeApiFacts, choose_api
 from dra_driver.plugin.node_api.current import NodeApi
 from dra_driver.plugin.node_api.facts import ClusterFacts
 from dra_driver.plugin.node_api.other_plugin import OtherDevicePlugin
@@ -95,7 +95,7 @@ class ApiChooser:
             return
         self._others_count_from = self._clock() + _STALE_SECONDS
         other_plugin = self._inputs.other_plugin
-        choice = _kept_choice(served, other_plugin.begin(served.api))
+        choice = _kept_choice(served, other_plugin.begin(served.api, served.other_plugin))
         self._node_api.set(replace(choice, other_plugin_is_gone=other_plugin.is_gone))
 
     @property
@@ -131,7 +131,8 @@ class ApiChooser:
         served = self._file.read()
         if served is not None and served != self._kept:
             self._kept = served
-            if self._node_api.set(_kept_choice(served, "")):
+            other_plugin = WAS_HERE if served.other_plugin else ""
+            if self._node_api.set(_kept_choice(served, other_plugin)):
                 self._tell()
         elif self._untold:
             self._tell()
@@ -216,7 +217,8 @@ class ApiChooser:
     def _take(self, choice: ApiChoice, now: float) -> None:
         before = self._node_api.choice
         if choice.serving is not None:
-            served = ServedApi(choice.serving, _is_draining(choice))
+            is_beside = bool(choice.other_plugin)
+            served = ServedApi(choice.serving, _is_draining(choice), is_beside)
             if served != self._kept:
                 self._file.write(served)
                 self._kept = served
@@ -273,7 +275,7 @@ class ApiChooser:
             return _UNKNOWN
         if _is_draining(choice):
             return _DRAINING
-        if choice.waits_for:
+        if choice.waits_for or choice.other_plugin_is_gone:
             return _WAITING
         if choice.other_plugin:
             return _OTHER_PLUGIN

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import PodUid
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -23,44 +24,57 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     Pods,
-    UntrackedPods,
     foreign_devices,
-    untracked_containers,
-    untracked_pods,
+    given_by_others,
+    pods_left,
 )
-from dra_driver.plan.node_api import left_with_gpus, other_device_plugin
+from dra_driver.plan.node_api import (
+    WAS_HERE,
+    left_with_gpus,
+    not_known_what_is_left,
+    other_device_plugin,
+)
 
 _NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of those of clouds
 _PATIENCE_SECONDS: Final = 30.0  # after which it is gone
-_LOOK_SECONDS: Final = 30.0  # between two lists of pods
+_MISSING_SECONDS: Final = 15.0  # until the kubelet has told the API server of a static pod
+_PODS_SECONDS: Final = 30.0  # between two lists of pods
+_LISTED_SECONDS: Final = 5.0  # in which a change of what is listed is seen
+_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class PodsOfOthers:
-    """Knows the pods with GPUs by another device plugin that nobody keeps from others."""
+    """Knows the containers with GPUs by another device plugin, and their pods."""
 
-    containers: Callable[[], Sequence[AllocatedContainer] | None]  # with devices; None: not yet
+    checkpoint: Callable[[], Sequence[AllocatedContainer] | None]  # the kubelet's; None: none yet
+    containers: Callable[[], Sequence[AllocatedContainer]]  # also asked of the kubelet itself
     pods: Callable[[], Pods | None]  # of this node; None: the API server does not tell
     records: Callable[[], Iterable[ClaimRecord]]
-    listed: Callable[[], frozenset[DeviceId]]  # by this driver to the kubelet now
+    listed: Callable[[], frozenset[DeviceId] | None]  # by this driver now; None: not known yet
     names: ResourceNames
 
-    def given(self, serving: AllocationApi | None) -> Sequence[AllocatedContainer]:
-        """Their containers, also of pods that have ended. NodeError: the kubelet does not tell."""
-        containers = self.containers() or ()
-        theirs = untracked_containers(containers, self.records(), frozenset(), self.names)
+    def by_checkpoint(self) -> Sequence[AllocatedContainer]:
+        """Their containers, also of pods that have ended. NodeError: it cannot be read."""
+        return self._theirs(self.checkpoint() or ())
+
+    def now(self) -> Sequence[AllocatedContainer]:
+        """The same, by the kubelet itself where its checkpoint does not tell. NodeError: neither
+        does."""
+        return self._theirs(self.containers())
+
+    def untracked(
+        self, theirs: Sequence[AllocatedContainer], serving: AllocationApi | None
+    ) -> Sequence[AllocatedContainer]:
+        """Those of *theirs* whose devices nobody keeps from others. NodeError: not known yet."""
         if not theirs or serving is not AllocationApi.DEVICE_PLUGIN:
             return theirs
-        return untracked_containers(theirs, self.records(), self.listed(), self.names)
+        if (listed := self.listed()) is None:
+            raise NodeError("the GPUs of this node were not looked at yet")
+        return tuple(each for each in theirs if not listed.issuperset(each.ids))
 
-    def now(self, serving: AllocationApi | None) -> UntrackedPods | None:
-        """None: it is not known now. The pods of the node are asked for where there may be any."""
-        try:
-            containers = self.given(serving)
-        except NodeError:
-            return None
-        pods = self.pods() if containers else {}
-        return None if pods is None else untracked_pods(containers, pods)
+    def _theirs(self, containers: Sequence[AllocatedContainer]) -> Sequence[AllocatedContainer]:
+        return given_by_others(containers, self.records(), self.names)
 
 
 class OtherDevicePlugin:
@@ -82,20 +96,27 @@ class OtherDevicePlugin:
         self._clock = clock
         self._text = ""
         self._is_gone = False
-        self._seen_at: float | None = clock()  # it may have been here until now; None: settled
-        self._look_at = float("-inf")
+        self._look_at = float("-inf")  # for what it has left
+        self._ended: set[PodUid] = set()  # pods that had its GPUs
+        self._missing_since: dict[PodUid, float] = {}
 
-    def begin(self, serving: AllocationApi) -> str:
-        """As far as this machine tells. Pods are asked for in the first ``look``."""
+    def begin(self, serving: AllocationApi, was_here: bool) -> str:
+        """As far as this machine tells. *was_here*: as an earlier process saw it last."""
         self._text = other_device_plugin(self._sockets(), (), self._foreign())
-        if not self._text:
-            try:
-                is_unsettled = bool(self._pods.given(serving))
-            except NodeError:
-                is_unsettled = True
-            self._text = left_with_gpus(None) if is_unsettled else ""
-            self._is_gone = is_unsettled
+        if not self._text and was_here:
+            self._text, self._is_gone = WAS_HERE, True
+            self._look_at = self._clock() + _PATIENCE_SECONDS
+        elif not self._text and serving is AllocationApi.DRA:
+            self._text = self._left_by_checkpoint()
+            self._is_gone = bool(self._text)
         return self._text
+
+    def _left_by_checkpoint(self) -> str:
+        try:
+            is_any = bool(self._pods.by_checkpoint())
+        except NodeError as e:
+            return not_known_what_is_left(str(e))
+        return not_known_what_is_left("the API server was not asked yet") if is_any else ""
 
     def look(
         self, serving: AllocationApi | None, theirs: Sequence[str], allocatable: Sequence[str]
@@ -106,23 +127,37 @@ class OtherDevicePlugin:
         }
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):
-            self._seen_at, self._look_at = now, now + _PATIENCE_SECONDS
             self._text, self._is_gone = signs, False
-        elif self._seen_at is not None and now >= self._look_at:
-            self._text, self._is_gone = self._left(serving, self._seen_at, now), True
+            self._look_at = now + _PATIENCE_SECONDS
+        elif now >= self._look_at:
+            self._text, self._is_gone = self._left(serving, now), True
         return self._text
 
-    def _left(self, serving: AllocationApi | None, seen_at: float, now: float) -> str:
-        """It is gone: what it has left. A pod that is not known so long after it came has ended; a
-        static one is not known at first."""
-        self._look_at = now + _LOOK_SECONDS
-        pods = self._pods.now(serving)
+    def _left(self, serving: AllocationApi | None, now: float) -> str:
+        """It is gone: what it has left."""
+        self._look_at = now + _LISTED_SECONDS
+        try:
+            theirs = [each for each in self._pods.now() if each.pod not in self._ended]
+            untracked = self._pods.untracked(theirs, serving)
+        except NodeError as e:
+            return not_known_what_is_left(str(e))
+        if not theirs:
+            self._look_at = _NEVER
+        return self._names(untracked, now) if untracked else ""
+
+    def _names(self, untracked: Sequence[AllocatedContainer], now: float) -> str:
+        """The pods with these containers that have not ended."""
+        pods = self._pods.pods()
         if pods is None:
-            return left_with_gpus(None)
-        missing = pods.missing if now < seen_at + _PATIENCE_SECONDS else ()
-        if pods.living or missing:
-            return left_with_gpus((*pods.living, *missing))
-        self._seen_at = None
+            return not_known_what_is_left("the API server does not tell which pods have ended")
+        left = pods_left(untracked, pods)
+        missing = {uid: self._missing_since.get(uid, now) for uid in left.missing}
+        self._missing_since = missing
+        gone = {uid for uid, since in missing.items() if now >= since + _MISSING_SECONDS}
+        self._ended |= left.ended | gone
+        if names := (*left.living, *(f"pod {uid}" for uid in sorted(left.missing - gone))):
+            self._look_at = now + (_PODS_SECONDS if left.living else _MISSING_SECONDS)
+            return left_with_gpus(names)
         return ""
 
     @property
@@ -133,7 +168,7 @@ class OtherDevicePlugin:
     @property
     def look_at(self) -> float | None:
         """When there is something to look at again, by the clock; None: nothing is waited for."""
-        return None if self._seen_at is None else self._look_at
+        return None if self._look_at == _NEVER else self._look_at
 
 
 def listed_by_others(

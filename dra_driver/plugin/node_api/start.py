@@ -194,16 +194,27 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
 
 
 def _other_plugin(parts: PluginParts, names: ResourceNames) -> OtherDevicePlugin:
-    def containers() -> tuple[AllocatedContainer, ...] | None:
+    def containers() -> tuple[AllocatedContainer, ...]:
         try:
-            return parts.checkpoint.containers()
+            return parts.allocated_pods.containers()
         except NodeError:
-            return parts.allocated_pods.containers()  # as the kubelet lists them
+            if parts.checkpoint.containers() is None:
+                return ()  # there never was a device plugin here, as far as is known
+            raise
 
-    def listed() -> frozenset[DeviceId]:
-        return frozenset().union(*listed_devices(parts.offers.now().devices, names).values())
+    def listed() -> frozenset[DeviceId] | None:
+        if (offer := parts.offers.last_offer) is None:
+            return None
+        return frozenset().union(*listed_devices(offer.devices, names).values())
 
-    pods = PodsOfOthers(containers, parts.allocated_pods.pods, parts.ledger.records, listed, names)
+    pods = PodsOfOthers(
+        parts.checkpoint.containers,
+        containers,
+        parts.allocated_pods.pods,
+        parts.ledger.records,
+        listed,
+        names,
+    )
     directory = parts.settings.device_plugin_dir
     return OtherDevicePlugin(
         lambda: nvidia_sockets(directory), partial(listed_by_others, parts.checkpoint, names), pods

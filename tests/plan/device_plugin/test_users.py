@@ -27,11 +27,12 @@ from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     AllocatedPod,
     Giver,
-    UntrackedPods,
+    PodsLeft,
     Use,
     as_recorded,
     by_giver,
     foreign_devices,
+    given_by_others,
     have_gone,
     held_allocations,
     holding_pods,
@@ -43,11 +44,10 @@ from dra_driver.plan.device_plugin.users import (
     of_same_containers,
     overlapping,
     pod_problems,
+    pods_left,
     pods_with,
     server_problems,
     unrecorded,
-    untracked_containers,
-    untracked_pods,
     use_of,
     was_given_by_another_plugin,
     with_leftovers,
@@ -127,27 +127,23 @@ def test_without_an_answer_what_is_recorded_is_ours_and_the_rest_where_nobody_el
     assert not was_given_by_another_plugin(having, allocation("0"))
 
 
-def test_what_another_plugin_gave_and_nobody_lists_under_the_same_id_is_kept_from_nobody():
+def test_what_others_gave_is_what_neither_our_answer_nor_our_record_names():
     ours = replace(container("ours", "0"), answer=BY_NAMES)
     theirs = replace(container("theirs", "1"), answer=BY_NVIDIAS)
-    replica = replace(container("replica", "2::0"), answer=BY_NVIDIAS)
     nic = replace(container("nic", "3", resource="example.com/vf"), answer=BY_NVIDIAS)
     unknown = container("unknown", "4")
-    given = [ours, theirs, replica, nic, unknown, container("recorded", "5")]
-    records = [recorded("5")]
+    given = [ours, theirs, nic, unknown, container("recorded", "5")]
 
-    nothing_listed = untracked_containers(given, records, frozenset(), NAMES)
-    assert nothing_listed == (theirs, replica, unknown)
-    listed = frozenset({DeviceId("GPU-1"), DeviceId("GPU-2"), DeviceId("GPU-4")})
-    assert untracked_containers(given, records, listed, NAMES) == (replica,)
+    assert given_by_others(given, [recorded("5")], NAMES) == (theirs, unknown)
 
 
-def test_pods_with_gpus_that_nobody_keeps_are_named_and_may_be_unknown():
+def test_pods_with_gpus_live_have_ended_or_are_missing():
     given = [container("a", "0"), container("a", "1"), container("b", "2"), container("c", "3")]
     known = pods(node_pod("a", namespace="ml"), node_pod("b", ended=True))
 
-    assert untracked_pods(given, known) == UntrackedPods(("pod ml/a",), ("pod uid-c",))
-    assert untracked_pods((), known) == UntrackedPods()
+    left = PodsLeft(("pod ml/a",), frozenset({PodUid("uid-b")}), frozenset({PodUid("uid-c")}))
+    assert pods_left(given, known) == left
+    assert pods_left((), known) == PodsLeft()
 
 
 def test_a_gpu_is_another_plugins_only_where_the_kubelet_says_so_of_each_container_with_it():

@@ -378,13 +378,14 @@ def test_beside_another_device_plugin_nothing_is_offered_until_it_is_gone(world,
     world.step()
     assert world.state(api) is DRAINING
     assert SOCKET in (world.node_api.refusal(api) or "")
-    assert kept(world) == ServedApi(api)
+    assert kept(world) == ServedApi(api, other_plugin=True)
     world.start()
     assert world.state(api) is DRAINING
 
     world.sockets = ()
-    world.settle(10)
+    world.settle(45)
     assert world.state(api) is ON
+    assert kept(world) == ServedApi(api)
 
 
 def test_a_new_node_beside_another_device_plugin_offers_nothing(tmp_path):

@@ -18,6 +18,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     DeviceId,
     ResourceName,
 )
+from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
@@ -98,13 +99,15 @@ def test_a_plugin_that_was_away_meanwhile_asks_who_has_its_gpus_before_it_offers
     give(world)
     world.start()
     assert world.state(DRA) is DRAINING
-    assert "it is not known now" in why(world, DRA)
+    assert why(world, DRA).endswith("the API server was not asked yet")
     world.step()
     assert "pod ml/train" in why(world, DRA)
 
     end(world)
+    world.settle(35)
+    assert world.state(DRA) is ON
     world.start()
-    assert world.state(DRA) is DRAINING
+    assert world.state(DRA) is DRAINING, "the kubelet goes on to list it"
     world.step()
     assert world.state(DRA) is ON
 
@@ -141,7 +144,7 @@ def test_a_pod_that_nobody_knows_is_waited_for_as_it_may_be_a_static_one_without
     give(world)
     mirror, world.pods = world.pods, {}
     world.start()
-    world.settle(25)
+    world.settle(10)
     assert why(world, DRA).endswith("pod uid-train")
     world.pods = mirror
     world.settle(120)
@@ -151,17 +154,75 @@ def test_a_pod_that_nobody_knows_is_waited_for_as_it_may_be_a_static_one_without
     assert world.state(DRA) is ON
 
 
+def test_the_patience_for_a_pod_that_nobody_knows_begins_once_the_api_server_tells(world):
+    serving(world, DRA)
+    give(world)
+    mirror, world.pods = world.pods, None
+    world.start()
+    world.settle(300)
+    world.pods = {}
+    world.settle(10)
+    assert why(world, DRA).endswith("pod uid-train")
+    world.pods = mirror
+    world.settle(60)
+    assert why(world, DRA).endswith("pod ml/train")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_one_that_was_here_before_a_restart_of_ours_is_waited_for(world, api):
+    serving(world, api)
+    world.sockets = (SOCKET,)
+    world.step()
+    world.sockets = ()
+    world.start()
+    world.settle(25)
+    assert "may come back" in why(world, api)
+    world.settle(35)
+    assert world.state(api) is ON
+    assert kept(world) == ServedApi(api)
+
+
+def test_what_is_listed_in_another_form_later_is_waited_for(world):
+    """By another profile a GPU is offered in parts, and a pod has all of it."""
+    serving(world, DEVICE_PLUGIN)
+    world.listed = frozenset({DeviceId("GPU-0")})
+    give(world)
+    world.start()
+    world.settle(60)
+    assert world.state(DEVICE_PLUGIN) is ON
+    world.listed = frozenset({DeviceId("GPU-0::0"), DeviceId("GPU-0::1")})
+    world.settle(6)
+    assert "pod ml/train" in why(world, DEVICE_PLUGIN)
+
+
+def test_before_gpus_were_looked_at_it_is_not_known_what_is_left(world):
+    serving(world, DEVICE_PLUGIN)
+    give(world)
+    world.listed = None
+    world.start()
+    assert world.state(DEVICE_PLUGIN) is ON, "the kubelet keeps what has the ids of GPUs"
+    world.step()
+    assert why(world, DEVICE_PLUGIN).endswith("were not looked at yet")
+    world.listed = frozenset({DeviceId("GPU-0")})
+    world.settle(6)
+    assert world.state(DEVICE_PLUGIN) is ON
+
+
 def test_who_has_gpus_is_asked_again_where_nobody_tells(world):
     serving(world, DRA)
     give(world)
     world.pods = None
     world.start()
     world.settle(100)
-    assert "it is not known now" in why(world, DRA)
+    assert why(world, DRA).endswith("the API server does not tell which pods have ended")
     give(world)
     end(world)
     world.settle(35)
     assert world.state(DRA) is ON
+
+
+def kept(world):
+    return ServedApiFile(world.path).read()
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -170,7 +231,7 @@ def test_nothing_is_offered_while_the_kubelet_does_not_tell_what_containers_have
     world.checkpoint_error = NodeError("the checkpoint cannot be read")
     world.start()
     world.settle(100)
-    assert "it is not known now" in why(world, api)
+    assert why(world, api).endswith("gone: the checkpoint cannot be read")
     world.checkpoint_error = None
     world.settle(35)
     assert world.state(api) is ON

@@ -67,7 +67,7 @@ class World:
         self.foreign: dict[ResourceName, DeviceId] = {}
         self.containers: tuple[AllocatedContainer, ...] = ()  # with devices, by the kubelet
         self.checkpoint_error: NodeError | None = None
-        self.listed: frozenset[DeviceId] = frozenset()  # by this driver, to the kubelet
+        self.listed: frozenset[DeviceId] | None = frozenset()  # by this driver, to the kubelet
         self.pods: dict[PodUid, NodePod] | None = {}  # None: the API server does not tell
         self.pod_lists = 0
         self.kubelet = 0
@@ -94,6 +94,7 @@ class World:
                 lambda: self.sockets,
                 lambda: self.foreign,
                 PodsOfOthers(
+                    self._containers,
                     self._containers,
                     self._list_pods,
                     tuple,
