@@ -91,7 +91,7 @@ def _play(steps: Steps, options: argparse.Namespace) -> int:
             stage.end()
             stage = _stage(options)
         _say_limits(stage, steps)
-        shown = _scene(options)(stage, steps, options.sim)
+        shown = _shown(stage, steps, options)
         print(f"\n{shown}\n", flush=True)
         code = 0
     except _TROUBLE as e:
@@ -112,6 +112,14 @@ def _play(steps: Steps, options: argparse.Namespace) -> int:
 
 def _stage(options: argparse.Namespace) -> Stage:
     return Stage(_cluster(), options.mps, "mig" if options.mig else "")
+
+
+def _shown(stage: Stage, steps: Steps, options: argparse.Namespace) -> str:
+    """What is shown in the end. What is kept has a controller, too."""
+    shown = _scene(options)(stage, steps, options.sim)
+    if options.keep:
+        stage.start_controller()
+    return shown
 
 
 def _scene(options: argparse.Namespace) -> Callable[[Stage, Steps, str], str]:
@@ -220,7 +228,6 @@ def _leave(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
     pod = f"{SERVERS}/large" if options.mps else "" if options.mig else f"{POD}/{POD}"
     programs = str(stage.cluster.layout.bin)
     inside = pod if stage.cluster.mode == "full" else ""
-    stage.start_controller()
     doctor = stage.plugin.doctor(options.sim)
     print(page.left_running(str(stage.cluster.kubeconfig), programs, inside, doctor))
     steps.say(f"\nDone in {steps.seconds:.0f} s.")
