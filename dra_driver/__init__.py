@@ -24,6 +24,11 @@ the profile (``plan.profiles``) and has ``plan.offer`` say what is offered of ea
 known of a GPU enters in ``GpuNode.refresh`` and travels as ``Gpu``, ``Device`` and slice.
 ``kubeletplugin.slices`` keeps the ResourceSlices so.
 
+*Choose the API.* A node gives its GPUs out by DRA or by the device-plugin API, by one at a time.
+``plan.node_api`` decides, from what ``plugin.node_api.facts`` asks; ``plugin.node_api.chooser``
+looks again and again, and whoever acts on the choice reads it in ``plugin.node_api.current``.
+``plugin.node_api.other_plugin`` keeps all of it back beside another device plugin.
+
 *Prepare and unprepare.* ``plugin.claims``, as above. A share is limited by ``node.memory``, a claim
 under MPS is served by the agent (``node.mps.agent_client``), a partition is created by
 ``node.mig``. What all containers get of NVIDIA's driver is in one CDI file, which
