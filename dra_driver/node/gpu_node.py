@@ -76,10 +76,12 @@ class GpuNode:
         self.gpus.remember(gpus)
 
     def known_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs of the last scan; before the first one, those of an earlier process. NVML is not
-        opened for it."""
+        """The GPUs of the last scan, and those that have answered and are away, also those of an
+        earlier process. NVML is not opened for it."""
         last = self._inventory
-        return self.gpus.answered if last is None else last.gpus
+        known = {gpu.uuid: gpu for gpu in self.gpus.answered}
+        known |= {gpu.uuid: gpu for gpu in last.gpus} if last is not None else {}
+        return tuple(known.values())
 
     def refresh(self) -> Inventory:
         """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU

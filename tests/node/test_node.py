@@ -1,5 +1,6 @@
 """A node as the plugin sees it: steps are carried out, and undone, by the driver's own means."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def interval(node, gpu):
 
 def gpu_of(node):
     return node.inventory().gpus[0].uuid
+
+
+def test_gpus_are_known_without_nvml_also_those_that_are_away(
+    opened,
+):
+    with opened() as node:
+        (gpu,) = node.refresh().gpus
+    away = replace(gpu, uuid=GpuUuid("GPU-away"), pci_bus_id="0000:ff:00.0")
+    with opened() as node:
+        assert node.known_gpus() == ()
+        node.remember([gpu, away])
+        assert node.known_gpus() == (gpu, away)
+        node.release("GPUs are released")
+        node.refresh()
+        assert {each.uuid for each in node.known_gpus()} == {gpu.uuid, away.uuid}
 
 
 def test_an_interval_is_set_and_restored(opened):

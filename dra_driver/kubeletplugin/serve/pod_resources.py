@@ -23,6 +23,10 @@ class PodResourcesClient:
         self._socket = kubelet_dir / "pod-resources" / "kubelet.sock"
         self._timeout_seconds = timeout_seconds
 
+    def is_there(self) -> bool:
+        """Whether the kubelet has a socket for it."""
+        return self._socket.exists()
+
     def pods(self) -> tuple[KubeletPod, ...]:
         """The pods that run on this node now. NodeError: the kubelet does not answer."""
         with grpc.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:

@@ -17,7 +17,7 @@ anew.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -65,30 +65,40 @@ DevicesById = Mapping[DeviceId, Device]
 
 
 def resources(
-    offer: Offer, names: ResourceNames, held: Collection[DeviceAllocation]
+    offer: Offer,
+    names: ResourceNames,
+    held: Collection[DeviceAllocation],
+    others: Collection[DeviceAllocation] = (),
 ) -> ResourceOffer:
     """What of *offer* is listed.
 
     An id that is *held* stays in its list, unhealthy, when it is not offered any more. In the list
     of another resource, since names were changed meanwhile, it is unhealthy until it is given back.
+    *others*: those of *held* that another device plugin gave. Of a GPU that is offered under other
+    ids than theirs nothing is healthy: to the kubelet these are devices that nobody has.
     """
     held_ids: dict[ResourceName, set[DeviceId]] = defaultdict(set)
     for allocation in held:
         held_ids[allocation.resource].update(allocation.ids)
     problems = list(_unlisted(offer, names))
     offered = listed_devices(offer.devices, names)
+    ids = {id_ for devices in offered.values() for id_ in devices}
+    taken = {uuid_of(id_) for each in others for id_ in each.ids if id_ not in ids}
     listed: list[Resource] = []
     for resource in sorted({*offered, *held_ids}):
         kept = held_ids.get(resource, set())
         elsewhere = {id_ for other, ids in held_ids.items() if other != resource for id_ in ids}
         devices, too_many = _within_message(resource, offered.get(resource, {}), kept)
         problems += too_many
-        listed.append(Resource(resource, tuple(_listed(devices, kept, elsewhere))))
+        listed.append(Resource(resource, tuple(_listed(devices, kept, elsewhere, taken))))
     return ResourceOffer(tuple(listed), tuple(problems))
 
 
 def _listed(
-    devices: DevicesById, held: Collection[DeviceId], elsewhere: Collection[DeviceId]
+    devices: DevicesById,
+    held: Collection[DeviceId],
+    elsewhere: Collection[DeviceId],
+    taken: Set[GpuUuid],
 ) -> Iterator[ListedDevice]:
     """Where a part of the devices had a NUMA node, the kubelet could count those alone."""
     nodes = {device.gpu.topology.numa_node for device in devices.values()}
@@ -97,7 +107,8 @@ def _listed(
         if device is None:
             yield ListedDevice(id_, healthy=False)
         elif device.rules.include or id_ in held:
-            healthy = device.rules.include and not device.taints and id_ not in elsewhere
+            is_free = id_ not in elsewhere and taken.isdisjoint({device.gpu.uuid, uuid_of(id_)})
+            healthy = device.rules.include and not device.taints and is_free
             numa_node = None if None in nodes else device.gpu.topology.numa_node
             yield ListedDevice(id_, healthy, numa_node)
 

@@ -232,16 +232,23 @@ def by_giver(
     return given
 
 
-def given_by_others(
+def untracked_containers(
     containers: Iterable[AllocatedContainer],
     records: Iterable[ClaimRecord],
     names: ResourceNames,
+    *,
+    by_dra: bool,
 ) -> tuple[AllocatedContainer, ...]:
-    """Those with our resources that have them by another device plugin, or by nobody knows which.
-    Ended pods are among them, until the kubelet gives something out again."""
+    """Those with our resources by another device plugin, or by nobody knows which, where nobody
+    keeps these from others: all, if GPUs are given out *by_dra*, else those whose ids do not tell
+    which GPU they are. Ended pods are among them, until the kubelet gives something out again."""
     given = by_giver(containers, records, beside_other=True)
     theirs = (*given[Giver.OTHER], *given[Giver.UNKNOWN])
-    return tuple(each for each in theirs if names.include(each.resource))
+    return tuple(
+        each
+        for each in theirs
+        if names.include(each.resource) and (by_dra or not all(map(_is_own_id, each.ids)))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ class InUseCheck:
                 "the claim waits for its end"
             )
 
+    def has_processes(self, pod: Pod) -> bool:
+        """Whether any process of *pod* lives. NodeError: that is not known."""
+        cgroups = self._processes.of([pod], ())
+        return any(self._processes.lives(pid) for cgroup in cgroups for pid in cgroup.pids)
+
     def pods_using(self, record: ClaimRecord) -> tuple[Pod, ...]:
         """The pods, recorded or not, in which a process lives in a container that was given what is
         recorded. NodeError: that is not known."""

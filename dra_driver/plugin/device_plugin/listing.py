@@ -29,6 +29,8 @@ from dra_driver.plugin.publish.offers import OfferBuilder
 
 log = logging.getLogger(__name__)
 
+Held = frozenset[DeviceAllocation]
+
 _LOOK_SECONDS: Final = 1.0  # between two looks for a newer process
 _TURN_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 0.1
@@ -85,8 +87,9 @@ class DeviceListing:
         self._beside_other = False  # another device plugin is on the node, and may have what we had
         self._refused = threading.Event()  # the kubelet asked us, so the other one does not have it
         self._ended = False  # the kubelet was told of the end, also of what was listed before us
+        self._held_from = 0  # the question whose answer is needed for what containers have
         self._problems: tuple[str, ...] = ()
-        self._found: tuple[Offer, frozenset[DeviceAllocation], ResourceOffer] | None = None
+        self._found: tuple[Offer, tuple[Held, Held], ResourceOffer] | None = None
 
     def step(self) -> float | None:
         """List what there is now, or nothing any more; the seconds until the next look."""
@@ -100,12 +103,18 @@ class DeviceListing:
             self.stop()
         if not self._has_turn and not (self._is_newest() and self._take_turn()):
             return _AGAIN_SECONDS if self._is_newest() else _LOOK_SECONDS
-        is_beside_other = self._is_beside_other()
-        if self._beside_other and not is_beside_other:
+        was_beside_other, self._beside_other = self._beside_other, self._is_beside_other()
+        if was_beside_other and not self._beside_other:
             self.stop()  # the kubelet dials nobody again by itself, and the other one is gone
             return _AGAIN_SECONDS
-        self._beside_other = is_beside_other
-        if not self._beside_other:
+        return self._list(state)
+
+    def _list(self, state: ApiState) -> float:
+        if self._beside_other:  # it gives out what it likes
+            self._held_from = self._reconciler.questions + 1
+        elif self._reconciler.answered < self._held_from:
+            return _LOOK_SECONDS
+        else:
             self._refused.clear()
         may_change = not (self._beside_other and self._offered) or self._refused.is_set()
         self._server.freeze(not may_change)
@@ -131,9 +140,9 @@ class DeviceListing:
         self._refused.set()
 
     def _listed(self, state: ApiState) -> tuple[Resource, ...]:
-        recorded = {r.allocation for r in self._ledger.records() if r.allocation}
+        recorded = frozenset(r.allocation for r in self._ledger.records() if r.allocation)
         held = self._reconciler.held | recorded
-        offer = self._resources(held)
+        offer = self._resources(held, held - recorded)
         if offer.problems != self._problems:
             self._problems = offer.problems
             for problem in offer.problems:
@@ -146,11 +155,12 @@ class DeviceListing:
             listed = tuple(resource for resource in listed if resource.name in ours)
         return listed if state is ApiState.ON else nothing_more(listed, held)
 
-    def _resources(self, held: frozenset[DeviceAllocation]) -> ResourceOffer:
+    def _resources(self, held: Held, others: Held) -> ResourceOffer:
         """Found once for an offer and what is held of it: with many devices that takes long."""
         offer = self._offers.now()
-        if self._found is None or self._found[0] is not offer or self._found[1] != held:
-            self._found = offer, held, resources(offer, self._names, held)
+        if self._found is None or self._found[0] is not offer or self._found[1] != (held, others):
+            found = resources(offer, self._names, held, others)
+            self._found = offer, (held, others), found
         return self._found[2]
 
     def stop(self) -> None:

@@ -83,6 +83,8 @@ class AllocationReconciler:
         self._missing_since: dict[ClaimUid, tuple[float, frozenset[PodUid]]] = {}
         self._again_at: float | None = None  # when something will have been missing for long enough
         self.held: frozenset[DeviceAllocation] = frozenset()  # as the kubelet said at the last look
+        self.questions = 0  # for what containers have, that were begun …
+        self.answered = 0  # … and the last one that *held* answers
         # Pods that have GPUs by another device plugin, then, or by one that is not known.
         self.others: tuple[str, ...] = ()
         self.others_gone: Callable[[], None] = lambda: None  # called when there are none any more
@@ -165,9 +167,11 @@ class AllocationReconciler:
         )
 
     def _given_and_pods(self) -> tuple[Given, Pods | None]:
+        self.questions += 1
         containers = self._pods.containers()
         pods = self._pods.pods() if containers or self._recorded() else {}
         self.held = held_allocations(containers, pods, self._names)
+        self.answered = self.questions
         given = self._by_giver(containers)
         self.others = holding_pods((*given[Giver.OTHER], *given[Giver.UNKNOWN]), pods, self._names)
         return given, pods

@@ -81,6 +81,7 @@ class ApiChooser:
         self._waits = _SELDOM
         self._backoff = Backoff(*_SELDOM)
         self._untold = False
+        self._has_followed = False  # a newer process
         self._logged: object = None
         self.changed: Callable[[], None] = lambda: None  # called when another choice holds
         self.kubelet_changed: Callable[[], None] = lambda: None  # when it started, and has settled
@@ -118,6 +119,7 @@ class ApiChooser:
         now = self._clock()
         if not self._inputs.is_newest():
             return self._follow()
+        self._begin_again()
         self._note_kubelet(now)
         was_asked = self._ask(now)
         choice = self._choice(now)
@@ -126,8 +128,15 @@ class ApiChooser:
         due = (self._ask_at, *(moment for moment in self._moments() if moment > now))
         return min(due) - now
 
+    def _begin_again(self) -> None:
+        """A newer process has chosen meanwhile, and is gone: what it saw is not known here."""
+        if self._has_followed and self._kept is not None:
+            self._inputs.other_plugin.begin(self._kept.api, self._kept.other_plugin)
+        self._has_followed = False
+
     def _follow(self) -> float:
         """Another process, a newer one, chooses."""
+        self._has_followed = True
         served = self._file.read()
         if served is not None and served != self._kept:
             self._kept = served
@@ -216,12 +225,10 @@ class ApiChooser:
 
     def _take(self, choice: ApiChoice, now: float) -> None:
         before = self._node_api.choice
-        if choice.serving is not None:
-            is_beside = bool(choice.other_plugin)
-            served = ServedApi(choice.serving, _is_draining(choice), is_beside)
-            if served != self._kept:
-                self._file.write(served)
-                self._kept = served
+        # Beside another device plugin nothing is offered, also where the disk is full.
+        comes_first = choice.serving is before.serving and bool(choice.other_plugin)
+        if not comes_first:
+            self._keep(choice)
         if before.serving is AllocationApi.DEVICE_PLUGIN is not choice.serving:
             self._others_count_from = now + _STALE_SECONDS
         is_other_state = self._node_api.set(choice)
@@ -230,6 +237,17 @@ class ApiChooser:
             self.changed()
         if is_other_state or self._untold:
             self._tell()
+        if comes_first:
+            self._keep(choice)
+
+    def _keep(self, choice: ApiChoice) -> None:
+        """NodeError: the disk fails."""
+        if choice.serving is not None:
+            is_beside = bool(choice.other_plugin)
+            served = ServedApi(choice.serving, _is_draining(choice), is_beside)
+            if served != self._kept:
+                self._file.write(served)
+                self._kept = served
 
     def _tell(self) -> None:
         self._untold = False

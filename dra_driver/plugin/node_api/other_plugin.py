@@ -5,13 +5,14 @@ starts takes it away for so long; nor while pods have GPUs by it that nobody kee
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import NodeError
-from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -24,9 +25,10 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import (
     Pods,
+    PodsLeft,
     foreign_devices,
-    given_by_others,
     pods_left,
+    untracked_containers,
 )
 from dra_driver.plan.node_api import (
     WAS_HERE,
@@ -37,44 +39,48 @@ from dra_driver.plan.node_api import (
 
 _NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of those of clouds
 _PATIENCE_SECONDS: Final = 30.0  # after which it is gone
-_MISSING_SECONDS: Final = 15.0  # until the kubelet has told the API server of a static pod
 _PODS_SECONDS: Final = 30.0  # between two lists of pods
-_LISTED_SECONDS: Final = 5.0  # in which a change of what is listed is seen
+_UNKNOWN: Final = (5.0, 60.0)  # the first and the longest wait while something is not known
 _NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class PodsOfOthers:
-    """Knows the containers with GPUs by another device plugin, and their pods."""
+    """Knows the pods with GPUs by another device plugin that nobody keeps from others."""
 
     checkpoint: Callable[[], Sequence[AllocatedContainer] | None]  # the kubelet's; None: none yet
     containers: Callable[[], Sequence[AllocatedContainer]]  # also asked of the kubelet itself
     pods: Callable[[], Pods | None]  # of this node; None: the API server does not tell
+    has_processes: Callable[[Pod], bool]
     records: Callable[[], Iterable[ClaimRecord]]
-    listed: Callable[[], frozenset[DeviceId] | None]  # by this driver now; None: not known yet
     names: ResourceNames
 
-    def by_checkpoint(self) -> Sequence[AllocatedContainer]:
+    def by_checkpoint(self, serving: AllocationApi | None) -> Sequence[AllocatedContainer]:
         """Their containers, also of pods that have ended. NodeError: it cannot be read."""
-        return self._theirs(self.checkpoint() or ())
+        return self._untracked(self.checkpoint() or (), serving)
 
-    def now(self) -> Sequence[AllocatedContainer]:
+    def now(self, serving: AllocationApi | None) -> Sequence[AllocatedContainer]:
         """The same, by the kubelet itself where its checkpoint does not tell. NodeError: neither
         does."""
-        return self._theirs(self.containers())
+        return self._untracked(self.containers(), serving)
 
-    def untracked(
-        self, theirs: Sequence[AllocatedContainer], serving: AllocationApi | None
+    def left(self, containers: Sequence[AllocatedContainer]) -> PodsLeft:
+        """What became of the pods of *containers*. One that the API server does not know has ended
+        where no process of it lives: of a static pod it may have no mirror. NodeError: it is not
+        known."""
+        pods = self.pods()
+        if pods is None:
+            raise NodeError("the API server does not tell which pods have ended")
+        left = pods_left(containers, pods)
+        here = {uid for uid in left.missing if self.has_processes(Pod(uid, uid))}
+        living = (*left.living, *(f"pod {uid}" for uid in sorted(here)))
+        return PodsLeft(living, left.ended | (left.missing - here))
+
+    def _untracked(
+        self, containers: Sequence[AllocatedContainer], serving: AllocationApi | None
     ) -> Sequence[AllocatedContainer]:
-        """Those of *theirs* whose devices nobody keeps from others. NodeError: not known yet."""
-        if not theirs or serving is not AllocationApi.DEVICE_PLUGIN:
-            return theirs
-        if (listed := self.listed()) is None:
-            raise NodeError("the GPUs of this node were not looked at yet")
-        return tuple(each for each in theirs if not listed.issuperset(each.ids))
-
-    def _theirs(self, containers: Sequence[AllocatedContainer]) -> Sequence[AllocatedContainer]:
-        return given_by_others(containers, self.records(), self.names)
+        by_dra = serving is not AllocationApi.DEVICE_PLUGIN
+        return untracked_containers(containers, self.records(), self.names, by_dra=by_dra)
 
 
 class OtherDevicePlugin:
@@ -97,23 +103,24 @@ class OtherDevicePlugin:
         self._text = ""
         self._is_gone = False
         self._look_at = float("-inf")  # for what it has left
-        self._ended: set[PodUid] = set()  # pods that had its GPUs
-        self._missing_since: dict[PodUid, float] = {}
+        self._ended: Set[PodUid] = frozenset()  # pods that had its GPUs
+        self._unknown = Backoff(*_UNKNOWN, randomized=True)
 
     def begin(self, serving: AllocationApi, was_here: bool) -> str:
-        """As far as this machine tells. *was_here*: as an earlier process saw it last."""
-        self._text = other_device_plugin(self._sockets(), (), self._foreign())
-        if not self._text and was_here:
-            self._text, self._is_gone = WAS_HERE, True
+        """Begin anew, as far as this machine tells. *was_here*: so another process saw it last."""
+        sockets = self._sockets()
+        self._text, self._is_gone = other_device_plugin(sockets, (), self._foreign()), False
+        self._look_at, self._ended = float("-inf"), frozenset()
+        if sockets or was_here:
             self._look_at = self._clock() + _PATIENCE_SECONDS
-        elif not self._text and serving is AllocationApi.DRA:
-            self._text = self._left_by_checkpoint()
+        if not self._text:
+            self._text = WAS_HERE if was_here else self._left_by_checkpoint(serving)
             self._is_gone = bool(self._text)
         return self._text
 
-    def _left_by_checkpoint(self) -> str:
+    def _left_by_checkpoint(self, serving: AllocationApi) -> str:
         try:
-            is_any = bool(self._pods.by_checkpoint())
+            is_any = bool(self._pods.by_checkpoint(serving))
         except NodeError as e:
             return not_known_what_is_left(str(e))
         return not_known_what_is_left("the API server was not asked yet") if is_any else ""
@@ -128,37 +135,24 @@ class OtherDevicePlugin:
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):
             self._text, self._is_gone = signs, False
-            self._look_at = now + _PATIENCE_SECONDS
+            self._look_at, self._ended = now + _PATIENCE_SECONDS, frozenset()
         elif now >= self._look_at:
             self._text, self._is_gone = self._left(serving, now), True
         return self._text
 
     def _left(self, serving: AllocationApi | None, now: float) -> str:
         """It is gone: what it has left."""
-        self._look_at = now + _LISTED_SECONDS
         try:
-            theirs = [each for each in self._pods.now() if each.pod not in self._ended]
-            untracked = self._pods.untracked(theirs, serving)
+            containers = self._pods.now(serving)
+            untracked = [each for each in containers if each.pod not in self._ended]
+            left = self._pods.left(untracked) if untracked else PodsLeft()
         except NodeError as e:
+            self._look_at = now + self._unknown.next_seconds()
             return not_known_what_is_left(str(e))
-        if not theirs:
-            self._look_at = _NEVER
-        return self._names(untracked, now) if untracked else ""
-
-    def _names(self, untracked: Sequence[AllocatedContainer], now: float) -> str:
-        """The pods with these containers that have not ended."""
-        pods = self._pods.pods()
-        if pods is None:
-            return not_known_what_is_left("the API server does not tell which pods have ended")
-        left = pods_left(untracked, pods)
-        missing = {uid: self._missing_since.get(uid, now) for uid in left.missing}
-        self._missing_since = missing
-        gone = {uid for uid, since in missing.items() if now >= since + _MISSING_SECONDS}
-        self._ended |= left.ended | gone
-        if names := (*left.living, *(f"pod {uid}" for uid in sorted(left.missing - gone))):
-            self._look_at = now + (_PODS_SECONDS if left.living else _MISSING_SECONDS)
-            return left_with_gpus(names)
-        return ""
+        self._unknown.reset()
+        self._ended |= left.ended
+        self._look_at = now + _PODS_SECONDS if left.living else _NEVER
+        return left_with_gpus(left.living) if left.living else ""
 
     @property
     def is_gone(self) -> bool:

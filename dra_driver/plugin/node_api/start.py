@@ -12,14 +12,14 @@ from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.kubeletplugin.device_plugin.registration import KubeletSocket
-from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer, DeviceId
+from dra_driver.kubeletplugin.device_plugin.resources import AllocatedContainer
 from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import ClaimRecord, DeviceAllocation
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApiFile
-from dra_driver.plan.device_plugin.resources import ResourceNames, listed_devices
+from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.device_plugin.users import held_allocations
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES
 from dra_driver.plan.node_api import (
@@ -194,25 +194,19 @@ def _inputs(parts: PluginParts) -> ChoiceInputs:
 
 
 def _other_plugin(parts: PluginParts, names: ResourceNames) -> OtherDevicePlugin:
-    def containers() -> tuple[AllocatedContainer, ...]:
-        try:
-            return parts.allocated_pods.containers()
-        except NodeError:
-            if parts.checkpoint.containers() is None:
-                return ()  # there never was a device plugin here, as far as is known
-            raise
+    kubelet = PodResourcesClient(parts.settings.kubelet_dir)
 
-    def listed() -> frozenset[DeviceId] | None:
-        if (offer := parts.offers.last_offer) is None:
-            return None
-        return frozenset().union(*listed_devices(offer.devices, names).values())
+    def containers() -> tuple[AllocatedContainer, ...]:
+        if parts.checkpoint.containers() is None and not kubelet.is_there():
+            return ()  # no kubelet tells of devices here
+        return parts.allocated_pods.containers()
 
     pods = PodsOfOthers(
         parts.checkpoint.containers,
         containers,
         parts.allocated_pods.pods,
+        parts.in_use.has_processes,
         parts.ledger.records,
-        listed,
         names,
     )
     directory = parts.settings.device_plugin_dir

@@ -63,8 +63,11 @@ def test_each_question_is_asked_of_whoever_is_there_now(short: Path) -> None:
 
 
 def test_where_there_is_no_socket_the_error_names_it(short: Path) -> None:
+    assert not PodResourcesClient(short).is_there()
     with pytest.raises(NodeError, match=r"pod-resources/kubelet\.sock.*mounted"):
         PodResourcesClient(short).pods()
+    with FakePodResources(short):
+        assert PodResourcesClient(short).is_there()
 
 
 def test_a_kubelet_that_does_not_answer_is_not_waited_for(

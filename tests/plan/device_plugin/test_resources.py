@@ -37,13 +37,13 @@ from tests.plan.profile_rules import any_rules
 A, B = DeviceId(gpu(0).uuid), DeviceId(gpu(1).uuid)
 
 
-def listed(offer, *held, names=NAMES):
+def listed(offer, *held, names=NAMES, others=()):
     """The ids of each resource; an unhealthy one with a minus."""
     return {
         str(resource.name): [
             str(device.id) if device.healthy else f"-{device.id}" for device in resource.devices
         ]
-        for resource in resources(offer, names, held).resources
+        for resource in resources(offer, names, held, others).resources
     }
 
 
@@ -294,6 +294,27 @@ def test_what_is_held_under_a_former_name_is_given_to_nobody_under_the_new_one()
         "example.com/gpu": [f"-{A}::1"],
         GPU: [f"{A}::0", f"-{A}::1", *replicas_of(B)],
     }
+
+
+def test_of_a_gpu_that_others_have_in_another_form_nothing_is_healthy():
+    """The kubelet compares ids: it would give out a part of what is given out whole, or the whole
+    of which a part is."""
+    whole, part = given("nvidia.com/gpu", A), given("nvidia.com/gpu", f"{A}::1")
+
+    assert listed(offer_of(replicas=2), whole, others=(whole,)) == {
+        GPU: [f"-{A}", *(f"-{id_}" for id_ in replicas_of(A)), *replicas_of(B)]
+    }
+    assert listed(offer_of(), part, others=(part,)) == {GPU: [f"-{A}", f"-{A}::1", B]}
+    assert listed(offer_of(), whole, others=(whole,)) == {GPU: [A, B]}
+    assert listed(offer_of(replicas=2), part, others=(part,)) == {GPU: replicas_of(A, B)}
+
+
+def test_of_a_gpu_that_others_have_whole_no_partition_is_healthy():
+    offer = offer_of(made(("1g.10gb", 0)), gpu(1))
+    (partition,) = listed(offer)["nvidia.com/mig-1g.10gb"]
+    whole = given("nvidia.com/gpu", A)
+
+    assert listed(offer, whole, others=(whole,))["nvidia.com/mig-1g.10gb"] == [f"-{partition}"]
 
 
 @pytest.mark.point(126)

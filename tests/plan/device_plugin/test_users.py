@@ -32,7 +32,6 @@ from dra_driver.plan.device_plugin.users import (
     as_recorded,
     by_giver,
     foreign_devices,
-    given_by_others,
     have_gone,
     held_allocations,
     holding_pods,
@@ -48,6 +47,7 @@ from dra_driver.plan.device_plugin.users import (
     pods_with,
     server_problems,
     unrecorded,
+    untracked_containers,
     use_of,
     was_given_by_another_plugin,
     with_leftovers,
@@ -127,14 +127,17 @@ def test_without_an_answer_what_is_recorded_is_ours_and_the_rest_where_nobody_el
     assert not was_given_by_another_plugin(having, allocation("0"))
 
 
-def test_what_others_gave_is_what_neither_our_answer_nor_our_record_names():
+def test_by_dra_nobody_keeps_what_others_gave_and_by_a_device_plugin_what_no_gpu_is_known_of():
     ours = replace(container("ours", "0"), answer=BY_NAMES)
     theirs = replace(container("theirs", "1"), answer=BY_NVIDIAS)
     nic = replace(container("nic", "3", resource="example.com/vf"), answer=BY_NVIDIAS)
     unknown = container("unknown", "4")
-    given = [ours, theirs, nic, unknown, container("recorded", "5")]
+    foreign = replace(theirs, pod=PodUid("uid-foreign"), ids=(DeviceId("nvidia0"),))
+    given = [ours, theirs, nic, unknown, container("recorded", "5"), foreign]
 
-    assert given_by_others(given, [recorded("5")], NAMES) == (theirs, unknown)
+    by_dra = untracked_containers(given, [recorded("5")], NAMES, by_dra=True)
+    assert by_dra == (theirs, foreign, unknown)
+    assert untracked_containers(given, [recorded("5")], NAMES, by_dra=False) == (foreign,)
 
 
 def test_pods_with_gpus_live_have_ended_or_are_missing():

@@ -79,6 +79,18 @@ def test_a_claim_whose_pods_have_ended_is_free_and_no_gpu_is_asked(world):
     assert world.asked == 0
 
 
+def test_a_pod_has_processes_while_any_of_them_lives(world):
+    assert not world.users.has_processes(WEB)
+    world.put(7, 8, of=WEB)
+    world.put(9, of=DB)
+    assert world.users.has_processes(WEB)
+    world.ended = {7, 8}
+    assert not world.users.has_processes(WEB)
+    world.hidden = NodeError("the cgroups cannot be read")
+    with pytest.raises(NodeError):
+        world.users.has_processes(WEB)
+
+
 def test_a_process_in_a_container_that_was_given_the_claim_keeps_it(world):
     world.put(7, 8, claims=(A,))
     assert world.refused() == ("pod default/web: process 7 still runs; the claim waits for its end")

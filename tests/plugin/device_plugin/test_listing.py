@@ -160,6 +160,9 @@ def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_ane
     assert process.listing.step() == pytest.approx(0.1)
     assert FakeServer.listing == [], "the kubelet dials only who registers"
     process.listing.step()
+    assert FakeServer.listing == [], "what the other one gave out is not known yet"
+    world.reconciler.look()
+    process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
     assert not process.server.frozen
 
@@ -175,6 +178,7 @@ def test_once_another_device_plugin_is_gone_what_our_pods_have_is_listed_while_i
     world.choice.set(replace(BESIDE_ANOTHER, other_plugin_is_gone=True))
     process.listing.step()
     assert FakeServer.listing == [], "the kubelet dials only who registers"
+    world.reconciler.look()
     process.listing.step()
 
     assert process.gpus == {replica(0): False, replica(1): True}
@@ -199,6 +203,7 @@ def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothin
 
     world.choice.set(ON)
     process.listing.step()
+    world.reconciler.look()
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
 

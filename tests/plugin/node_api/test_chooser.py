@@ -475,7 +475,7 @@ def test_a_plugin_that_lists_other_devices_as_our_resource_is_named_while_it_is_
     world.start()
     assert world.state(DEVICE_PLUGIN) is DRAINING
     world.cluster = NEW
-    world.settle(20)
+    world.settle(80)
     assert world.state(DEVICE_PLUGIN) is ON
 
 

@@ -112,9 +112,8 @@ def test_a_plugin_that_was_away_meanwhile_asks_who_has_its_gpus_before_it_offers
     assert world.state(DRA) is ON
 
 
-def test_by_the_device_plugin_api_the_kubelet_keeps_what_is_listed_under_the_same_id(world):
+def test_by_the_device_plugin_api_the_list_keeps_what_has_the_id_of_a_gpu(world):
     serving(world, DEVICE_PLUGIN)
-    world.listed = frozenset({DeviceId("GPU-0"), DeviceId("GPU-1")})
     give(world)
     world.start()
     assert world.state(DEVICE_PLUGIN) is ON
@@ -122,12 +121,10 @@ def test_by_the_device_plugin_api_the_kubelet_keeps_what_is_listed_under_the_sam
     assert (world.state(DEVICE_PLUGIN), world.pod_lists) == (ON, 0)
 
 
-@pytest.mark.parametrize("id_", ["nvidia0", "GPU-0::2"])
-def test_by_the_device_plugin_api_what_is_listed_otherwise_is_waited_for(world, id_):
+def test_by_the_device_plugin_api_who_has_an_id_of_no_gpu_is_waited_for(world):
     serving(world, DEVICE_PLUGIN)
-    world.listed = frozenset({DeviceId("GPU-0"), DeviceId("GPU-1")})
     world.sockets = (SOCKET,)
-    give(world, id_)
+    give(world, "nvidia0")
     world.step()
     world.sockets = ()
     assert not world.node_api.choice.other_plugin_is_gone
@@ -139,73 +136,75 @@ def test_by_the_device_plugin_api_what_is_listed_otherwise_is_waited_for(world, 
     assert world.state(DEVICE_PLUGIN) is ON
 
 
-def test_a_pod_that_nobody_knows_is_waited_for_as_it_may_be_a_static_one_without_a_mirror(world):
+def test_a_pod_that_the_api_server_does_not_know_is_waited_for_while_it_has_processes(world):
+    """A static pod without a mirror, or one that was deleted by force."""
     serving(world, DRA)
     give(world)
-    mirror, world.pods = world.pods, {}
+    world.pods, world.running = {}, {PodUid("uid-train")}
     world.start()
-    world.settle(10)
+    world.settle(300)
     assert why(world, DRA).endswith("pod uid-train")
-    world.pods = mirror
-    world.settle(120)
-    assert why(world, DRA).endswith("pod ml/train")
-    world.pods = {}
-    world.settle(70)
+    world.running = set()
+    world.settle(35)
     assert world.state(DRA) is ON
 
 
-def test_the_patience_for_a_pod_that_nobody_knows_begins_once_the_api_server_tells(world):
+def test_a_pod_that_had_ended_is_seen_again_where_the_other_one_was_back(world):
     serving(world, DRA)
     give(world)
-    mirror, world.pods = world.pods, None
+    end(world)
     world.start()
-    world.settle(300)
-    world.pods = {}
-    world.settle(10)
-    assert why(world, DRA).endswith("pod uid-train")
-    world.pods = mirror
-    world.settle(60)
+    world.step()
+    assert world.state(DRA) is ON
+    world.sockets = (SOCKET,)
+    world.step(30)
+    give(world)
+    world.sockets = ()
+    world.settle(120)
     assert why(world, DRA).endswith("pod ml/train")
 
 
+@pytest.mark.parametrize("when", ["it is here at the start", "it was seen before"])
 @pytest.mark.parametrize("api", APIS)
-def test_one_that_was_here_before_a_restart_of_ours_is_waited_for(world, api):
+def test_one_that_was_here_before_a_restart_of_ours_is_waited_for(world, api, when):
     serving(world, api)
-    world.sockets = (SOCKET,)
-    world.step()
-    world.sockets = ()
-    world.start()
+    if when == "it was seen before":
+        world.sockets = (SOCKET,)
+        world.step()
+        world.sockets = ()
+        world.start()
+    else:
+        world.sockets = (SOCKET,)
+        world.start()
+        world.sockets = ()
     world.settle(25)
-    assert "may come back" in why(world, api)
+    assert world.state(api) is DRAINING
     world.settle(35)
     assert world.state(api) is ON
     assert kept(world) == ServedApi(api)
 
 
-def test_what_is_listed_in_another_form_later_is_waited_for(world):
-    """By another profile a GPU is offered in parts, and a pod has all of it."""
-    serving(world, DEVICE_PLUGIN)
-    world.listed = frozenset({DeviceId("GPU-0")})
-    give(world)
-    world.start()
-    world.settle(60)
-    assert world.state(DEVICE_PLUGIN) is ON
-    world.listed = frozenset({DeviceId("GPU-0::0"), DeviceId("GPU-0::1")})
-    world.settle(6)
-    assert "pod ml/train" in why(world, DEVICE_PLUGIN)
-
-
-def test_before_gpus_were_looked_at_it_is_not_known_what_is_left(world):
-    serving(world, DEVICE_PLUGIN)
-    give(world)
-    world.listed = None
-    world.start()
-    assert world.state(DEVICE_PLUGIN) is ON, "the kubelet keeps what has the ids of GPUs"
+def test_a_process_that_a_newer_one_replaced_for_a_while_looks_anew(world):
+    serving(world, DRA)
+    world.is_newest = False
     world.step()
-    assert why(world, DEVICE_PLUGIN).endswith("were not looked at yet")
-    world.listed = frozenset({DeviceId("GPU-0")})
-    world.settle(6)
-    assert world.state(DEVICE_PLUGIN) is ON
+    give(world)  # of which the newer process knew, until it went
+    world.is_newest = True
+    world.step(5)
+    assert why(world, DRA).endswith("pod ml/train")
+
+
+def test_beside_another_one_nothing_is_offered_also_where_the_disk_is_full(world):
+    serving(world, DRA)
+    world.sockets = (SOCKET,)
+    world.file.full = True
+    with pytest.raises(NodeError):
+        world.step()
+    assert world.state(DRA) is DRAINING
+    assert not world.slices
+    world.file.full = False
+    world.step()
+    assert kept(world) == ServedApi(DRA, other_plugin=True)
 
 
 def test_who_has_gpus_is_asked_again_where_nobody_tells(world):
@@ -217,7 +216,8 @@ def test_who_has_gpus_is_asked_again_where_nobody_tells(world):
     assert why(world, DRA).endswith("the API server does not tell which pods have ended")
     give(world)
     end(world)
-    world.settle(35)
+    assert world.pod_lists < 12
+    world.settle(65)
     assert world.state(DRA) is ON
 
 
@@ -233,7 +233,7 @@ def test_nothing_is_offered_while_the_kubelet_does_not_tell_what_containers_have
     world.settle(100)
     assert why(world, api).endswith("gone: the checkpoint cannot be read")
     world.checkpoint_error = None
-    world.settle(35)
+    world.settle(65)
     assert world.state(api) is ON
 
 

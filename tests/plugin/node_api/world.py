@@ -67,7 +67,7 @@ class World:
         self.foreign: dict[ResourceName, DeviceId] = {}
         self.containers: tuple[AllocatedContainer, ...] = ()  # with devices, by the kubelet
         self.checkpoint_error: NodeError | None = None
-        self.listed: frozenset[DeviceId] | None = frozenset()  # by this driver, to the kubelet
+        self.running: set[PodUid] = set()  # pods with processes
         self.pods: dict[PodUid, NodePod] | None = {}  # None: the API server does not tell
         self.pod_lists = 0
         self.kubelet = 0
@@ -97,8 +97,8 @@ class World:
                     self._containers,
                     self._containers,
                     self._list_pods,
+                    lambda pod: pod.uid in self.running,
                     tuple,
-                    lambda: self.listed,
                     ResourceNames(),
                 ),
                 lambda: self.now,
