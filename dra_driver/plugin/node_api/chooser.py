@@ -8,11 +8,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_annotation import DevicePluginHolders
@@ -33,6 +34,7 @@ _SOON: Final = (1.0, 1.0)
 _SETTLE_SECONDS: Final = 10.0  # what was decided before the node drained has reached it by then
 _OLDER_SECONDS: Final = 2.0  # between looks of a process that a newer one replaces
 _KUBELET_SECONDS: Final = 15.0  # until a kubelet that started has written its version
+_STATUS_SECONDS: Final = 15.0  # until a kubelet has written the status of its Node again
 _STALE_SECONDS: Final = 30.0  # that a Node still has what this driver offered before
 _KEPT: Final = "so it was before the plugin started"
 
@@ -82,6 +84,8 @@ class ApiChooser:
         self._backoff = Backoff(*_SELDOM)
         self._untold = False
         self._has_followed = False  # a newer process
+        self._foreign: Mapping[ResourceName, DeviceId] = {}  # devices that others list as ours
+        self._status_due_at: float | None = None  # when the Node says what these are
         self._logged: object = None
         self.changed: Callable[[], None] = lambda: None  # called when another choice holds
         self.kubelet_changed: Callable[[], None] = lambda: None  # when it started, and has settled
@@ -160,11 +164,23 @@ class ApiChooser:
         """Whether the API server was asked."""
         again = self._cluster is not None
         is_due = now >= self._ask_at or self._ask_again.is_set() or self._may_be_of_ours(now)
-        if again and not is_due:
+        if not (self._others_list_anew(now) or is_due) and again:
             return False
         self._ask_again.clear()
         self._cluster, self._asked_at = self._inputs.cluster(again), now
         return True
+
+    def _others_list_anew(self, now: float) -> bool:
+        """Whether somebody else has come to list devices as ours, or has gone: the Node tells
+        which, a moment later."""
+        foreign = self._inputs.other_plugin.foreign()
+        if foreign != self._foreign:
+            self._foreign, self._status_due_at = foreign, now + _STATUS_SECONDS
+            return True
+        if self._status_due_at is not None and now >= self._status_due_at:
+            self._status_due_at = None
+            return True
+        return False
 
     def _may_be_of_ours(self, now: float) -> bool:
         """Whether what was allocatable when that was last asked may have been of this driver, and
@@ -309,6 +325,8 @@ class ApiChooser:
             yield self._drained_since + self._settle_seconds
         if self._cluster is not None and self._cluster.allocatable:
             yield self._others_count_from
+        if self._status_due_at is not None:
+            yield self._status_due_at
         if (look_at := self._inputs.other_plugin.look_at) is not None:
             yield look_at
 

@@ -97,7 +97,7 @@ class OtherDevicePlugin:
         """*sockets*: of other device plugins for NVIDIA's GPUs. *foreign*: by resource of ours, a
         device that another one lists."""
         self._sockets = sockets
-        self._foreign = foreign
+        self.foreign: Final = foreign
         self._pods = pods
         self._clock = clock
         self._text = ""
@@ -109,7 +109,7 @@ class OtherDevicePlugin:
     def begin(self, serving: AllocationApi, was_here: bool) -> str:
         """Begin anew, as far as this machine tells. *was_here*: so another process saw it last."""
         sockets = self._sockets()
-        self._text, self._is_gone = other_device_plugin(sockets, (), self._foreign()), False
+        self._text, self._is_gone = other_device_plugin(sockets, (), self.foreign()), False
         self._look_at, self._ended = float("-inf"), frozenset()
         if sockets or was_here:
             self._look_at = self._clock() + _PATIENCE_SECONDS
@@ -130,7 +130,7 @@ class OtherDevicePlugin:
     ) -> str:
         """*theirs*: the resources of ours that are *allocatable* on the Node by somebody else."""
         foreign = {  # of what is gone the kubelet still knows, but nothing is allocatable
-            resource: id_ for resource, id_ in self._foreign().items() if resource in allocatable
+            resource: id_ for resource, id_ in self.foreign().items() if resource in allocatable
         }
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):

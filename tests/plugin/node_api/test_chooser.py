@@ -468,8 +468,12 @@ def test_a_plugin_that_lists_other_devices_as_our_resource_is_named_while_it_is_
     world.settle(20)
     assert world.state(DEVICE_PLUGIN) is ON, "what it listed is remembered, but it is gone"
 
-    world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))
+    world.foreign = {}
     world.settle(3600)
+    world.foreign = {ResourceName("nvidia.com/gpu"): DeviceId("vgpu-1")}
+    world.step()
+    world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))  # a kubelet is some seconds late
+    world.settle(20)
     assert world.state(DEVICE_PLUGIN) is DRAINING
     assert "the device vgpu-1 of nvidia.com/gpu" in (world.node_api.refusal(DEVICE_PLUGIN) or "")
     world.start()
