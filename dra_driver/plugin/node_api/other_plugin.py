@@ -113,8 +113,10 @@ class OtherDevicePlugin:
         self._look_at, self._ended = float("-inf"), frozenset()
         if sockets or was_here:
             self._look_at = self._clock() + _PATIENCE_SECONDS
-        if not self._text:
-            self._text = WAS_HERE if was_here else self._left_by_checkpoint(serving)
+        if not self._text and was_here:
+            self._text = WAS_HERE
+        elif not self._text:
+            self._text = self._left_by_checkpoint(serving)
             self._is_gone = bool(self._text)
         return self._text
 

@@ -179,6 +179,7 @@ def test_one_that_was_here_before_a_restart_of_ours_is_waited_for(world, api, wh
         world.sockets = ()
     world.settle(25)
     assert world.state(api) is DRAINING
+    assert not world.node_api.choice.other_plugin_is_gone, "it may have the resource"
     world.settle(35)
     assert world.state(api) is ON
     assert kept(world) == ServedApi(api)
