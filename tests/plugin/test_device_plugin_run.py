@@ -100,7 +100,7 @@ def test_it_starts_and_names_the_pods_that_another_device_plugin_has_left(
     plugin: Callable[..., Process],
     home: Path,
 ) -> None:
-    with OtherDevicePlugin(home / "device-plugins", GPU, ["GPU-theirs"]):
+    with OtherDevicePlugin(home / "device-plugins", GPU, ["nvidia0"]):
         manager.wait_for_allocatable(GPU, 1)
         bind(server, manager.allocate(GPU, 1))
 

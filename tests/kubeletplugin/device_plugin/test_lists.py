@@ -100,7 +100,7 @@ def test_a_device_stays_in_the_list_while_its_allocate_runs(
     """The fake crashes as kubelets of 1.34 and newer do where it does not, and the test fails."""
     gate = DeviceGate()
     handler = FakeHandler(on_allocate=gate)
-    with serving(short, resource("a"), handler=handler, leaving_seconds=0.5) as server:
+    with serving(short, resource("a"), handler=handler, leaving_seconds=4.0) as server:
         kubelet.wait_for_allocatable(GPU, 1)
 
         def left_out() -> None:

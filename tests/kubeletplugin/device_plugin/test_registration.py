@@ -268,7 +268,7 @@ def test_a_resource_that_is_left_out_is_empty_and_then_gone(
     short: Path, kubelet: FakeDeviceManager
 ) -> None:
     resources = [resource("a"), resource("s", name=SHARED)]
-    with serving(short, *resources, leaving_seconds=1.0) as server:
+    with serving(short, *resources, leaving_seconds=4.0) as server:
         registered(kubelet, server)
         kubelet.wait_for_allocatable(SHARED, 1)
         server.offer(resources[:1])
