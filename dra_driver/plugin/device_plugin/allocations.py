@@ -139,7 +139,7 @@ class Allocations:
         # Called with devices of a container for which nothing is prepared.
         self.prepare_soon: Callable[[], None] = lambda: None
         # Called when the kubelet asks for devices that are given out by nobody, or by others.
-        self.refused: Callable[[], None] = lambda: None
+        self.refused: Callable[[ResourceName], None] = lambda resource: None
 
     def allocate(self, resource: ResourceName, ids: Sequence[DeviceId]) -> ContainerResponse:
         """Whatever hangs, the kubelet has its answer in time. What only takes longer is prepared
@@ -194,7 +194,7 @@ class Allocations:
             return self._answer(ref, prepared)
 
     def _refusal(self, allocation: DeviceAllocation) -> NodeError:
-        self.refused()
+        self.refused(allocation.resource)
         refusal = self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN)
         return NodeError(f"{_text(allocation)}: {refusal}")
 

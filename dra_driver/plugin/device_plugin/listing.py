@@ -6,7 +6,6 @@ lease, and the older one lets go of it when the newer one waits.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Final, Protocol
@@ -83,9 +82,9 @@ class DeviceListing:
         self._allocatable: dict[str, str] = {}  # by resource, as the Node said last of each
         self._turn = ExitStack()  # holds the lease
         self._has_turn = False  # nobody but this process lists
-        self._offered: frozenset[ResourceName] | None = None  # None: nothing was offered yet
+        self._offered: dict[ResourceName, Resource] | None = None  # None: nothing was offered yet
         self._beside_other = False  # another device plugin is on the node, and may have what we had
-        self._refused = threading.Event()  # the kubelet asked us, so the other one does not have it
+        self._refused: set[ResourceName] = set()  # the kubelet asks us, and not the other one
         self._ended = False  # the kubelet was told of the end, also of what was listed before us
         self._held_from = 0  # the question whose answer is needed for what containers have
         self._problems: tuple[str, ...] = ()
@@ -116,12 +115,13 @@ class DeviceListing:
             return _LOOK_SECONDS
         else:
             self._refused.clear()
-        may_change = not (self._beside_other and self._offered) or self._refused.is_set()
-        self._server.freeze(not may_change)
-        if may_change:
-            listed = self._listed(state)
-            self._server.offer(listed)
-            self._offered = frozenset(resource.name for resource in listed)
+        listed = {resource.name: resource for resource in self._listed(state)}
+        is_frozen = self._beside_other and bool(self._offered)
+        if is_frozen and self._offered:  # what the kubelet asks us for is not the other one's
+            listed = self._offered | {name: listed[name] for name in self._refused & listed.keys()}
+        self._server.freeze(is_frozen)
+        self._server.offer(tuple(listed.values()))
+        self._offered = listed
         return _LOOK_SECONDS
 
     def _is_beside_other(self) -> bool:
@@ -135,9 +135,9 @@ class DeviceListing:
         """Whether the server knows what to list."""
         return self._offered is not None
 
-    def refused(self) -> None:
-        """A container was refused what is listed. For any thread."""
-        self._refused.set()
+    def refused(self, resource: ResourceName) -> None:
+        """A container was refused what is listed of *resource*. For any thread."""
+        self._refused.add(resource)
 
     def _listed(self, state: ApiState) -> tuple[Resource, ...]:
         recorded = frozenset(r.allocation for r in self._ledger.records() if r.allocation)

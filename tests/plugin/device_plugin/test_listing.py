@@ -8,6 +8,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeStatus
+from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiChoice
@@ -199,13 +200,28 @@ def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothin
         world.allocate(replica(0))
     process.listing.step()
     assert process.server.offered == {"nvidia.com/gpu": {replica(0): False, replica(1): True}}
-    assert not process.server.frozen
+    assert process.server.frozen
 
     world.choice.set(ON)
     process.listing.step()
     world.reconciler.look()
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
+
+
+def test_what_is_refused_of_one_resource_says_nothing_of_another_that_the_other_plugin_has(
+    world, process
+):
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    process.listing.refused(ResourceName("nvidia.com/gpu.shared"))
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
+
+    process.listing.refused(ResourceName("nvidia.com/gpu"))
+    process.listing.step()
+    assert process.gpus == {replica(0): False, replica(1): False}
 
 
 def test_a_node_of_another_api_lists_nothing_and_waits_to_be_woken(world, process):
