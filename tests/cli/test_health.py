@@ -248,6 +248,17 @@ def test_a_release_is_not_taken_from_who_has_it(server, ask, plugin):
     assert annotations(server)[RELEASE_ANNOTATION].startswith("gpu-0 ")
 
 
+def test_what_was_released_before_is_so_again_after_a_program_in_its_place(server, ask, plugin):
+    theirs = "gpu-1 2126-01-01T00:00:00Z"
+    put_node(server, **{RELEASE_ANNOTATION: theirs, RELEASED_ANNOTATION: theirs})
+    program = [sys.executable, "-c", "print('reset')"]
+
+    answer = ask("release", "gpu-0", "--node", "node-a", "--force", "--", *program)
+
+    assert answer.code == 0
+    assert annotations(server)[RELEASE_ANNOTATION] == theirs
+
+
 def test_a_release_that_is_over_is_nobodys(server, ask, plugin):
     put_node(server, **{RELEASE_ANNOTATION: "gpu-1 2026-01-01T00:00:00Z"})
 

@@ -119,7 +119,11 @@ def test_what_a_device_plugin_offers_somewhere_is_its_business():
     requested = [asking("nvidia.com/gpu", 99), asking("nvidia.com/mig-1g.99gb")]
     plugins = {"nvidia.com/gpu", "nvidia.com/mig-1g.99gb"}
 
-    assert judge_pods(requested, published_node(), plugins) == PodVerdict(0, {})
+    verdict = judge_pods(requested, published_node(), plugins)
+
+    assert verdict == PodVerdict(0, {}, of_plugins=2)
+    (finding,) = of_pods(verdict, published_node())
+    assert finding.message.startswith("2 wait for what a device plugin offers")
 
 
 def test_partitions_that_do_not_fit_on_one_board_together_are_told():

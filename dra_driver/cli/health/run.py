@@ -152,7 +152,6 @@ class HealthCommand:
 
         try:
             self._wait_until_released(node, release)
-            earlier = ""
             yield go_on
         finally:
             self._end(node, release, earlier)
@@ -233,7 +232,7 @@ class HealthCommand:
         """Unless another release has taken its place. What was asked for *before* is again."""
         try:
             if self._annotations(node).get(RELEASE_ANNOTATION) in (None, str(release)):
-                if before:
+                if self._lasts(before):
                     self._annotate(node, {RELEASE_ANNOTATION: before})
                 else:
                     self.end(node)

@@ -108,6 +108,7 @@ class PodVerdict:
     judged: int
     problems: Mapping[str, tuple[str, ...]]  # their namespaces and names
     tainted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # until taints go
+    of_plugins: int = 0  # how many ask for what a device plugin offers, and were not judged
 
 
 def asks_for_gpus(pod: Document) -> bool:
@@ -133,19 +134,21 @@ def judge_pods(
         requests = [[_request(amount, classes[amount.resource])] for amount in ours]
         return True, "", waits_for_taints(requests, published)
 
-    judged = 0
+    judged = of_plugins = 0
     problems: dict[str, list[str]] = {}
     tainted: dict[str, list[str]] = {}
     for pod in pods:
-        amounts = tuple(amount for amount in amounts_of(pod) if amount.resource not in plugins)
+        asked = amounts_of(pod)
+        amounts = tuple(amount for amount in asked if amount.resource not in plugins)
         for_us, never, until_then = judgement(amounts)
         judged += for_us
+        of_plugins += not for_us and any(each.resource.startswith(_FAMILIES) for each in asked)
         name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
         if never:
             problems.setdefault(never, []).append(name)
         elif until_then:
             tainted.setdefault(until_then, []).append(name)
-    return PodVerdict(judged, _sorted(problems), _sorted(tainted))
+    return PodVerdict(judged, _sorted(problems), _sorted(tainted), of_plugins)
 
 
 def _sorted(names_by_reason: Mapping[str, list[str]]) -> Mapping[str, tuple[str, ...]]:
@@ -261,7 +264,13 @@ def of_pods(verdict: PodVerdict, published: PublishedDevices) -> Iterator[Findin
         yield warn(PODS, f"{abbreviated(pods)} waits: {why}", ADVICE)
     told = [*verdict.problems.values(), *verdict.tainted.values()]
     number = verdict.judged - sum(map(len, told))
-    if number or not told:
+    if verdict.of_plugins:
+        yield ok(
+            PODS,
+            f"{verdict.of_plugins} wait for what a device plugin offers, of which only the "
+            "scheduler knows whether they can get it: kubectl describe pod",
+        )
+    if number or not (told or verdict.of_plugins):
         yield ok(PODS, f"{number} wait for a GPU, and nothing is known that they could not get")
 
 
