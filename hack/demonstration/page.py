@@ -151,7 +151,13 @@ def left_running(kubeconfig: str, path: str, pod: str, doctor: str) -> str:
     if pod:
         lines.append(f"  kubectl exec -n {pod.replace('/', ' ')} -- nvidia-smi")
         lines.append(f"The node reaches no registry: pods of your own take the image {GLIBC}.")
-    return "\n".join([*lines, "", "To end it and remove everything:  hack/demo --down"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "To end it and remove everything:  hack/demo --down (the next hack/demo does, too)",
+        ]
+    )
 
 
 def ended() -> str:

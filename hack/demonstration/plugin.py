@@ -61,6 +61,7 @@ class Plugin:
             "runtime-dir": self._cluster.layout.containerd_state,
             "sim": sim,
             "profile": self._profile,
+            "revision-namespace": namespace,
             "mps-socket": self._mps_socket,
             "http-address": f"127.0.0.1:{port}",
         }
@@ -93,12 +94,11 @@ class Plugin:
         flags = {
             "node-name": self._cluster.node_name,
             "kubelet-dir": self._cluster.kubelet_dir,
+            "cdi-dir": self._cluster.cdi_dir,
             "runtime-dir": self._cluster.layout.containerd_state,
             "sim": sim,
+            "mps-socket": self._mps_socket,
         }
-        flags |= {"mps-socket": self._mps_socket} if self._mps_socket else {}
-        usual = {"kubelet-dir": Path("/var/lib/kubelet")}
-        flags = {name: value for name, value in flags.items() if usual.get(name) != value}
         return " ".join(
             [".venv/bin/dra-driver doctor", *(f"--{name}={value}" for name, value in flags.items())]
         )
