@@ -35,6 +35,7 @@ from dra_driver.model.records import DeviceAllocation
 
 _SHARED: Final = ".shared"  # as NVIDIA's device plugin calls what it renames
 _PLACE: Final = "::"
+_INSTANCE: Final = "MIG-"  # how the UUID of a MIG instance begins
 MOST_LISTED: Final = 50_000
 """Replicas of one GPU or instance: more do not fit into a message, with no other beside it."""
 
@@ -82,8 +83,9 @@ def resources(
         held_ids[allocation.resource].update(allocation.ids)
     problems = list(_unlisted(offer, names))
     offered = listed_devices(offer.devices, names)
-    ids = {id_ for devices in offered.values() for id_ in devices}
-    taken = {uuid_of(id_) for each in others for id_ in each.ids if id_ not in ids}
+    listed_ids = {id_ for devices in offered.values() for id_ in devices}
+    away = {uuid_of(id_) for each in others for id_ in each.ids if id_ not in listed_ids}
+    taken = _gpus_with(away, offer)
     listed: list[Resource] = []
     for resource in sorted({*offered, *held_ids}):
         kept = held_ids.get(resource, set())
@@ -92,6 +94,24 @@ def resources(
         problems += too_many
         listed.append(Resource(resource, tuple(_listed(devices, kept, elsewhere, taken))))
     return ResourceOffer(tuple(listed), tuple(problems))
+
+
+def _gpus_with(uuids: Set[GpuUuid], offer: Offer) -> Set[GpuUuid]:
+    """The GPUs that these are, or are instances of. Of an instance that is gone nobody knows which
+    GPU it was of: it may be any with MIG."""
+    if not uuids:
+        return frozenset()
+    gpus = {device.gpu.uuid: device.gpu for device in offer.devices}
+    parts = {
+        uuid: {uuid, *(each.uuid for each in (gpu.mig.instances if gpu.mig else ()))}
+        for uuid, gpu in gpus.items()
+    }
+    is_any_gone = any(uuid.startswith(_INSTANCE) for uuid in set(uuids).difference(*parts.values()))
+    return {
+        uuid
+        for uuid, gpu in gpus.items()
+        if not uuids.isdisjoint(parts[uuid]) or (is_any_gone and gpu.mig is not None)
+    }
 
 
 def _listed(
@@ -107,7 +127,7 @@ def _listed(
         if device is None:
             yield ListedDevice(id_, healthy=False)
         elif device.rules.include or id_ in held:
-            is_free = id_ not in elsewhere and taken.isdisjoint({device.gpu.uuid, uuid_of(id_)})
+            is_free = id_ not in elsewhere and device.gpu.uuid not in taken
             healthy = device.rules.include and not device.taints and is_free
             numa_node = None if None in nodes else device.gpu.topology.numa_node
             yield ListedDevice(id_, healthy, numa_node)

@@ -336,7 +336,7 @@ def foreign_devices(
 ) -> dict[ResourceName, DeviceId]:
     """By resource of ours, one of its *registered* devices that another device plugin lists."""
     foreign = (
-        (resource, next((id_ for id_ in ids if not _is_own_id(id_)), None))
+        (resource, min((id_ for id_ in ids if not _is_own_id(id_)), default=None))
         for resource, ids in registered.items()
         if names.include(resource)
     )

@@ -55,7 +55,7 @@ class InUseCheck:
 
     def has_processes(self, pod: Pod) -> bool:
         """Whether any process of *pod* lives. NodeError: that is not known."""
-        cgroups = self._processes.of([pod], ())
+        cgroups = self._processes.of([pod])
         return any(self._processes.lives(pid) for cgroup in cgroups for pid in cgroup.pids)
 
     def pods_using(self, record: ClaimRecord) -> tuple[Pod, ...]:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 Held = frozenset[DeviceAllocation]
 
 _LOOK_SECONDS: Final = 1.0  # between two looks for a newer process
+_HELD_SECONDS: Final = 30  # that it is waited for what containers have, at each of which …
+_LOOKS_SECONDS: Final = 5  # … the reconciler is to look
 _TURN_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 0.1
 
@@ -86,6 +88,8 @@ class DeviceListing:
         self._beside_other = False  # another device plugin is on the node, and may have what we had
         self._refused: set[ResourceName] = set()  # the kubelet asks us, and not the other one
         self._ended = False  # the kubelet was told of the end, also of what was listed before us
+        self.look_soon: Callable[[], None] = lambda: None  # has the reconciler look
+        self._waits = 0  # seconds for that
         self._held_from = 0  # the question whose answer is needed for what containers have
         self._problems: tuple[str, ...] = ()
         self._found: tuple[Offer, tuple[Held, Held], ResourceOffer] | None = None
@@ -112,17 +116,28 @@ class DeviceListing:
         if self._beside_other:  # it gives out what it likes
             self._held_from = self._reconciler.questions + 1
         elif self._reconciler.answered < self._held_from:
-            return _LOOK_SECONDS
+            if self._is_waiting_for_held():
+                return _LOOK_SECONDS
+            state = ApiState.DRAINING  # what is recorded is held, and nothing is known of the rest
         else:
             self._refused.clear()
+            self._waits = 0
         listed = {resource.name: resource for resource in self._listed(state)}
         is_frozen = self._beside_other and bool(self._offered)
         if is_frozen and self._offered:  # what the kubelet asks us for is not the other one's
             listed = self._offered | {name: listed[name] for name in self._refused & listed.keys()}
+            self._refused -= listed.keys()  # once: the other one may get it later
         self._server.freeze(is_frozen)
         self._server.offer(tuple(listed.values()))
         self._offered = listed
         return _LOOK_SECONDS
+
+    def _is_waiting_for_held(self) -> bool:
+        """Whether it is still waited for what containers have; a look is asked for meanwhile."""
+        if self._waits % _LOOKS_SECONDS == 0:
+            self.look_soon()
+        self._waits += 1
+        return self._waits < _HELD_SECONDS
 
     def _is_beside_other(self) -> bool:
         """One that is gone does not come back for what pods have by it: ours is to be registered,

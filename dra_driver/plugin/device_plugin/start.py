@@ -127,6 +127,7 @@ def _start_loops(
         looks.soon()
 
     reconciler.allocations.prepare_soon = prepare_soon
+    listing.look_soon = looks.soon
     reconciler.ready_changed = lists.soon
     parts.claim_listeners.append(claim_changed)
     parts.health_listeners.append(lists.soon)

@@ -8,12 +8,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
+from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.node_annotation import DevicePluginHolders
@@ -84,7 +84,7 @@ class ApiChooser:
         self._backoff = Backoff(*_SELDOM)
         self._untold = False
         self._has_followed = False  # a newer process
-        self._foreign: Mapping[ResourceName, DeviceId] = {}  # devices that others list as ours
+        self._foreign: Set[ResourceName] = frozenset()  # resources of ours that others list
         self._status_due_at: float | None = None  # when the Node says what these are
         self._logged: object = None
         self.changed: Callable[[], None] = lambda: None  # called when another choice holds
@@ -173,7 +173,7 @@ class ApiChooser:
     def _others_list_anew(self, now: float) -> bool:
         """Whether somebody else has come to list devices as ours, or has gone: the Node tells
         which, a moment later."""
-        foreign = self._inputs.other_plugin.foreign()
+        foreign = self._inputs.other_plugin.foreign().keys()
         if foreign != self._foreign:
             self._foreign, self._status_due_at = foreign, now + _STATUS_SECONDS
             return True

@@ -39,6 +39,7 @@ from dra_driver.plan.node_api import (
 
 _NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of those of clouds
 _PATIENCE_SECONDS: Final = 30.0  # after which it is gone
+_MISSING_SECONDS: Final = 15.0  # after which a pod of which nothing is seen has ended
 _PODS_SECONDS: Final = 30.0  # between two lists of pods
 _UNKNOWN: Final = (5.0, 60.0)  # the first and the longest wait while something is not known
 _NEVER: Final = float("inf")
@@ -65,8 +66,8 @@ class PodsOfOthers:
         return self._untracked(self.containers(), serving)
 
     def left(self, containers: Sequence[AllocatedContainer]) -> PodsLeft:
-        """What became of the pods of *containers*. One that the API server does not know has ended
-        where no process of it lives: of a static pod it may have no mirror. NodeError: it is not
+        """What became of the pods of *containers*. One that the API server does not know lives
+        where a process of it does: of a static pod it may have no mirror. NodeError: it is not
         known."""
         pods = self.pods()
         if pods is None:
@@ -74,7 +75,7 @@ class PodsOfOthers:
         left = pods_left(containers, pods)
         here = {uid for uid in left.missing if self.has_processes(Pod(uid, uid))}
         living = (*left.living, *(f"pod {uid}" for uid in sorted(here)))
-        return PodsLeft(living, left.ended | (left.missing - here))
+        return PodsLeft(living, left.ended, left.missing - here)
 
     def _untracked(
         self, containers: Sequence[AllocatedContainer], serving: AllocationApi | None
@@ -104,6 +105,7 @@ class OtherDevicePlugin:
         self._is_gone = False
         self._look_at = float("-inf")  # for what it has left
         self._ended: Set[PodUid] = frozenset()  # pods that had its GPUs
+        self._missing_since: Mapping[PodUid, float] = {}  # those of which nothing is seen
         self._unknown = Backoff(*_UNKNOWN, randomized=True)
 
     def begin(self, serving: AllocationApi, was_here: bool) -> str:
@@ -152,9 +154,15 @@ class OtherDevicePlugin:
             self._look_at = now + self._unknown.next_seconds()
             return not_known_what_is_left(str(e))
         self._unknown.reset()
-        self._ended |= left.ended
-        self._look_at = now + _PODS_SECONDS if left.living else _NEVER
-        return left_with_gpus(left.living) if left.living else ""
+        self._missing_since = {uid: self._missing_since.get(uid, now) for uid in left.missing}
+        gone = {uid for uid, at in self._missing_since.items() if now >= at + _MISSING_SECONDS}
+        self._ended |= left.ended | gone
+        missing = sorted(left.missing - gone)
+        self._look_at = _NEVER
+        if left.living or missing:
+            self._look_at = now + (_MISSING_SECONDS if missing else _PODS_SECONDS)
+            return left_with_gpus((*left.living, *(f"pod {uid}" for uid in missing)))
+        return ""
 
     @property
     def is_gone(self) -> bool:

@@ -197,9 +197,12 @@ def _other_plugin(parts: PluginParts, names: ResourceNames) -> OtherDevicePlugin
     kubelet = PodResourcesClient(parts.settings.kubelet_dir)
 
     def containers() -> tuple[AllocatedContainer, ...]:
-        if parts.checkpoint.containers() is None and not kubelet.is_there():
-            return ()  # no kubelet tells of devices here
-        return parts.allocated_pods.containers()
+        try:
+            return parts.allocated_pods.containers()
+        except NodeError:
+            if not kubelet.is_there() and parts.checkpoint.containers() is None:
+                return ()  # no kubelet tells of devices here
+            raise
 
     pods = PodsOfOthers(
         parts.checkpoint.containers,

@@ -309,6 +309,22 @@ def test_of_a_gpu_that_others_have_in_another_form_nothing_is_healthy():
     assert listed(offer_of(replicas=2), part, others=(part,)) == {GPU: replicas_of(A, B)}
 
 
+def test_an_instance_that_others_have_keeps_its_gpu_or_all_that_it_may_have_been_of():
+    there = offer_of(made(("1g.10gb", 0), ("1g.10gb", 2)), gpu(1))
+    name = "nvidia.com/mig-1g.10gb"
+    first, second = listed(there)[name]
+
+    theirs = given(name, first)
+    assert listed(there, theirs, others=(theirs,))[name] == [first, second]
+    parted = given(name, f"{first}::0")  # a replica, which is not offered
+    assert f"-{first}" in listed(there, parted, others=(parted,))[name]
+    gone = given(name, "MIG-gone")
+    assert listed(there, gone, others=(gone,)) == {
+        GPU: [B],
+        name: sorted(["-MIG-gone", f"-{first}", f"-{second}"], key=lambda each: each[1:]),
+    }
+
+
 def test_of_a_gpu_that_others_have_whole_no_partition_is_healthy():
     offer = offer_of(made(("1g.10gb", 0)), gpu(1))
     (partition,) = listed(offer)["nvidia.com/mig-1g.10gb"]

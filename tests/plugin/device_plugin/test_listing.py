@@ -160,8 +160,11 @@ def test_beside_a_device_plugin_that_comes_later_the_list_stays_and_is_begun_ane
     world.choice.set(ON)
     assert process.listing.step() == pytest.approx(0.1)
     assert FakeServer.listing == [], "the kubelet dials only who registers"
+    looks = []
+    process.listing.look_soon = lambda: looks.append(1)
     process.listing.step()
     assert FakeServer.listing == [], "what the other one gave out is not known yet"
+    assert looks == [1]
     world.reconciler.look()
     process.listing.step()
     assert process.gpus == {replica(0): True, replica(1): True}
@@ -184,6 +187,23 @@ def test_once_another_device_plugin_is_gone_what_our_pods_have_is_listed_while_i
 
     assert process.gpus == {replica(0): False, replica(1): True}
     assert not process.server.frozen
+
+
+def test_what_is_recorded_is_listed_where_it_stays_unknown_what_the_other_one_gave_out(
+    world, process
+):
+    world.admit("train", replica(1))
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+    world.choice.set(ON)
+    for _ in range(35):
+        process.listing.step()
+
+    assert process.gpus == {replica(0): False, replica(1): True}
+    world.reconciler.look()
+    process.listing.step()
+    assert process.gpus == {replica(0): True, replica(1): True}
 
 
 def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothing_more_is_offered(

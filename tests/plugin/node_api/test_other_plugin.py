@@ -145,7 +145,22 @@ def test_a_pod_that_the_api_server_does_not_know_is_waited_for_while_it_has_proc
     world.settle(300)
     assert why(world, DRA).endswith("pod uid-train")
     world.running = set()
-    world.settle(35)
+    world.settle(50)
+    assert world.state(DRA) is ON
+
+
+def test_a_pod_of_which_nothing_is_seen_may_be_about_to_start(world):
+    serving(world, DRA)
+    give(world)
+    mirror, world.pods = world.pods, {}
+    world.start()
+    world.settle(10)
+    assert why(world, DRA).endswith("pod uid-train")
+    world.pods = mirror
+    world.settle(60)
+    assert why(world, DRA).endswith("pod ml/train")
+    world.pods = {}
+    world.settle(60)
     assert world.state(DRA) is ON
 
 
