@@ -114,14 +114,13 @@ class DeviceListing:
 
     def _list(self, state: ApiState) -> float:
         if self._beside_other:  # it gives out what it likes
-            self._held_from = self._reconciler.questions + 1
+            self._held_from, self._waits = self._reconciler.questions + 1, 0
         elif self._reconciler.answered < self._held_from:
             if self._is_waiting_for_held():
                 return _LOOK_SECONDS
             state = ApiState.DRAINING  # what is recorded is held, and nothing is known of the rest
         else:
             self._refused.clear()
-            self._waits = 0
         listed = {resource.name: resource for resource in self._listed(state)}
         is_frozen = self._beside_other and bool(self._offered)
         if is_frozen and self._offered:  # what the kubelet asks us for is not the other one's
