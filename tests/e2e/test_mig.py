@@ -254,7 +254,11 @@ def test_killed_at_random_moments_while_partitions_come_and_go_nothing_is_left(k
     for number in range(3):
         come = [f"{kind}-{number}" for kind in kinds]
         for kind, name in zip(kinds, come, strict=True):
-            kube.apply(pod(name, LIST, template=kind))
+            document = pod(name, LIST, template=kind)
+            # The simulated nvidia-smi is another file after each change of a partition: a container
+            # that mounts it in that moment does not start, and is tried again.
+            document["spec"]["restartPolicy"] = "OnFailure"
+            kube.apply(document)
         names += come
         killed_at_work(driver, kube, moments, names)
     kube.wait_pods(names, "Succeeded", 200)
