@@ -141,6 +141,14 @@ def test_what_is_sick_is_taken_last():
     assert len(choose(offer, free, 3)) == 3
 
 
+def test_of_ids_that_nobody_knows_the_first_are_taken_and_all_where_all_are_asked_for():
+    unknown = [DeviceId(f"GPU-{letter}") for letter in "cab"]
+
+    assert choose(Offer(), unknown, 2) == ("GPU-a", "GPU-b")
+    assert choose(Offer(), unknown, 3) == ("GPU-a", "GPU-b", "GPU-c")
+    assert choose(Offer(), unknown, 1, must=["GPU-c"]) == ("GPU-c",)
+
+
 def test_whole_gpus_and_replicas_in_one_list_go_by_the_policy():
     whole = Device(gpu(0), rules=Rules(allocation_policy=DISTRIBUTED))
     parts = [Device(gpu(1), Replica(place, 2, None)) for place in (0, 1)]
