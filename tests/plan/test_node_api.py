@@ -145,6 +145,12 @@ def test_a_node_changes_in_two_steps_once_no_pod_holds_a_gpu() -> None:
     assert api_state(changed, DEVICE_PLUGIN) is ApiState.OFF
 
 
+def test_where_nobody_tells_who_holds_gpus_that_is_what_the_node_waits_for() -> None:
+    choice = choose_api(replace(NEW, serving=DEVICE_PLUGIN, holder_names=None))
+    assert (choice.serving, choice.offering) == (DEVICE_PLUGIN, True)
+    assert choice.waits_for == ("an answer to who holds GPUs",)
+
+
 def test_a_pod_that_came_while_the_node_was_about_to_change_takes_it_back() -> None:
     node = replace(NEW, serving=DEVICE_PLUGIN, holder_names=("default/late",), draining=True)
     choice = choose_api(node)
