@@ -15,7 +15,7 @@ from dra_driver.model.profiles import AllocationApi
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
 from dra_driver.plan.node_api import OTHER_DEVICE_PLUGIN, asks_for_ours
-from dra_driver.plan.node_conditions import bounded
+from dra_driver.plan.node_conditions import bounded, condition_of
 
 _PROBLEM_ROOM = 200  # bytes: anybody who can patch the Node writes part of it
 
@@ -34,10 +34,7 @@ def device_plugin_node(node: Document) -> DevicePluginNode | None:
     """By what the plugin of this driver wrote on *node*. None: it wrote nothing, or gives GPUs out
     by DRA."""
     name, annotations = str(node["metadata"]["name"]), node["metadata"].get("annotations") or {}
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    reason = next(
-        (each.get("reason") for each in conditions if each["type"] == GPUS_ALLOCATED_BY), ""
-    )
+    reason = condition_of(node, GPUS_ALLOCATED_BY).get("reason")
     if reason not in (AllocationApi.DEVICE_PLUGIN.value, OTHER_DEVICE_PLUGIN):
         return None
     is_ours = reason != OTHER_DEVICE_PLUGIN

@@ -262,6 +262,11 @@ class Gpu:
         """As the device is called that is all of it."""
         return DeviceName(f"gpu-{self.minor}")
 
+    @property
+    def uuids(self) -> tuple[GpuUuid, ...]:
+        """Its own, and those of its MIG instances."""
+        return (self.uuid, *(each.uuid for each in (self.mig.instances if self.mig else ())))
+
 
 ALL_GPUS = "all GPUs"
 

@@ -1,7 +1,8 @@
 """Conditions of a Node as values, and how much fits into one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LONGEST_MESSAGE = 1024  # characters
 
@@ -13,6 +14,12 @@ class NodeCondition:
     status: str  # "True" or "False"
     reason: str
     message: str
+
+
+def condition_of(node: Mapping[str, Any], type_: str) -> Mapping[str, str]:
+    """The condition of that type of a Node as it was read; empty: it has none."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == type_), {})
 
 
 def first_names(names: Sequence[str], count: int, room: int) -> str:

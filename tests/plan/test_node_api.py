@@ -42,7 +42,7 @@ from dra_driver.plan.node_api import (
     pods_without_devices,
     pods_without_gpus,
 )
-from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition
+from dra_driver.plan.node_conditions import LONGEST_MESSAGE, NodeCondition, condition_of
 from tests.builders import allocated_record, record
 
 NAMES = ResourceNames()
@@ -296,6 +296,13 @@ def test_the_pods_that_another_device_plugin_has_left_are_named_as_far_as_there_
     assert " more" in many
     assert len(many) < LONGEST_MESSAGE
     assert left_with_gpus(["x" * 5000]).endswith("1 pods")
+
+
+def test_a_condition_of_a_node_is_found_by_its_type() -> None:
+    ready, api = {"type": "Ready"}, {"type": "GPUsAllocatedBy", "reason": "DRA"}
+    node = {"status": {"conditions": [ready, api]}}
+    assert condition_of(node, "GPUsAllocatedBy") == api
+    assert condition_of(node, "Other") == condition_of({}, "Ready") == {}
 
 
 def test_the_node_names_another_device_plugin() -> None:

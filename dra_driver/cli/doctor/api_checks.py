@@ -34,6 +34,7 @@ from dra_driver.plan.node_api import (
     pods_without_devices,
     pods_without_gpus,
 )
+from dra_driver.plan.node_conditions import condition_of
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders
 from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
 from dra_driver.settings import DoctorSettings
@@ -125,10 +126,10 @@ def _told_by_plugin(cluster: CheckedCluster) -> str:
         node = cluster.server.get(f"/api/v1/nodes/{cluster.node}")
     except ApiServerError:  # the other checks tell of it
         return ""
-    for condition in (node.get("status") or {}).get("conditions") or ():
-        if (condition["type"], condition.get("reason")) == (GPUS_ALLOCATED_BY, OTHER_DEVICE_PLUGIN):
-            return f"{condition.get('message', '')} (so the plugin said last)"
-    return ""
+    condition = condition_of(node, GPUS_ALLOCATED_BY)
+    if condition.get("reason") != OTHER_DEVICE_PLUGIN:
+        return ""
+    return f"{condition.get('message', '')} (so the plugin said last)"
 
 
 def _pods_of_others(settings: DoctorSettings, cluster: CheckedCluster) -> tuple[str, ...] | None:

@@ -32,6 +32,7 @@ from dra_driver.node.memory.support import MemoryLimitSupport
 from dra_driver.node.state.node_api_file import ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import resources
+from dra_driver.plan.node_conditions import condition_of
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.plugin.publish.profiles import ProfileCatalog
@@ -88,8 +89,7 @@ class ReadNode:
     @property
     def report(self) -> Mapping[str, str]:
         """The condition in which the plugin says what became of the profile; empty: none."""
-        conditions = (self.document.get("status") or {}).get("conditions") or ()
-        return next((each for each in conditions if each.get("type") == GPUS_CONFIGURED), {})
+        return condition_of(self.document, GPUS_CONFIGURED)
 
 
 @dataclass(frozen=True)

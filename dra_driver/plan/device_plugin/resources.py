@@ -29,13 +29,12 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
     Resource,
     ResourceName,
 )
-from dra_driver.model.gpus import Gpu, GpuUuid
+from dra_driver.model.gpus import Gpu, GpuUuid, is_mig_uuid
 from dra_driver.model.offer import Device, Exclusive, Fractional, Offer, Replica
 from dra_driver.model.records import DeviceAllocation
 
 _SHARED: Final = ".shared"  # as NVIDIA's device plugin calls what it renames
 _PLACE: Final = "::"
-_INSTANCE: Final = "MIG-"  # how the UUID of a MIG instance begins
 MOST_LISTED: Final = 50_000
 """Replicas of one GPU or instance: more do not fit into a message, with no other beside it."""
 
@@ -102,15 +101,12 @@ def _gpus_with(uuids: Set[GpuUuid], offer: Offer) -> Set[GpuUuid]:
     if not uuids:
         return frozenset()
     gpus = {device.gpu.uuid: device.gpu for device in offer.devices}
-    parts = {
-        uuid: {uuid, *(each.uuid for each in (gpu.mig.instances if gpu.mig else ()))}
-        for uuid, gpu in gpus.items()
-    }
-    is_any_gone = any(uuid.startswith(_INSTANCE) for uuid in set(uuids).difference(*parts.values()))
+    gone = set(uuids).difference(*(gpu.uuids for gpu in gpus.values()))
+    may_be_any = any(map(is_mig_uuid, gone))
     return {
         uuid
         for uuid, gpu in gpus.items()
-        if not uuids.isdisjoint(parts[uuid]) or (is_any_gone and gpu.mig is not None)
+        if not uuids.isdisjoint(gpu.uuids) or (may_be_any and gpu.mig is not None)
     }
 
 

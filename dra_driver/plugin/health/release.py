@@ -19,7 +19,7 @@ from dra_driver.base.errors import ApiServerError, NodeError
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.model.gpus import GpuUuid, Inventory
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import Fault, Problem
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.gpu_node import GpuNode
@@ -228,7 +228,9 @@ class GpuRelease:
 
     def _ask_agent(self, gpus: Collection[GpuUuid], release: Release) -> str:
         """Have MPS servers over *gpus* end. What that waits for; empty: nothing."""
-        over = frozenset(gpus) | _instances(self._doors.node.inventory(), gpus)
+        over = frozenset(gpus).union(  # MIG instances have MPS servers of their own
+            *(gpu.uuids for gpu in self._doors.node.inventory().gpus if gpu.uuid in gpus)
+        )
         until = min(release.ends, self._doors.epoch() + _AGENT_SECONDS)
         why = self._try_agent(over, until)
         if self._doors.node.mps is None:
@@ -316,13 +318,3 @@ class GpuRelease:
         if problem != self._logged:
             log.warning("GPUs cannot be released as wanted", extra={"error": problem})
         self._logged = problem
-
-
-def _instances(inventory: Inventory, gpus: Collection[GpuUuid]) -> frozenset[GpuUuid]:
-    """The MIG instances of *gpus*, which have MPS servers of their own."""
-    return frozenset(
-        instance.uuid
-        for gpu in inventory.gpus
-        if gpu.uuid in gpus and gpu.mig is not None
-        for instance in gpu.mig.instances
-    )

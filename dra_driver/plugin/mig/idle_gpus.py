@@ -147,9 +147,7 @@ class IdleGpus:
 
     def _processes(self, gpu: Gpu) -> str:
         """The processes on it, also in its partitions, as a reason to wait."""
-        instances = gpu.mig.instances if gpu.mig else ()
-        uuids = (gpu.uuid, *(instance.uuid for instance in instances))
-        pids = sorted({process.pid for uuid in uuids for process in self._node.processes(uuid)})
+        pids = sorted({process.pid for uuid in gpu.uuids for process in self._node.processes(uuid)})
         holders = [GpuHolder(pid, self._node.command(pid)) for pid in pids]
         return f"processes use it: {name_holders(holders)}" if holders else ""
 
