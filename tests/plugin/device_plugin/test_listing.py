@@ -97,6 +97,14 @@ def process(world, tmp_path):
     process.listing.stop()
 
 
+def list_beside_another(world, process):
+    """One of our pods has a device, and another device plugin comes."""
+    world.admit("train", replica(1))
+    process.listing.step()
+    world.choice.set(BESIDE_ANOTHER)
+    process.listing.step()
+
+
 def test_what_is_offered_is_listed_once_it_is_known_what_containers_have(world, process):
     world.reconciler.ready = False
     process.listing.step()
@@ -175,10 +183,7 @@ def test_once_another_device_plugin_is_gone_what_our_pods_have_is_listed_while_i
     world, process
 ):
     """Where nobody registers the resource, no container of our pods starts again."""
-    world.admit("train", replica(1))
-    process.listing.step()
-    world.choice.set(BESIDE_ANOTHER)
-    process.listing.step()
+    list_beside_another(world, process)
     world.choice.set(replace(BESIDE_ANOTHER, other_plugin_is_gone=True))
     process.listing.step()
     assert FakeServer.listing == [], "the kubelet dials only who registers"
@@ -192,10 +197,7 @@ def test_once_another_device_plugin_is_gone_what_our_pods_have_is_listed_while_i
 def test_what_is_recorded_is_listed_where_it_stays_unknown_what_the_other_one_gave_out(
     world, process
 ):
-    world.admit("train", replica(1))
-    process.listing.step()
-    world.choice.set(BESIDE_ANOTHER)
-    process.listing.step()
+    list_beside_another(world, process)
     world.choice.set(ON)
     for _ in range(35):
         process.listing.step()
@@ -210,10 +212,7 @@ def test_where_the_kubelet_goes_on_asking_us_beside_another_device_plugin_nothin
     world, process
 ):
     """The other one has not taken the resource: each pod that came for it would fail."""
-    world.admit("train", replica(1))
-    process.listing.step()
-    world.choice.set(BESIDE_ANOTHER)
-    process.listing.step()
+    list_beside_another(world, process)
     world.node_status = NodeStatus(allocatable={"nvidia.com/gpu.shared": "4"})  # theirs
     world.allocations.refused = process.listing.refused
     with pytest.raises(NodeError, match=r"nvidia-gpu\.sock"):
