@@ -24,7 +24,7 @@ from tests.e2e.kube import wait
 from tests.e2e.other_device_plugin import OtherDevicePlugin
 from tests.e2e.processes import main_process
 
-pytestmark = [pytest.mark.core, pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,6 +34,7 @@ def node(session_driver):
         yield
 
 
+@pytest.mark.core
 @pytest.mark.point(151)
 def test_while_the_plugin_is_replaced_pods_run_on_and_its_gpus_are_soon_back(kube, driver):
     driver.stop()
@@ -53,6 +54,7 @@ def test_while_the_plugin_is_replaced_pods_run_on_and_its_gpus_are_soon_back(kub
     driver.start()
 
 
+@pytest.mark.core
 @pytest.mark.point(150)
 def test_a_container_that_ends_while_the_plugin_is_away_starts_again_once_it_is_back(kube, driver):
     kube.apply(pod("again", 2, restartPolicy="Always"))
@@ -79,6 +81,7 @@ def is_running(kube, name):
     return "running" in status["state"]
 
 
+@pytest.mark.core
 @pytest.mark.point(155)
 def test_when_the_kubelet_has_lost_its_checkpoint_no_gpu_is_used_twice_and_pods_are_told(
     cluster, kube, driver

@@ -47,7 +47,7 @@ SHOW_MPS = (
 )
 FELL_OFF = {"xid": 79}
 
-pytestmark = [pytest.mark.core, pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,6 +57,7 @@ def node(session_driver):
         yield
 
 
+@pytest.mark.core
 @pytest.mark.point(157)
 def test_a_label_divides_the_gpus_and_another_one_divides_them_anew_and_no_pod_is_disturbed(
     kube, driver, profile
@@ -135,6 +136,7 @@ def test_a_hundred_pods_created_at_once_on_eighty_replicas_all_run(kube, driver,
     assert len(shown(kube, "burst-099")) == 1
 
 
+@pytest.mark.core
 def test_ten_pods_share_a_gpu_under_mps_each_within_its_limits(kube, driver, profile):
     profile("mps", TEN_REPLICAS.format(strategy="mps"), CONFIG_LABEL)
     wait_allocatable(driver, {GPU: 80})
@@ -153,6 +155,7 @@ def test_ten_pods_share_a_gpu_under_mps_each_within_its_limits(kube, driver, pro
     assert driver.agent.server(gpu) is not None
 
 
+@pytest.mark.core
 def test_a_pod_is_held_to_its_replicas_before_its_first_instruction(kube, driver, profile):
     """By NVIDIA's driver, which limits the memory of cgroups."""
     with serving(driver, LIMITING):

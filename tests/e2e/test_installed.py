@@ -17,7 +17,6 @@ from tests.e2e.release import AGENT, NAME, PLUGIN
 VALUES = {"profiles": {"by-device-plugin": device_plugin.PROFILE}}
 
 
-@pytest.mark.core
 @pytest.mark.device_plugin
 @pytest.mark.parametrize(
     ("command", "words"),
@@ -110,7 +109,6 @@ def test_clients_compute_on_while_the_pods_of_agent_and_plugin_are_replaced(
     wait("their server to go", lambda: not list(installed.mps_dir.glob(servers)), 20)
 
 
-@pytest.mark.core
 @pytest.mark.device_plugin
 @pytest.mark.point(151)
 def test_pods_keep_gpus_that_they_have_by_name_while_the_plugin_is_rolled_out_and_not_removed(

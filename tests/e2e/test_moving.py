@@ -247,7 +247,6 @@ def is_done(shell, command, by_number):
 
 @restarts_api_server  # with the release go its rights, before its last pod has gone
 @pytest.mark.refused("pods", "controllerrevisions.apps", "leases.coordination.k8s.io")
-@pytest.mark.core
 @pytest.mark.device_plugin
 def test_a_node_is_moved_from_nvidias_device_plugin_and_back_as_the_page_says(
     cluster, kube, chart, session_driver, shell, tmp_path
