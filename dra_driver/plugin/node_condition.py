@@ -82,14 +82,16 @@ class ConditionWriter:
             if wanted == NodeCondition(status, there.get("reason", ""), there.get("message", "")):
                 self._written = (uid, wanted)
                 return
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         condition: dict[str, Any] = {
             "type": self._type,
             "status": wanted.status,
             "reason": wanted.reason,
             "message": wanted.message,
+            "lastHeartbeatTime": now,  # without one, `kubectl describe` shows the year 1
         }
         if status != wanted.status:
-            condition["lastTransitionTime"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            condition["lastTransitionTime"] = now
         self._api.patch(
             f"{self._path}/status",
             {"status": {"conditions": [condition]}},

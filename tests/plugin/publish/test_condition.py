@@ -84,6 +84,7 @@ def test_the_condition_says_what_is_in_force_and_nothing_else_changes(server, no
 
     condition = node.condition
     assert condition.pop("lastTransitionTime").endswith("Z")
+    assert condition.pop("lastHeartbeatTime").endswith("Z")
     assert condition == {
         "type": "GPUsConfigured",
         "status": "True",
@@ -103,7 +104,8 @@ def test_it_is_written_when_it_changes_and_not_again(node):
 
 def test_the_time_is_that_of_the_last_other_status(server, node, client):
     node.write(IN_FORCE)
-    before = {**node.condition, "lastTransitionTime": "2020-01-01T00:00:00Z"}
+    times = dict.fromkeys(("lastTransitionTime", "lastHeartbeatTime"), "2020-01-01T00:00:00Z")
+    before = {**node.condition, **times}
     [stored] = server.objects("nodes")
     stored["status"]["conditions"] = [READY, before]
     server.put(stored)
@@ -111,6 +113,7 @@ def test_the_time_is_that_of_the_last_other_status(server, node, client):
 
     node.write(NodeReport("inference", "inference-1", pending=1, pending_gpus=("gpu-0",)))
     assert node.condition["lastTransitionTime"] == "2020-01-01T00:00:00Z"
+    assert node.condition["lastHeartbeatTime"] != "2020-01-01T00:00:00Z"
     node.write(REFUSED)
     assert node.condition["lastTransitionTime"] != "2020-01-01T00:00:00Z"
 
