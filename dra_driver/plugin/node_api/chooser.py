@@ -123,7 +123,7 @@ class ApiChooser:
         now = self._clock()
         if not self._inputs.is_newest():
             return self._follow()
-        self._begin_again()
+        self._begin_again(now)
         self._note_kubelet(now)
         was_asked = self._ask(now)
         choice = self._choice(now)
@@ -132,11 +132,17 @@ class ApiChooser:
         due = (self._ask_at, *(moment for moment in self._moments() if moment > now))
         return min(due) - now
 
-    def _begin_again(self) -> None:
-        """A newer process has chosen meanwhile, and is gone: what it saw is not known here."""
-        if self._has_followed and self._kept is not None:
-            self._inputs.other_plugin.begin(self._kept.api, self._kept.other_plugin)
+    def _begin_again(self, now: float) -> None:
+        """A newer process has chosen meanwhile, and is gone: what it saw is not known here, nor
+        since when nothing was given out."""
+        if not self._has_followed:
+            return
         self._has_followed = False
+        self._drained_since = None
+        self._others_count_from = now + _STALE_SECONDS
+        self.ask_again()
+        if self._kept is not None:
+            self._inputs.other_plugin.begin(self._kept.api, self._kept.other_plugin)
 
     def _follow(self) -> float:
         """Another process, a newer one, chooses."""

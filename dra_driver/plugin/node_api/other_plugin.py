@@ -112,9 +112,8 @@ class OtherDevicePlugin:
         """Begin anew, as far as this machine tells. *was_here*: so another process saw it last."""
         sockets = self._sockets()
         self._text, self._is_gone = other_device_plugin(sockets, (), self.foreign()), False
-        self._look_at, self._ended = float("-inf"), frozenset()
-        if sockets or was_here:
-            self._look_at = self._clock() + _PATIENCE_SECONDS
+        is_here = bool(sockets) or was_here
+        self._forget_pods(self._clock() + _PATIENCE_SECONDS if is_here else float("-inf"))
         if not self._text and was_here:
             self._text = WAS_HERE
         elif not self._text:
@@ -139,10 +138,14 @@ class OtherDevicePlugin:
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):
             self._text, self._is_gone = signs, False
-            self._look_at, self._ended = now + _PATIENCE_SECONDS, frozenset()
+            self._forget_pods(now + _PATIENCE_SECONDS)
         elif now >= self._look_at:
             self._text, self._is_gone = self._left(serving, now), True
         return self._text
+
+    def _forget_pods(self, look_at: float) -> None:
+        """It is here: what it leaves is looked for at *look_at*, and is not what it left before."""
+        self._look_at, self._ended, self._missing_since = look_at, frozenset(), {}
 
     def _left(self, serving: AllocationApi | None, now: float) -> str:
         """It is gone: what it has left."""

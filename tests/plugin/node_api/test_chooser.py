@@ -344,6 +344,27 @@ def test_a_process_that_a_newer_one_replaces_follows_it_and_asks_nobody(world, t
     assert world.state(DEVICE_PLUGIN) is ON
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_a_process_that_is_the_newest_again_waits_anew_until_nothing_can_come(world, api):
+    """The newer one may have given something out a moment ago."""
+    serving(world, api)
+    world.asked = OTHER[api]
+    world.step()
+    world.step()
+    assert world.state(api) is DRAINING
+    world.is_newest = False
+    world.step(2)
+    world.is_newest = True
+    looks = world.looks
+    world.step(60)
+    began = world.now
+    assert world.state(api) is DRAINING
+    assert world.looks == looks + 1, "the cluster may be another one now"
+    while world.state(api) is not OFF:
+        world.step(0.5)
+    assert world.now - began >= SETTLE_SECONDS
+
+
 def test_a_kubelet_that_was_restarted_is_asked_for_its_version_once_it_has_told(world):
     world.cluster = replace(NEW, kubelet=(1, 33))
     serving(world, DEVICE_PLUGIN)

@@ -179,6 +179,23 @@ def test_a_pod_that_had_ended_is_seen_again_where_the_other_one_was_back(world):
     assert why(world, DRA).endswith("pod ml/train")
 
 
+def test_a_pod_that_got_its_gpu_anew_is_waited_for_anew_while_nothing_is_seen_of_it(world):
+    """A static pod, say, which has one UID for ever, and is between two containers."""
+    serving(world, DRA)
+    give(world)
+    world.pods = {}
+    world.start()
+    world.step()
+    assert why(world, DRA).endswith("pod uid-train")
+    world.sockets = (SOCKET,)
+    world.step(5)
+    world.sockets = ()
+    world.step(30)
+    assert why(world, DRA).endswith("pod uid-train")
+    world.settle(60)
+    assert world.state(DRA) is ON
+
+
 @pytest.mark.parametrize("when", ["it is here at the start", "it was seen before"])
 @pytest.mark.parametrize("api", APIS)
 def test_one_that_was_here_before_a_restart_of_ours_is_waited_for(world, api, when):
