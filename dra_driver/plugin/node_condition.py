@@ -79,7 +79,8 @@ class ConditionWriter:
         else:
             there = self._read()
             status = str(there.get("status"))
-            if wanted == NodeCondition(status, there.get("reason", ""), there.get("message", "")):
+            said = NodeCondition(status, there.get("reason", ""), there.get("message", ""))
+            if said == wanted and "lastHeartbeatTime" in there:  # older releases wrote none
                 self._written = (uid, wanted)
                 return
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -126,6 +126,19 @@ def test_a_restart_writes_nothing_that_is_there_already(node, client):
     assert node.writes() == 1
 
 
+def test_where_an_older_release_wrote_no_time_it_is_written_again(server, node, client):
+    node.write(IN_FORCE)
+    condition = node.condition
+    del condition["lastHeartbeatTime"]
+    [stored] = server.objects("nodes")
+    stored["status"]["conditions"] = [READY, condition]
+    server.put(stored)
+    node.restart(client)
+
+    node.write(IN_FORCE)
+    assert node.condition["lastHeartbeatTime"]
+
+
 def test_it_is_looked_at_within_ten_minutes_and_not_by_all_nodes_at_once(server, node):
     waits = {node.write(IN_FORCE) for _ in range(20)}
     assert len(waits) > 1
