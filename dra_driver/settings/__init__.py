@@ -308,7 +308,9 @@ class DevicesSettings(ClaimsSettings):
         "chooses one (`devices` looks at neither); empty: the one called default",
     )
     extended_resource_name: ExtendedResourceName = "nvidia.com/gpu"
-    shared_extended_resource_name: SharedExtendedResourceName = "nvidia.com/gpu.shared"
+    shared_extended_resource_name: SharedExtendedResourceName = Field(
+        "nvidia.com/gpu.shared", validate_default=True
+    )
     mig_extended_resource_prefix: MigExtendedResourcePrefix = "nvidia.com/mig-"
 
     @field_validator("shared_extended_resource_name")

@@ -56,7 +56,7 @@ def _of_a_domain(name: str, form: re.Pattern[str], longest: int) -> str:
     """As the API server and the kubelet want the names of extended resources."""
     domain, slash, rest = name.partition("/")
     if not slash or not re.match(DNS_SUBDOMAIN, domain) or len(domain) > _LONGEST_DOMAIN:
-        raise ValueError("write a domain, a slash and a name, such as nvidia.com/gpu")
+        raise ValueError("write a domain in lowercase, a slash and a name, such as nvidia.com/gpu")
     if domain.endswith("kubernetes.io") or domain.startswith("requests."):
         raise ValueError(f"Kubernetes keeps the domain {domain} for itself; write another one")
     if not form.match(rest) or len(rest) > longest:

@@ -191,8 +191,12 @@ def test_the_size_of_shared_memory_is_a_quantity():
 @pytest.mark.parametrize(
     ("variable", "wrong", "what_to_write"),
     [
-        ("EXTENDED_RESOURCE_NAME", "gpu", "write a domain, a slash and a name"),
-        ("EXTENDED_RESOURCE_NAME", "NVIDIA.com/gpu", "write a domain, a slash and a name"),
+        ("EXTENDED_RESOURCE_NAME", "gpu", "write a domain in lowercase, a slash and a name"),
+        (
+            "EXTENDED_RESOURCE_NAME",
+            "NVIDIA.com/gpu",
+            "write a domain in lowercase, a slash and a name",
+        ),
         ("EXTENDED_RESOURCE_NAME", "nvidia.com/", "write at most 63 letters, digits"),
         ("EXTENDED_RESOURCE_NAME", "nvidia.com/gpu-", "write at most 63 letters, digits"),
         ("EXTENDED_RESOURCE_NAME", f"nvidia.com/{64 * 'g'}", "write at most 63 letters"),
@@ -208,6 +212,13 @@ def test_a_resource_name_that_kubernetes_would_refuse_is_refused(variable, wrong
         DevicesSettings.read(argparse.Namespace(), {variable: wrong})
 
     assert f"--{variable.lower().replace('_', '-')} (${variable})" in str(refused.value)
+
+
+def test_gpus_may_not_have_the_name_that_replicas_have_by_default():
+    with pytest.raises(SettingsError, match=r"--shared-extended-resource-name .* is the same"):
+        DevicesSettings.read(
+            argparse.Namespace(), {"EXTENDED_RESOURCE_NAME": "nvidia.com/gpu.shared"}
+        )
 
 
 def test_an_empty_resource_name_is_no_name_whatever_the_default():
