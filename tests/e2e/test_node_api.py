@@ -9,6 +9,7 @@ from tests.e2e.device_plugin import (
     PROFILE,
     devices,
     has_dra,
+    needs_claims,
     pod,
     running,
     shown,
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
 
 @pytest.fixture(autouse=True)
 def needs_both(cluster):
-    if not has_dra(cluster):
-        pytest.skip("this Kubernetes has no DRA to come from")
+    if not has_dra(cluster) or needs_claims(cluster):
+        pytest.skip("on this Kubernetes pods get GPUs by their number by one API only")
 
 
 @pytest.mark.point(159, 160)
