@@ -9,7 +9,9 @@ import pytest
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.cli.doctor import mps_checks
 from dra_driver.cli.findings import Level
+from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
 from dra_driver.model.mps import MpsLimits, MpsServerRestart, MpsStatus
+from dra_driver.model.records import DeviceAllocation
 from dra_driver.model.steps import ComputeMode, SetComputeMode
 from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.root import DriverRoot
@@ -21,6 +23,10 @@ DOWN = MpsAgentUnreachable(
     "the MPS agent of this node does not answer at /run/a.sock (Connection refused)"
 )
 TURNS = replace(claim("turns"), steps=())
+POD = replace(
+    claim("nvidia.com/gpu.shared", pods=["p"]),
+    allocation=DeviceAllocation(ResourceName("nvidia.com/gpu.shared"), (DeviceId("GPU-1::0"),)),
+)
 
 
 def agent_findings(answer, *records, socket="/run/a.sock"):
@@ -55,7 +61,8 @@ class TestAgent:
         ("records", "level", "message"),
         [
             pytest.param([TURNS], Level.OK, "this node offers no MPS", id="nobody misses it"),
-            pytest.param([claim("a")], Level.FAIL, "claims are under it: default/a", id="a claim"),
+            pytest.param([claim("a")], Level.FAIL, "under it are: claim default/a", id="a claim"),
+            pytest.param([POD], Level.FAIL, "under it are: pod default/p", id="a pod without one"),
         ],
     )
     def test_mps_that_is_switched_off_fails_where_a_claim_is_under_it(

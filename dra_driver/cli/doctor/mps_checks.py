@@ -12,7 +12,6 @@ from dra_driver.base.errors import MpsAgentUnreachable, NodeError
 from dra_driver.cli.doctor.host_checks import LedgerSnapshot, read_ledger_of_boot, records_of_boot
 from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.cli.mps_usage import AskAgent, server_message
-from dra_driver.k8s.claims import ClaimRef
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.mps import (
     MpsNamespace,
@@ -126,7 +125,7 @@ def check_mps_agent(
 ) -> Iterator[Finding]:
     """The agent at *socket*, and what it serves. *socket*: empty where MPS is switched off."""
     before = read_ledger()
-    holders = sorted(record.claim for record in before.records.values() if record.namespaces)
+    holders = sorted(_holder(record) for record in before.records.values() if record.namespaces)
     if not socket:
         yield no_mps_agent_finding(holders)
         return
@@ -141,17 +140,24 @@ def check_mps_agent(
     yield from mps_namespace_findings(status, before, read_ledger())
 
 
-def no_mps_agent_finding(holders: Sequence[ClaimRef]) -> Finding:
+def _holder(record: ClaimRecord) -> str:
+    """What an administrator finds by this name: a claim, or the pod of an allocation."""
+    if record.allocation and record.pods:
+        return f"pod {record.claim.namespace}/{record.pods[0].name}"
+    return f"claim {record.claim}" if record.allocation is None else record.known_as
+
+
+def no_mps_agent_finding(holders: Sequence[str]) -> Finding:
     if not holders:
         return ok(AGENT, _OFF)
     return fail(
         AGENT,
-        f"{_OFF}, and {len(holders)} claims are under it: {abbreviated(map(str, holders))}",
+        f"{_OFF}, and under it are: {abbreviated(holders)}",
         "give --mps-socket again, or delete their pods",
     )
 
 
-def silent_mps_agent_finding(error: NodeError, holders: Sequence[ClaimRef]) -> Finding:
+def silent_mps_agent_finding(error: NodeError, holders: Sequence[str]) -> Finding:
     """An agent that is missing is a fault where it is missed."""
     remedy = (
         "kubectl get pods -A -o wide: does the pod of the mps-agent DaemonSet run on this node, "
@@ -161,8 +167,7 @@ def silent_mps_agent_finding(error: NodeError, holders: Sequence[ClaimRef]) -> F
         return fail(AGENT, str(error), "look at its log; delete its pod: the servers go on")
     if not holders:
         return warn(AGENT, str(error), remedy)
-    held = f"{len(holders)} claims are under MPS: {abbreviated(map(str, holders))}"
-    return fail(AGENT, f"{error}; {held}, and nobody looks after their servers", remedy)
+    return fail(AGENT, f"{error}; nobody looks after the servers of {abbreviated(holders)}", remedy)
 
 
 def mps_server_findings(
