@@ -83,6 +83,9 @@ ClaimOf = Callable[[DeviceAllocation, Offer, ResourceNames, str], AllocationClai
 
 # All pods of the node wait for an Allocate, and the kubelet waits without an end.
 _ALLOCATE_SECONDS: Final = 0.9
+# So many times as long where it cannot answer ahead: an error there fails the pod for good, and an
+# MPS server takes a second to start.
+_WITHOUT_NAMES: Final = 4.0
 # Of that: for leases, locks and holders together, for holders, for the MPS agent, for undoing.
 _WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 _ALLOCATES_AT_ONCE: Final = 16
@@ -130,9 +133,6 @@ class Allocations:
         self._preparer = dependencies.preparer
         self._ledger = dependencies.ledger
         self._allocate_seconds = allocate_seconds
-        self._allocate_timeouts = CallTimeouts(
-            allocate_seconds * _WAITS, allocate_seconds * _HAND_OVER
-        )
         self._pre_start_seconds = pre_start_seconds
         self._others_seconds = others_seconds
         self._threads = StandingThreads("allocate", _ALLOCATES_AT_ONCE, standing=1)
@@ -146,16 +146,17 @@ class Allocations:
         before the container starts, if the answer can be given without it; what is prepared too
         late for any pod is taken back."""
         allocation = _allocation(resource, ids)
+        seconds = self._allocate_seconds * (1 if self._parts.takes_names() else _WITHOUT_NAMES)
         with self._observed("allocate"):
-            call = self._threads.submit(partial(self._allocate, allocation))
+            call = self._threads.submit(partial(self._allocate, allocation, seconds))
             try:
-                return call.result(self._allocate_seconds)
+                return call.result(seconds)
             except concurrent.futures.TimeoutError:
                 call.cancel()
                 late: NodeError = TimedOut(
                     f"{_text(allocation)}: preparing this took more than "
-                    f"{self._allocate_seconds:g} s, and all pods of the node wait for it; create "
-                    "the pod again, and look at the log of the plugin if that does not help"
+                    f"{seconds:g} s, and all pods of the node wait for it; create the pod again, "
+                    "and look at the log of the plugin if that does not help"
                 )
             except (TimedOut, MpsAgentUnreachable) as e:
                 late = e
@@ -181,9 +182,9 @@ class Allocations:
         self.prepare_soon()
         return response_ahead(allocation_ref(allocation), len(allocation.ids), parts.driver)
 
-    def _allocate(self, allocation: DeviceAllocation) -> ContainerResponse:
+    def _allocate(self, allocation: DeviceAllocation, seconds: float) -> ContainerResponse:
         ref = allocation_ref(allocation)
-        seconds, timeouts = self._allocate_seconds, self._allocate_timeouts
+        timeouts = CallTimeouts(seconds * _WAITS, seconds * _HAND_OVER)
         with request_deadline(seconds * _AGENT, seconds * _UNDOING):
             if self._parts.api.refusal(AllocationApi.DEVICE_PLUGIN) is None:
                 claim = self._claim(allocation_claim, allocation)
