@@ -17,7 +17,14 @@ from hack.container_image.contents import PYTHON
 from tests.deploy.chart import REPOSITORY as CHECKOUT
 from tests.e2e import other_device_plugin
 from tests.e2e.conftest import restarts_api_server
-from tests.e2e.device_plugin import GPU, asking, has_dra, needs_claims, wait_allocatable
+from tests.e2e.device_plugin import (
+    CHANGE_SECONDS,
+    GPU,
+    asking,
+    has_dra,
+    needs_claims,
+    wait_allocatable,
+)
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod_of
 from tests.e2e.release import CRD, IMAGE, PLUGIN, REPOSITORY
@@ -179,6 +186,9 @@ def shell(cluster, kube, imported, chart, session_driver, tmp_path):
     chart.upgrade()
     session_driver.agent.start()
     session_driver.start()
+    # The plugin of the chart had the device-plugin API here.
+    wait("its slices", lambda: kube.published() == session_driver.usual, CHANGE_SECONDS)
+    wait_allocatable(session_driver, session_driver.usual_allocatable)
 
 
 def output(kube):
