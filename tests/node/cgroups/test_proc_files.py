@@ -4,6 +4,7 @@ import doctest
 import os
 import subprocess
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -13,7 +14,7 @@ from dra_driver.node.cgroups.procfs import device_number_of, nul_separated, read
 from dra_driver.node.mps.processes import DaemonProcesses
 
 KIB = 1024
-TOKEN = "a" * 32
+TOKEN = uuid4().hex  # of this run alone: the processes of the whole machine are looked at
 
 
 def test_the_examples_are_true():

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -16,7 +17,7 @@ from dra_driver.base.errors import MpsStateUnknown
 from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses
 from tests.waiting import eventually
 
-TOKEN = "a" * 32
+TOKEN = uuid4().hex  # of this run alone: the processes of the whole machine are looked at
 PARENT = (
     "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], env={});"
     "print(flush=True); time.sleep(60)"
