@@ -4,14 +4,14 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from dra_driver.k8s.node_labels import NodeLabels
-from dra_driver.plan.node_conditions import NodeCondition
+from dra_driver.plan.node_conditions import NodeCondition, condition_of
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +77,14 @@ class ConditionWriter:
         if written is not None and written[0] == uid and written[1] != wanted:
             status = written[1].status
         else:
-            there = self._read()
+            there = condition_of(self._api.get(self._path), self._type)
             status = str(there.get("status"))
             said = NodeCondition(status, there.get("reason", ""), there.get("message", ""))
             if said == wanted and "lastHeartbeatTime" in there:  # older releases wrote none
                 self._written = (uid, wanted)
                 return
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        condition: dict[str, Any] = {
+        condition = {
             "type": self._type,
             "status": wanted.status,
             "reason": wanted.reason,
@@ -99,8 +99,3 @@ class ConditionWriter:
             content_type=STRATEGIC_MERGE_PATCH,
         )
         self._written = (uid, wanted)
-
-    def _read(self) -> dict[str, Any]:
-        """The condition as it is; empty: there is none."""
-        conditions = (self._api.get(self._path).get("status") or {}).get("conditions") or ()
-        return next((each for each in conditions if each.get("type") == self._type), {})

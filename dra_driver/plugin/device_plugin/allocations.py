@@ -83,11 +83,11 @@ ClaimOf = Callable[[DeviceAllocation, Offer, ResourceNames, str], AllocationClai
 
 # All pods of the node wait for an Allocate, and the kubelet waits without an end.
 _ALLOCATE_SECONDS: Final = 0.9
+# Of that: for leases, locks and holders together, for holders, for the MPS agent, for undoing.
+_WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 # So many times as long where it cannot answer ahead: an error there fails the pod for good, and an
 # MPS server takes a second to start.
 _WITHOUT_NAMES: Final = 4.0
-# Of that: for leases, locks and holders together, for holders, for the MPS agent, for undoing.
-_WAITS, _HAND_OVER, _AGENT, _UNDOING = 0.67, 0.33, 0.78, 0.17
 _ALLOCATES_AT_ONCE: Final = 16
 # The kubelet gives up PreStartContainer after 30 s, and asks again: nobody would read why.
 _PRE_START_SECONDS: Final = 23.0
