@@ -121,6 +121,10 @@ def test_the_source_of_a_file_system_that_is_no_bind_mount_is_a_word():
     check(one_device(ContainerEdits(mounts=(Mount("tmpfs", "/run/x", "tmpfs"),))))
 
 
+def test_the_root_class_of_a_cache_is_a_slash():
+    check(one_device(ContainerEdits(intel_rdt=IntelRdt("/"))))
+
+
 def test_one_interface_cannot_be_moved_twice():
     twice = ContainerEdits(net_devices=(NetDevice("a", "x"), NetDevice("a", "x")))
 

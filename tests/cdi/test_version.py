@@ -54,6 +54,13 @@ def test_a_spec_loads_at_its_version_and_above_and_not_one_below(spec):
         from_document(document | {"cdiVersion": VERSIONS[needed - 1]})
 
 
+def test_a_version_that_is_too_old_for_what_the_spec_uses_is_refused():
+    document = json.loads(to_json(of(additional_gids=(1,))))
+
+    with pytest.raises(CdiSpecError, match=r"^cdiVersion: must be at least 0\.7\.0"):
+        from_document(document | {"cdiVersion": "0.6.0"})
+
+
 @pytest.mark.parametrize("version", ["1.2.0", "v0.5.0", "0.5", ""])
 def test_a_version_that_never_was_is_refused(version):
     with pytest.raises(CdiSpecError, match=r"^cdiVersion: unknown version"):

@@ -246,6 +246,20 @@ def test_who_holds_something_is_told_by_api_and_once() -> None:
     )
 
 
+def test_who_has_gpus_by_the_device_plugin_api_is_counted_and_named_as_far_as_it_is_known() -> None:
+    records = [
+        record("by-a-claim", pods=("other",)),
+        held_in("ml", 1, "train"),
+        held_in("", 2, "of-which-the-api-server-tells-nothing"),
+        held_in("ml", 3),
+    ]
+
+    holders = device_plugin_holders(records, damaged=2)
+
+    assert holders.pods == ("ml/train",)
+    assert holders.count == 5
+
+
 def test_what_is_held_tells_by_which_api_it_was_given_out() -> None:
     assert held_api([], []) is None
     assert held_api([record("a")], []) is DRA

@@ -264,6 +264,12 @@ def test_sixteen_gpus_are_published_four_to_a_slice_and_what_is_beside_them_fill
     assert [len(part.devices) for part in split.slices[2:]] == [56, 56, 56, 64, 8]
 
 
+def test_the_parts_of_one_gpu_that_no_slice_has_room_for_are_in_several():
+    split = split_into_slices("n1", *gpus(False, [2, 65], 0))
+
+    assert [len(part.devices) for part in split.slices[1:]] == [64, 3]
+
+
 def test_a_part_that_takes_of_no_counter_stays_with_its_gpu():
     devices, counters = gpus(False, [30, 30, 30], 1)
     free = devices[33] | {"consumesCounters": []}

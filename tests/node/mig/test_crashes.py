@@ -1,5 +1,8 @@
 """Wherever a change of a GPU ends too early, it is done again or undone."""
 
+import re
+from itertools import product
+
 import pytest
 
 from dra_driver.base.errors import NodeError
@@ -7,25 +10,27 @@ from tests.fakes.mig_node import MigNode, board
 from tests.fakes.mortal import Killed, Mortal
 
 UNMANAGED = {"profile": "1g.10gb", "start": 6}
+CHANGES = re.compile("Set|Create|Destroy")
 EXPECTED = {"create": ["3g.40gb at 0", "1g.10gb at 6"], "remove": ["1g.10gb at 6"]}
 
 
 def killed_at_each(node, prepare, change):
-    """Each time that *change* can be killed at a call of NVML, after *prepare*."""
-    for carried_out in (False, True):
-        at, died = 0, True
-        while died:
-            at += 1
-            node.fresh()
-            prepare(node.partitions)
-            mortal = Mortal(node.functions, at, carried_out)
-            try:
-                change(node.through(mortal))
-                died = False
-            except Killed:
-                node.partitions = node.through(node.functions)
-                yield f"{'after' if carried_out else 'before'} call {at}"
-    assert at > 10  # it was killed more than now and then
+    """Each time that *change* can be killed before or after NVML changes something, after
+    *prepare*. Whoever dies while it only reads leaves what the last such call left."""
+    node.fresh()
+    prepare(node.partitions)
+    lives = Mortal(node.functions)
+    change(node.through(lives))
+    changing = [number for number, name in enumerate(lives.calls, 1) if CHANGES.search(name)]
+    assert changing
+    for number, carried_out in product(changing, (False, True)):
+        name = lives.calls[number - 1]
+        node.fresh()
+        prepare(node.partitions)
+        with pytest.raises(Killed, match=name):
+            change(node.through(Mortal(node.functions, number, carried_out)))
+        node.partitions = node.through(node.functions)
+        yield f"{'after' if carried_out else 'before'} {name}"
 
 
 def nothing(partitions):

@@ -51,6 +51,16 @@ def test_an_xid_of_an_application_leaves_no_fault_unless_the_profile_says_so():
     assert problems(after(saw(xid(31), xid(13), rules=rules))) == [(Problem.XID, "31")]
 
 
+def test_an_event_of_what_looks_tell_of_is_over_once_they_say_so():
+    corrected = GpuEvent(gpu_uuid(), Problem.CORRECTABLE_ECC)
+    rules = {gpu_uuid(): HealthRules(effects=((Problem.CORRECTABLE_ECC, Effect.NO_SCHEDULE),))}
+    known = after(saw(corrected, rules=rules))
+
+    assert problems(known) == [(Problem.CORRECTABLE_ECC, "")]
+    same = looked(rules=rules, correctable_ecc=1)
+    assert is_over(after(same, same, known=known, now=110))
+
+
 def test_an_error_of_an_instance_is_of_its_partition():
     known = after(saw(xid(95, 1, gi=7), xid(95, 1, gi=9)))
 

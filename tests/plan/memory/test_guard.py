@@ -310,6 +310,7 @@ def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
         ("20.00390625ab", "", []),  # each may have 2 MiB beyond its share
         ("20.00390626ab", "ab", [1]),
         ("11c 11b 11a", "a b c", [3, 2, 1]),  # in the order of their claims
+        ("", "", []),  # nobody uses anything
     ],
 )
 def test_which_claims_are_certainly_above_together(processes, claims, pids):

@@ -189,6 +189,14 @@ def test_where_mps_cannot_work_no_device_allows_it(fields, mps, strategies):
     assert offer.warnings == ()
 
 
+def test_where_a_profile_does_not_allow_mps_nothing_is_said_of_a_gpu_that_cannot_have_it():
+    strategies = (SharingStrategy.TIME_SLICING,)
+    offer = build_offer(one_gpu(**OLD), profile(strategies=strategies), EVERYTHING, {})
+
+    assert {device.rules.strategies for device in offer.devices} == {strategies}
+    assert (offer.pending, offer.warnings) == ((), ())
+
+
 @pytest.mark.parametrize(
     ("fields", "mps", "reason"),
     [

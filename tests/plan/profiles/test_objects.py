@@ -163,6 +163,12 @@ def test_no_spec_and_no_status_is_too_odd_to_be_read(garbage):
     assert read.status == ProfileStatus()
 
 
+def test_a_status_that_cannot_be_read_is_as_none():
+    read = read_node_profile(document(status=["x"]))
+
+    assert (read.problem, read.status) == ("", ProfileStatus())
+
+
 def test_the_status_is_written_with_every_field_and_read_back():
     written = json.loads(json.dumps(status_document(STATUS)))
 

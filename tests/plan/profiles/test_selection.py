@@ -104,11 +104,12 @@ def test_nodes_are_assigned_by_label_and_by_selector():
         node("2", {"pool": "x"}),
         node("3", {"pool": "x", "gpu.nvidia.com/profile": "everywhere"}),
         node("4", {"gpu.nvidia.com/profile": "a-file"}),
+        node("5", {"pool": "x"}),
     ]
 
     assignment = assign_nodes([everywhere, somewhere], nodes)
 
-    assert names(assignment) == {"everywhere": ["1", "3"], "somewhere": ["2"]}
+    assert names(assignment) == {"everywhere": ["1", "3"], "somewhere": ["2", "5"]}
     assert assignment.without_profile == []
     assert assignment.ties == {}
 

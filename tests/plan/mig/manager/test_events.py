@@ -98,6 +98,12 @@ def applied(layout, gpus):
             [MigEvent("MIGModeNotSet", A, MODE_OFF)],
             id="a board without the mode that its profile wants",
         ),
+        pytest.param(
+            MigState(mode_problems={A: MODE_OFF}),
+            MigState(mode_problems={A: MODE_OFF}),
+            [],
+            id="not again while it stays so",
+        ),
     ],
 )
 def test_what_is_new_makes_an_event(before, after, expected):
