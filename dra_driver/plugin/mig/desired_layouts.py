@@ -74,7 +74,7 @@ class LayoutCatalog:
         ]
         if candidates:
             reasons = "; ".join(file.why for file in candidates)
-            raise SettingsError(f"layout {name!r} is in no file that can be read: {reasons}")
+            raise SettingsError(f"layout {name!r} may be in a file that cannot be read: {reasons}")
         if name not in built_in:
             names = ", ".join(sorted({*by_name, *built_in}))
             raise SettingsError(f"there is no layout {name!r}; there are: {names}")

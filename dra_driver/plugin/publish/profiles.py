@@ -92,7 +92,7 @@ class ProfileCatalog:
         ]
         if candidates:
             raise SettingsError(
-                f"profile {name!r} is in no file that can be read: {'; '.join(candidates)}"
+                f"profile {name!r} may be in a file that cannot be read: {'; '.join(candidates)}"
             )
         if bundled is not None:
             return bundled

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_might_have_been_the_one(tmp_path):
 
     assert number(profiles.named("a")) == 2
     problem = refused(profiles, "c")
-    assert problem.startswith(f"profile 'c' is in no file that can be read: {tmp_path}/b: ")
+    assert problem.startswith(f"profile 'c' may be in a file that cannot be read: {tmp_path}/b: ")
 
 
 @pytest.mark.parametrize("name", ["default", "exclusive", "mig"])
@@ -152,7 +152,7 @@ def test_a_bundled_profile_does_not_stand_in_for_a_file_that_seems_to_have_it(tm
 
     problem = refused(ProfileCatalog(tmp_path), "default")
 
-    start = f"profile 'default' is in no file that can be read: {tmp_path}/{file}: "
+    start = f"profile 'default' may be in a file that cannot be read: {tmp_path}/{file}: "
     assert problem.startswith(start)
     assert "other.yaml" not in problem
 
