@@ -4,7 +4,7 @@ import re
 import signal
 import time
 
-from tests.e2e.kube import wait
+from tests.e2e.kube import every, wait
 from tests.e2e.mig import change_gpu
 
 WORK = re.compile("MIG mode switched|partition (created|removed)|claim served")
@@ -31,18 +31,14 @@ def killed_at(driver, function, when, again=nothing, begin=nothing):
     assert process.returncode == -signal.SIGKILL
 
 
-def nudge(kube, names):
-    """Have the kubelet look at these pods now: what failed is tried again."""
-    for name in names:
-        kube.nudge(name)
-
-
 def killed_at_work(driver, kube, moments, names, **flags):
     """Kill the plugin a moment after it began to do something for one of these pods, and start it
     with *flags*. Pods that an earlier kill left half prepared are to be among them: nobody else has
     the kubelet look at them soon, and they hold what others wait for."""
     before = len(driver.log)
-    works = lambda: nudge(kube, names) or WORK.search(driver.log, before)  # noqa: E731
+    nudges = every(1.0, lambda: kube.nudge_all(names))
+    kube.nudge_all(names)
+    works = lambda: next(nudges) or WORK.search(driver.log, before)  # noqa: E731
     wait(f"something to be done for {names}", works, 30, 0.05)
     time.sleep(moments.uniform(0, 0.06))
     driver.kill()

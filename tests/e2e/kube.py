@@ -56,6 +56,7 @@ PATHS = {
 
 
 _PATIENCE_SECONDS = 8.0
+_NUDGE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
@@ -76,6 +77,16 @@ def wait(
         if waited >= seconds:
             raise AssertionError(f"waited {seconds:g} s for {condition}")
         time.sleep(max(pause, min(waited / 5, _LONGEST_PAUSE_SECONDS)))
+
+
+def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Each ``next`` does *act* where that was not done for so many seconds, nor begun here."""
+    due = time.monotonic() + seconds
+    while True:
+        yield
+        if time.monotonic() > due:
+            act()
+            due = time.monotonic() + seconds
 
 
 class Kube:
@@ -185,12 +196,7 @@ class Kube:
 
     def _patience(self) -> Iterator[None]:
         """Whoever waits for pods asks for the next one all the time; now and then that helps."""
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            yield
-            if time.monotonic() > until:
-                self.wake_scheduler()
-                until = time.monotonic() + _PATIENCE_SECONDS
+        return every(_PATIENCE_SECONDS, self.wake_scheduler)
 
     def wake_scheduler(self) -> None:
         """Have every pod looked at again that did not fit: a DeviceClass is another one now.
@@ -207,15 +213,17 @@ class Kube:
         """Until all *pods* are *phase*, for pods whose preparation failed on the way.
 
         After a failure the kubelet itself tries again after 60 to 90 s, or at once when the pod is
-        changed: so it is, twice a second.
+        changed: so it is, every two seconds.
         """
         waiting = set(pods)
         patience = self._patience()
+        nudges = every(_NUDGE_SECONDS, lambda: self.nudge_all(waiting))
 
         def reached() -> bool:
-            waiting.difference_update([p for p in waiting if self.phase(p) == phase])
-            for pod in sorted(waiting):
-                self.nudge(pod)
+            documents = self.all("Pod")
+            there = {p["metadata"]["name"] for p in documents if p["status"].get("phase") == phase}
+            waiting.difference_update(there)
+            next(nudges)
             next(patience)
             return not waiting
 
@@ -223,6 +231,11 @@ class Kube:
             wait(f"pods to be {phase}", reached, seconds, 0.5)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{[self.explain(p) for p in sorted(waiting)]}") from e
+
+    def nudge_all(self, pods: Iterable[str]) -> None:
+        """Have the kubelet look at these pods now: what failed is tried again."""
+        for pod in sorted(pods):
+            self.nudge(pod)
 
     def nudge(self, pod: str, namespace: str = "default") -> None:
         """Change an annotation, so that the kubelet looks at the pod now."""

@@ -18,7 +18,7 @@ from tests.e2e.processes import main_process
 NEWER = "590.48.01"
 _LIBCUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 SHOW = f"echo $GPU_DRIVER_VERSION; grep ' {_LIBCUDA} ' /proc/self/mountinfo; {SLEEP}"
-HELD = 500
+HELD = 100  # containerd reads all files anew at each change: more take it minutes
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_an_update_to_a_plugin_that_writes_it_anew_disturbs_no_pod(kube, updatin
 
 
 @pytest.mark.timeout(300)
-def test_five_hundred_claims_share_one_file_and_a_pod_starts_beside_them(cluster, kube, driver):
+def test_a_hundred_claims_share_one_file_and_a_pod_starts_beside_them(cluster, kube, driver):
     with namespace(kube), Calls(driver.plugin_dir / "dra.sock") as calls:
         claims = Claims(kube, cluster.node_name)
         held = claims.on([f"gpu-{index % 8}" for index in range(HELD)], admin=True)

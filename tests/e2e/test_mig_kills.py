@@ -1,7 +1,7 @@
-"""The plugin is killed at each call of NVML that it makes where partitions are created.
+"""The plugin is killed at each call of NVML by which partitions come and go.
 
 Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
-``tests/plugin/mig/test_killed_at_nvml_calls.py``, which also kills at the calls in between.
+``tests/plugin/mig/test_killed_at_nvml_calls.py``, which also kills at the calls that only read.
 """
 
 import pytest
@@ -12,13 +12,12 @@ from tests.e2e.kills import goes, killed_at, runs
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod, template
 from tests.e2e.mig import modes, part, partitions, serving
-from tests.fakes.nvml_calls import AT_WORK, BEFORE_A_LAYOUT, CREATES, REMOVES
+from tests.fakes.nvml_calls import BEFORE_A_LAYOUT, CREATES, REMOVES
 
 SMALL = 19  # the id of 1g.10gb
 HALF = 9  # of 3g.40gb
 MODE, CREATE, FILL = CREATES
 EMPTY, REMOVE, _ = REMOVES
-BY_UUID = "nvmlDeviceGetHandleByUUID"  # how somebody's GPU is found, not what there is
 # What NVML itself calls what pynvml asks for.
 NAMES = {"nvmlDeviceGetGpuInstanceProfileInfo": "nvmlDeviceGetGpuInstanceProfileInfoV"}
 
@@ -98,44 +97,6 @@ def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
     assert modes(driver)[first] is beside
     if beside:
         assert kube.phase("beside") == "Running"
-
-
-def test_killed_at_each_call_that_reads_as_it_cuts_a_pod_starts_all_the_same(kube, driver, first):
-    kube.apply(template("small", part("1g.10gb", of=first)))
-    driver.kill()
-    kube.apply(pod("comes", template="small"))
-
-    for function in functions(AT_WORK):
-        killed_at(driver, function, KILLED, lambda: kube.nudge("comes"))
-
-    driver.start(ready=False)
-    runs(kube, "comes")
-    ((profile, _, computes),) = driver.instances()[first]
-    assert (profile, computes) == (SMALL, 1)
-    assert len(driver.claims()) == len(driver.specs()) == 1
-
-
-def test_killed_as_it_starts_at_each_call_for_its_partition_it_starts_when_the_fault_is_gone(
-    kube, driver, first
-):
-    """A pod that has a partition meanwhile keeps it."""
-    kube.apply(template("small", part("1g.10gb", of=first)))
-    kube.apply(pod("has", template="small"))
-    kube.wait_pod("has", "Running")
-    before = driver.instances()
-    driver.kill()
-
-    for function in functions(AT_WORK - {BY_UUID}):
-        killed_at(driver, function, KILLED)
-
-    driver.start()
-    assert driver.instances() == before
-    assert kube.phase("has") == "Running"
-    kube.delete("Pod", "has")
-    goes(kube, "has")
-    wait("its record to go", lambda: not driver.claims())
-    assert driver.instances() == {}
-    assert not any(modes(driver).values())
 
 
 def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver, first, layout):

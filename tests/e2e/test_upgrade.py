@@ -71,7 +71,7 @@ def always(act):
 def ready_pods(release):
     """How many pods of the plugin there are, and how many of them are ready."""
     pods = release.pods(PLUGIN)
-    time.sleep(0.05)
+    time.sleep(0.2)
     return len(pods), sum(is_ready(pod) for pod in pods)
 
 
