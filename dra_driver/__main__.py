@@ -179,7 +179,7 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
         help="also if claims hold the GPUs, or somebody else had some released",
     )
     release.add_argument("--end", action="store_true", help="end it")
-    for parser in (listing, clear, release):
+    for parser in (health, listing, clear, release):
         HealthSettings.add_flags(parser)
 
 

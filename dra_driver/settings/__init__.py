@@ -61,7 +61,8 @@ class _Settings(BaseModel):
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
-        """One flag per field, with its variable and its default in the help."""
+        """One flag per field, with its variable and its default in the help. One that is not given
+        leaves what was given before an action: ``health --kubeconfig FILE list``."""
         for name, field in cls.model_fields.items():
             default = (
                 ""
@@ -71,6 +72,7 @@ class _Settings(BaseModel):
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
                 dest=name,
+                default=argparse.SUPPRESS,
                 metavar=_metavar(name, field),
                 help=f"{field.description} (${name.upper()}{default})",
             )

@@ -189,6 +189,18 @@ def test_sick_gpus_of_all_nodes_are_listed_with_what_to_do(server, ask):
     }
 
 
+@pytest.mark.parametrize("action", [[], ["list"]])
+def test_flags_may_stand_before_the_action(server, type_in, tmp_path, action):
+    put_slice(server, gpu_0=[XID])
+    put_slice(server, "node-b", gpu_3=[XID])
+    kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
+
+    answer = type_in("health", "--kubeconfig", kubeconfig, "--node-name", "node-b", *action)
+
+    _, line = answer.out.splitlines()
+    assert line.startswith("node-b   gpu-3")
+
+
 def test_where_nothing_is_wrong_it_says_so(server, ask, type_in, tmp_path, monkeypatch):
     put_slice(server, gpu_0=[])
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config")))
