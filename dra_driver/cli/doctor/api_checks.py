@@ -19,7 +19,7 @@ from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
-from dra_driver.plan.device_plugin.users import Giver, by_giver, holding_pods
+from dra_driver.plan.device_plugin.users import Giver, by_giver, foreign_devices, holding_pods
 from dra_driver.plan.node_api import (
     DEVICE_MEND,
     FORGOTTEN_MEND,
@@ -36,7 +36,7 @@ from dra_driver.plan.node_api import (
 )
 from dra_driver.plan.node_conditions import condition_of
 from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders
-from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
+from dra_driver.plugin.node_api.other_plugin import nvidia_sockets, registered_devices
 from dra_driver.settings import DoctorSettings
 
 API: Final = "allocation API"
@@ -95,8 +95,12 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     profile = LastProfileFile(settings.last_profile).read()
     others = facts.allocatable if served.api is AllocationApi.DRA else ()
     directory = settings.device_plugin_dir
-    registered = listed_by_others(KubeletCheckpoint(directory), names)
-    foreign = {name: id_ for name, id_ in registered.items() if name in facts.allocatable}
+    registered = registered_devices(KubeletCheckpoint(directory), names)
+    foreign = {
+        name: id_
+        for name, id_ in foreign_devices(registered, names).items()
+        if name in facts.allocatable
+    }
     ledger = settings.ledger_dir / boot_id(settings.host_root)
     claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
     holders = Holders(

@@ -84,7 +84,7 @@ class ApiChooser:
         self._backoff = Backoff(*_SELDOM)
         self._untold = False
         self._has_followed = False  # a newer process
-        self._foreign: Set[ResourceName] = frozenset()  # resources of ours that others list
+        self._listed: Set[tuple[ResourceName, bool]] = frozenset()  # of ours, as looked at last
         self._status_due_at: float | None = None  # when the Node says what these are
         self._logged: object = None
         self.changed: Callable[[], None] = lambda: None  # called when another choice holds
@@ -177,11 +177,11 @@ class ApiChooser:
         return True
 
     def _others_list_anew(self, now: float) -> bool:
-        """Whether somebody else has come to list devices as ours, or has gone: the Node tells
-        which, a moment later."""
-        foreign = self._inputs.other_plugin.foreign().keys()
-        if foreign != self._foreign:
-            self._foreign, self._status_due_at = foreign, now + _STATUS_SECONDS
+        """Whether somebody has come to list devices as ours, or has gone: the Node tells which, a
+        moment later."""
+        listed = self._inputs.other_plugin.listed()
+        if listed != self._listed:
+            self._listed, self._status_due_at = listed, now + _STATUS_SECONDS
             return True
         if self._status_due_at is not None and now >= self._status_due_at:
             self._status_due_at = None

@@ -91,14 +91,14 @@ class OtherDevicePlugin:
     def __init__(
         self,
         sockets: Callable[[], Sequence[str]],
-        foreign: Callable[[], Mapping[ResourceName, DeviceId]],
+        registered: Callable[[], Mapping[ResourceName, Sequence[DeviceId]]],
         pods: PodsOfOthers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*sockets*: of other device plugins for NVIDIA's GPUs. *foreign*: by resource of ours, a
-        device that another one lists."""
+        """*sockets*: of other device plugins for NVIDIA's GPUs. *registered*: by resource of ours,
+        the devices that the kubelet has, whoever lists them."""
         self._sockets = sockets
-        self.foreign: Final = foreign
+        self._registered = registered
         self._pods = pods
         self._clock = clock
         self._text = ""
@@ -111,7 +111,7 @@ class OtherDevicePlugin:
     def begin(self, serving: AllocationApi, was_here: bool) -> str:
         """Begin anew, as far as this machine tells. *was_here*: so another process saw it last."""
         sockets = self._sockets()
-        self._text, self._is_gone = other_device_plugin(sockets, (), self.foreign()), False
+        self._text, self._is_gone = other_device_plugin(sockets, (), self._foreign()), False
         is_here = bool(sockets) or was_here
         self._forget_pods(self._clock() + _PATIENCE_SECONDS if is_here else float("-inf"))
         if not self._text and was_here:
@@ -128,12 +128,22 @@ class OtherDevicePlugin:
             return not_known_what_is_left(str(e))
         return not_known_what_is_left("the API server was not asked yet") if is_any else ""
 
+    def _foreign(self) -> Mapping[ResourceName, DeviceId]:
+        return foreign_devices(self._registered(), self._pods.names)
+
+    def listed(self) -> Set[tuple[ResourceName, bool]]:
+        """The resources of ours of which the kubelet has devices, and whether these are certainly
+        another plugin's. Where this changes, somebody came or went."""
+        registered = self._registered()
+        foreign = foreign_devices(registered, self._pods.names)
+        return {(resource, resource in foreign) for resource in registered}
+
     def look(
         self, serving: AllocationApi | None, theirs: Sequence[str], allocatable: Sequence[str]
     ) -> str:
         """*theirs*: the resources of ours that are *allocatable* on the Node by somebody else."""
         foreign = {  # of what is gone the kubelet still knows, but nothing is allocatable
-            resource: id_ for resource, id_ in self.foreign().items() if resource in allocatable
+            resource: id_ for resource, id_ in self._foreign().items() if resource in allocatable
         }
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):
@@ -178,14 +188,16 @@ class OtherDevicePlugin:
         return None if self._look_at == _NEVER else self._look_at
 
 
-def listed_by_others(
+def registered_devices(
     checkpoint: KubeletCheckpoint, names: ResourceNames
-) -> Mapping[ResourceName, DeviceId]:
-    """By resource of ours, a device of another plugin; none where that is not known."""
+) -> Mapping[ResourceName, Sequence[DeviceId]]:
+    """By resource of ours, the healthy devices that the kubelet has, whoever lists them; none where
+    that is not known."""
     try:
-        return foreign_devices(checkpoint.registered(), names)
+        registered = checkpoint.registered()
     except NodeError:  # who needs to know what containers have tells of it
         return {}
+    return {name: ids for name, ids in registered.items() if ids and names.include(name)}
 
 
 def nvidia_sockets(directory: Path) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ from dra_driver.plugin.node_api.facts import ClusterFactsReader, Holders
 from dra_driver.plugin.node_api.other_plugin import (
     OtherDevicePlugin,
     PodsOfOthers,
-    listed_by_others,
     nvidia_sockets,
+    registered_devices,
 )
 from dra_driver.plugin.node_api.pods import LONGEST_SECONDS, PodSources, PodsWithoutGpus
 from dra_driver.plugin.node_condition import ConditionWriter
@@ -214,7 +214,9 @@ def _other_plugin(parts: PluginParts, names: ResourceNames) -> OtherDevicePlugin
     )
     directory = parts.settings.device_plugin_dir
     return OtherDevicePlugin(
-        lambda: nvidia_sockets(directory), partial(listed_by_others, parts.checkpoint, names), pods
+        lambda: nvidia_sockets(directory),
+        partial(registered_devices, parts.checkpoint, names),
+        pods,
     )
 
 

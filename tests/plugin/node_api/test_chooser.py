@@ -485,13 +485,13 @@ def test_a_resource_of_ours_that_we_do_not_serve_is_of_another_plugin(tmp_path):
 
 def test_a_plugin_that_lists_other_devices_as_our_resource_is_named_while_it_is_there(world):
     serving(world, DEVICE_PLUGIN)
-    world.foreign = {ResourceName("nvidia.com/gpu"): DeviceId("vgpu-1")}
+    world.registered = {ResourceName("nvidia.com/gpu"): (DeviceId("vgpu-1"),)}
     world.settle(20)
     assert world.state(DEVICE_PLUGIN) is ON, "what it listed is remembered, but it is gone"
 
-    world.foreign = {}
+    world.registered = {}
     world.settle(3600)
-    world.foreign = {ResourceName("nvidia.com/gpu"): DeviceId("vgpu-1")}
+    world.registered = {ResourceName("nvidia.com/gpu"): (DeviceId("vgpu-1"),)}
     world.step()
     world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))  # a kubelet is some seconds late
     world.settle(20)
@@ -502,6 +502,21 @@ def test_a_plugin_that_lists_other_devices_as_our_resource_is_named_while_it_is_
     world.cluster = NEW
     world.settle(80)
     assert world.state(DEVICE_PLUGIN) is ON
+
+
+def test_a_plugin_whose_devices_could_be_ours_is_noticed_within_seconds_while_claims_are_served(
+    world,
+):
+    """It has no socket by which it is known, and lists the UUIDs of GPUs."""
+    serving(world, DRA)
+    world.settle(3600)
+    world.registered = {ResourceName("nvidia.com/gpu"): (DeviceId("GPU-1"),)}
+    world.step(10)
+    world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))  # a kubelet is some seconds late
+    world.settle(20)
+
+    assert world.state(DRA) is DRAINING
+    assert "nvidia.com/gpu is allocatable" in (world.node_api.refusal(DRA) or "")
 
 
 def test_what_we_served_ourselves_until_a_moment_ago_is_of_no_other_plugin(world):

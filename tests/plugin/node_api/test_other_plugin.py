@@ -21,7 +21,7 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiState
-from dra_driver.plugin.node_api.other_plugin import listed_by_others, nvidia_sockets
+from dra_driver.plugin.node_api.other_plugin import nvidia_sockets, registered_devices
 from tests.fakes.allocations import GPU, node_pod
 from tests.plugin.node_api.world import APIS, DEVICE_PLUGIN, DRA, World
 
@@ -270,16 +270,23 @@ def test_nothing_is_offered_while_the_kubelet_does_not_tell_what_containers_have
     assert world.state(api) is ON
 
 
-def test_devices_that_another_plugin_listed_as_ours_are_known_from_the_kubelet(tmp_path):
+def test_devices_that_anybody_listed_as_ours_are_known_from_the_kubelet(tmp_path):
     checkpoint, names = KubeletCheckpoint(tmp_path), ResourceNames()
     file = tmp_path / "kubelet_internal_checkpoint"
-    registered = {"nvidia.com/gpu": ["GPU-1", "vgpu-1"], "nvidia.com/gpu.shared": ["GPU-1::0"]}
+    registered = {
+        "nvidia.com/gpu": ["GPU-1", "vgpu-1"],
+        "nvidia.com/gpu.shared": ["GPU-1::0"],
+        "nvidia.com/mig-1g.10gb": None,
+    }
     document = {"PodDeviceEntries": None, "RegisteredDevices": registered | {"a/fpga": ["f-0"]}}
-    assert listed_by_others(checkpoint, names) == {}
+    assert registered_devices(checkpoint, names) == {}
     file.write_text(json.dumps({"Data": document}))
-    assert listed_by_others(checkpoint, names) == {"nvidia.com/gpu": "vgpu-1"}
+    assert registered_devices(checkpoint, names) == {
+        "nvidia.com/gpu": ("GPU-1", "vgpu-1"),
+        "nvidia.com/gpu.shared": ("GPU-1::0",),
+    }
     file.write_text("{")
-    assert listed_by_others(checkpoint, names) == {}
+    assert registered_devices(checkpoint, names) == {}
 
 
 def test_live_sockets_of_nvidias_plugin_are_found_and_dead_ones_are_not():

@@ -64,7 +64,7 @@ class World:
         self.asked_at = float("inf")  # who holds something
         self.gpu_holders: DevicePluginHolders | None = DevicePluginHolders()
         self.sockets: tuple[str, ...] = ()
-        self.foreign: dict[ResourceName, DeviceId] = {}
+        self.registered: dict[ResourceName, tuple[DeviceId, ...]] = {}  # as the kubelet has them
         self.containers: tuple[AllocatedContainer, ...] = ()  # with devices, by the kubelet
         self.checkpoint_error: NodeError | None = None
         self.running: set[PodUid] = set()  # pods with processes
@@ -92,7 +92,7 @@ class World:
             lambda: self.gpu_holders,
             OtherDevicePlugin(
                 lambda: self.sockets,
-                lambda: self.foreign,
+                lambda: self.registered,
                 PodsOfOthers(
                     self._containers,
                     self._containers,
