@@ -36,25 +36,21 @@ def killed_at_work(driver, kube, moments, names, **flags):
     with *flags*. Pods that an earlier kill left half prepared are to be among them: nobody else has
     the kubelet look at them soon, and they hold what others wait for."""
     before = len(driver.log)
-    nudges = every(1.0, lambda: kube.nudge_all(names))
-    kube.nudge_all(names)
-    works = lambda: next(nudges) or WORK.search(driver.log, before)  # noqa: E731
+    nudge = every(1.0, lambda: kube.nudge_all(names))
+    works = lambda: nudge() or WORK.search(driver.log, before)  # noqa: E731
     wait(f"something to be done for {names}", works, 30, 0.05)
     time.sleep(moments.uniform(0, 0.06))
     driver.kill()
     driver.start(ready=False, **flags)
 
 
-def runs(kube, name):
-    """A pod, some of whose preparations failed: the kubelet tries again when the pod is changed."""
-    phase = lambda: kube.nudge(name) or kube.phase(name) == "Running"  # noqa: E731
-    try:
-        wait(f"{name} to run", phase, 60, 0.5)
-    except AssertionError as e:
-        raise AssertionError(f"{e}: {kube.explain(name)}") from e
-
-
 def goes(kube, name):
-    """Of a pod that is deleted: likewise."""
-    gone = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
-    wait(f"{name} to go", gone, 60, 0.5)
+    """A pod that is deleted: what failed is tried again when it is changed."""
+    nudge = every(1.0, lambda: kube.nudge(name))
+    wait(f"{name} to go", lambda: nudge() or kube.find("Pod", name) is None, 60, 0.5)
+
+
+def records_go(driver, kube, names):
+    """The records of all pods, of which *names* are deleted: likewise."""
+    nudge = every(1.0, lambda: kube.nudge_all(names))
+    wait("every record to go", lambda: nudge() or not driver.claims(), 90, 0.5)

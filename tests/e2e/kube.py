@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,17 @@ def wait(
         time.sleep(max(pause, min(waited / 5, _LONGEST_PAUSE_SECONDS)))
 
 
-def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Each ``next`` does *act* where that was not done for so many seconds, nor begun here."""
+def every(seconds: float, act: Callable[[], None]) -> Callable[[], None]:
+    """Does *act* when it is called, but not within so many seconds of the last time, or of now."""
     due = time.monotonic() + seconds
-    while True:
-        yield
+
+    def perhaps() -> None:
+        nonlocal due
         if time.monotonic() > due:
-            act()
             due = time.monotonic() + seconds
+            act()
+
+    return perhaps
 
 
 class Kube:
@@ -186,7 +189,7 @@ class Kube:
         def reached() -> str:
             now = self.phase(pod, namespace)
             if now == "Pending":
-                next(patience)
+                patience()
             return now if now in expected else ""
 
         try:
@@ -194,7 +197,7 @@ class Kube:
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.explain(pod, namespace)}") from e
 
-    def _patience(self) -> Iterator[None]:
+    def _patience(self) -> Callable[[], None]:
         """Whoever waits for pods asks for the next one all the time; now and then that helps."""
         return every(_PATIENCE_SECONDS, self.wake_scheduler)
 
@@ -217,14 +220,14 @@ class Kube:
         """
         waiting = set(pods)
         patience = self._patience()
-        nudges = every(_NUDGE_SECONDS, lambda: self.nudge_all(waiting))
+        nudge = every(_NUDGE_SECONDS, lambda: self.nudge_all(waiting))
 
         def reached() -> bool:
             documents = self.all("Pod")
             there = {p["metadata"]["name"] for p in documents if p["status"].get("phase") == phase}
             waiting.difference_update(there)
-            next(nudges)
-            next(patience)
+            nudge()
+            patience()
             return not waiting
 
         try:

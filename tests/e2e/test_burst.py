@@ -20,6 +20,7 @@ def test_a_hundred_pods_created_at_once_on_eight_gpus_all_run(kube, driver, reco
 
     unfinished = lambda: kube.all("Pod", fieldSelector="status.phase!=Succeeded")  # noqa: E731
     wait("all pods to have run", lambda: not unfinished(), 400, 0.5)
+    assert {p["metadata"]["name"] for p in kube.all("Pod")} == set(names)
     _, metrics = driver.ask("/metrics")
     served, within = prepares(metrics, "+Inf"), prepares(metrics, "32.0")
     assert within == served >= len(names), "a prepare took more than 32 s of the kubelet's 45"

@@ -128,11 +128,12 @@ def test_a_hundred_pods_created_at_once_on_eighty_replicas_all_run(kube, driver,
 
     def ended():
         unfinished = kube.all("Pod", fieldSelector="status.phase!=Succeeded")
-        failed = [p["status"] for p in unfinished if p["status"].get("phase") == "Failed"]
+        failed = [p["metadata"]["name"] for p in unfinished if p["status"].get("phase") == "Failed"]
         assert failed == []  # they never run
         return not unfinished
 
     wait("all pods to have run", ended, 400, 0.5)
+    assert {p["metadata"]["name"] for p in kube.all("Pod")} == set(names)
     assert len(shown(kube, "burst-099")) == 1
 
 

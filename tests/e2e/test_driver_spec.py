@@ -18,7 +18,7 @@ from tests.e2e.processes import main_process
 NEWER = "590.48.01"
 _LIBCUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
 SHOW = f"echo $GPU_DRIVER_VERSION; grep ' {_LIBCUDA} ' /proc/self/mountinfo; {SLEEP}"
-HELD = 100  # containerd reads all files anew at each change: more take it minutes
+HELD = 100  # hack/bench holds 500: containerd, which reads all at each change, takes a minute
 
 
 @pytest.fixture(autouse=True)

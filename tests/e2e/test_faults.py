@@ -17,7 +17,7 @@ from hack.benchmark.calls import Calls
 from hack.benchmark.errors import BenchError
 from tests.e2e.conftest import restarts_api_server
 from tests.e2e.driver import LIMITING
-from tests.e2e.kills import killed_at_work
+from tests.e2e.kills import killed_at_work, records_go
 from tests.e2e.kube import wait
 from tests.e2e.manifests import ANY_INTERVAL, claim, fraction, interval, on, pod, request, template
 from tests.fakes.disk import small_disk
@@ -166,7 +166,7 @@ def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(
         for name in some:
             kube.delete("Pod", name)
         killed_at_work(driver, kube, moments, some, sim=LIMITING)
-    wait("every record to go", lambda: kube.nudge_all(stay) or not driver.claims(), 90, 0.5)
+    records_go(driver, kube, stay)
     wait("every limit to go", lambda: not driver.limits(), 30)
     assert (driver.specs(), driver.metadata()) == ([], [])
     assert driver.intervals() == {"Default": 2}

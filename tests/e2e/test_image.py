@@ -31,7 +31,8 @@ def archive(image):
 
 
 def test_built_twice_it_is_the_same(image, tmp_path):
-    """Of what is locked, the layers for amd64, which are packed as those for arm64 are."""
+    """What is locked is packed anew for amd64 only: the same code packs it for arm64, and those
+    layers are taken as they are kept."""
     kept = tmp_path / "layers"
     kept.mkdir()
     for layers in cache_dir().glob("layers-arm64-*"):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.deploy.examples import uuids
-from tests.e2e.kills import killed_at_work
+from tests.e2e.kills import killed_at_work, records_go
 from tests.e2e.kube import wait
 from tests.e2e.manifests import CLASS, claim, fraction, on, pod, request, sharing, template
 from tests.e2e.mig import change_gpu, modes, partitions, serving
@@ -273,7 +273,7 @@ def test_killed_at_random_moments_while_partitions_come_and_go_nothing_is_left(k
             kube.delete("Pod", name)
         killed_at_work(driver, kube, moments, pair)
     gone(kube, *names)
-    wait("every record to go", lambda: kube.nudge_all(stay) or not driver.claims(), 90, 0.5)
+    records_go(driver, kube, stay)
     wait("every partition to go", lambda: not driver.instances(), 30)
     assert (driver.specs(), driver.metadata()) == ([], [])
     assert not any(modes(driver).values())

@@ -5,7 +5,6 @@ import re
 import pytest
 import yaml
 
-from tests.e2e.kills import runs
 from tests.e2e.kube import wait
 from tests.e2e.manifests import CLASS, SLEEP, claim, on, pod, request, template
 from tests.e2e.mig import PARTITION, boards, change_gpu, described, modes, part, partitions, serving
@@ -87,7 +86,7 @@ def test_an_error_in_the_middle_is_said_of_the_pod_and_nothing_is_left_of_it(
     wait("half a partition, its mode, record and spec to go", undone, 15, 0.05)
 
     change_gpu(driver, fails=None)
-    runs(kube, "waits")
+    kube.wait_pods(["waits"], "Running")
     assert len(driver.instances()[first]) == 1
 
 
@@ -95,7 +94,7 @@ def test_a_pod_that_cannot_end_since_its_partition_is_in_use_is_told(kube, drive
     """The kubelet itself says nothing of it to anybody."""
     kube.apply(claim("held", part("1g.10gb", of=first)))
     kube.apply(pod("held", claim="held"))
-    runs(kube, "held")
+    kube.wait_pods(["held"], "Running")
     change_gpu(driver, fails={REMOVE: "IN_USE"})
 
     kube.delete("Pod", "held")
@@ -132,7 +131,7 @@ def test_a_partition_that_somebody_else_created_meanwhile_is_used_and_left(
     change_gpu(driver, mig=True, instances=theirs)
     driver.start()
 
-    runs(kube, "chosen")
+    kube.wait_pods(["chosen"], "Running")
     assert kube.phase("chosen") == "Running"
     before = driver.instances()
     gone(kube, "chosen")
@@ -153,7 +152,7 @@ def test_a_place_that_somebody_else_took_meanwhile_is_said_by_name(kube, driver,
     assert driver.specs() == []
 
     change_gpu(driver, instances=[])
-    runs(kube, "chosen")
+    kube.wait_pods(["chosen"], "Running")
 
 
 THEIRS = {"profile": "1g.10gb", "start": 2}

@@ -1,4 +1,5 @@
-"""The plugin is killed at each call of NVML by which partitions come and go.
+"""The plugin is killed at each call of NVML by which partitions come and go, and at those before a
+layout.
 
 Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
 ``tests/plugin/mig/test_killed_at_nvml_calls.py``, which also kills at the calls that only read.
@@ -8,7 +9,7 @@ import pytest
 
 from dra_driver.sim.node_spec import KILLED, KILLED_AFTER
 from tests.e2e.conftest import LAYOUT_LABELS
-from tests.e2e.kills import goes, killed_at, runs
+from tests.e2e.kills import goes, killed_at
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod, template
 from tests.e2e.mig import modes, part, partitions, serving
@@ -18,8 +19,6 @@ SMALL = 19  # the id of 1g.10gb
 HALF = 9  # of 3g.40gb
 MODE, CREATE, FILL = CREATES
 EMPTY, REMOVE, _ = REMOVES
-# What NVML itself calls what pynvml asks for.
-NAMES = {"nvmlDeviceGetGpuInstanceProfileInfo": "nvmlDeviceGetGpuInstanceProfileInfoV"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,10 +55,6 @@ def layout(driver, kube):
     kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
 
 
-def functions(*groups):
-    return [NAMES.get(name, name) for group in groups for name in sorted(group)]
-
-
 @pytest.mark.parametrize("when", [KILLED, KILLED_AFTER])
 @pytest.mark.parametrize(
     ("coming", "going", "beside"),
@@ -82,7 +77,7 @@ def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
     nudge = lambda: kube.nudge("comes")  # noqa: E731
     killed_at(driver, coming, when, nudge, lambda: kube.apply(pod("comes", template="small")))
     driver.start(ready=False)
-    runs(kube, "comes")
+    kube.wait_pods(["comes"], "Running")
     (created,) = driver.instances().values()
     assert [(profile, computes) for profile, _, computes in created] == [(SMALL, 1)] * (1 + beside)
     assert set(before) < set(created)
@@ -103,7 +98,7 @@ def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver
     both = (KILLED, KILLED_AFTER)
     whole = driver.instances()
     layout("all-3g.40gb")
-    for function in functions(BEFORE_A_LAYOUT):
+    for function in sorted(BEFORE_A_LAYOUT):
         killed_at(driver, function, KILLED)
     for function, when in [(name, when) for name in CREATES for when in both]:
         killed_at(driver, function, when)

@@ -1,6 +1,5 @@
 """Wherever a change of a GPU ends too early, it is done again or undone."""
 
-import re
 from itertools import product
 
 import pytest
@@ -8,9 +7,9 @@ import pytest
 from dra_driver.base.errors import NodeError
 from tests.fakes.mig_node import MigNode, board
 from tests.fakes.mortal import Killed, Mortal
+from tests.fakes.nvml_calls import CHANGES
 
 UNMANAGED = {"profile": "1g.10gb", "start": 6}
-CHANGES = re.compile("Set|Create|Destroy")
 EXPECTED = {"create": ["3g.40gb at 0", "1g.10gb at 6"], "remove": ["1g.10gb at 6"]}
 
 
@@ -21,16 +20,16 @@ def killed_at_each(node, prepare, change):
     prepare(node.partitions)
     lives = Mortal(node.functions)
     change(node.through(lives))
-    changing = [number for number, name in enumerate(lives.calls, 1) if CHANGES.search(name)]
+    changing = [number for number, name in enumerate(lives.calls, 1) if name in CHANGES]
     assert changing
     for number, carried_out in product(changing, (False, True)):
         name = lives.calls[number - 1]
         node.fresh()
         prepare(node.partitions)
-        with pytest.raises(Killed, match=name):
+        with pytest.raises(Killed, match=f"^{name}$"):
             change(node.through(Mortal(node.functions, number, carried_out)))
         node.partitions = node.through(node.functions)
-        yield f"{'after' if carried_out else 'before'} {name}"
+        yield f"{'after' if carried_out else 'before'} {name}, call {number}"
 
 
 def nothing(partitions):

@@ -130,9 +130,55 @@ def test_killed_at_a_call_of_any_function_the_next_process_makes_the_change(node
         assert len(node.specs) == len(node.ledger.records()) == (case.after == PARTITIONED), where
 
 
+def given_out(node):
+    """Leaves the partition of a claim."""
+    return lambda: begun(node, CASES["given back"])
+
+
+def half_given_out(node):
+    """Leaves what was done when the instance of a claim's partition was created, and no more."""
+    start, calls = calls_of(node, CASES["prepared"])
+    number = len(start) + calls.index(CREATES[1]) + 1
+
+    def leave():
+        begun(node, CASES["prepared"])
+        node.start(number, carried_out=True)
+        node.look()
+        with pytest.raises(Killed, match=CREATES[1]):
+            prepare(node)
+
+    return leave
+
+
+@pytest.mark.point(84)
+@pytest.mark.parametrize(
+    ("what", "partitions", "claims"), [(given_out, PARTITIONED, 1), (half_given_out, WHOLE, 0)]
+)
+def test_killed_as_it_starts_the_next_process_finds_or_takes_back_what_was_left(
+    node, what, partitions, claims
+):
+    leave = what(node)
+    leave()
+    mortal = node.start()
+    node.look()
+
+    for number, name, carried_out in moments(list(mortal.calls), AT_WORK):
+        where = f"{'after' if carried_out else 'before'} {name}, call {number}"
+        leave()
+        with pytest.raises(Killed, match=f"^{name}$"):
+            node.start(number + 1, carried_out)
+            node.look()
+
+        node.start()
+        node.look()
+
+        assert node.partitions == partitions, where
+        assert len(node.specs) == len(node.ledger.records()) == claims, where
+
+
 def test_the_functions_that_are_called_are_those_at_which_it_is_killed(node):
     """A new one has to be said in ``tests.fakes.nvml_calls``, and so the plugin be killed at it:
-    here, where it is called while something changes, and on the cluster."""
+    here, and on the cluster where it changes something or comes before a layout."""
     known = [OF_NO_GPU, AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CHANGES, FOR_OTHERS.keys()]
     every = {name for name in vars(NvmlFunctions) if name.startswith("nvml")}
     assert sorted(name for names in known for name in names) == sorted(every)
