@@ -93,7 +93,6 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
             assert any(re.search(part, effect) for effect in effects), effects
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("effect", [1, 2], ids=["nothing recorded yet", "recorded"])
 def test_a_profile_that_changes_while_an_allocation_is_made_takes_nothing_from_its_pod(
     cluster, kube, driver, profile, plugin, effect

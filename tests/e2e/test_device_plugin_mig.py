@@ -39,7 +39,7 @@ version: v1
 flags: {migStrategy: single}
 """
 
-pytestmark = [pytest.mark.core, pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
+pytestmark = [pytest.mark.device_plugin, pytest.mark.usefixtures("containers")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,6 +74,7 @@ def layout(driver, kube, profile):
     kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
 
 
+@pytest.mark.core
 def test_partitions_of_a_mixed_layout_are_given_out_by_their_own_names_and_shared(
     cluster, kube, driver, layout, profile
 ):
