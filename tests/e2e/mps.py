@@ -22,7 +22,9 @@ def attached(driver: Driver, pid: int, *more: str) -> dict[str, int]:
     """A process becomes a client: the limits that hold for it."""
     answer = driver.agent.client("attach", pid, *more)
     assert answer.returncode == 0, answer.stderr + answer.stdout
-    return json.loads(driver.agent.client("show", pid, "-o", "json").stdout)
+    shown = driver.agent.client("show", pid, "-o", "json")
+    assert shown.returncode == 0, shown.stderr + shown.stdout
+    return json.loads(shown.stdout)
 
 
 def alive(driver: Driver, *pids: int) -> bool:
