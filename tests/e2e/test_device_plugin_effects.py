@@ -1,9 +1,11 @@
 """The plugin is killed before each effect of an allocation, or held there while its profile
 changes."""
 
+import contextlib
 import itertools
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -76,8 +78,7 @@ def test_killed_before_each_effect_of_an_allocation_its_pod_is_served_and_others
             is_served(kube, f"pod-{number - 1}")
             wait("what is left of it to go", lambda: traces(driver) == before, 70)
             armed.touch()
-            if outlives(kube, driver, f"pod-{number}", cluster.node_name, before):
-                armed.unlink()
+            if outlives(kube, driver, f"pod-{number}", before, armed):
                 break
             effects.append(record.read_text().splitlines()[-1])
 
@@ -125,9 +126,11 @@ def test_a_profile_that_changes_while_an_allocation_is_made_takes_nothing_from_i
     driver.stop()
 
 
-def outlives(kube, driver, name, node, before):
-    """Whether the plugin lives until a pod has come and gone, and nothing is left of it."""
+def outlives(kube, driver, name, before, armed):
+    """Whether the plugin lives until a pod has come and gone, and nothing is left of it. It is
+    killed no more then."""
     process = driver.processes[""]
+    node = driver.cluster.node_name
     kube.apply(pod(name, nodeName=node, terminationGracePeriodSeconds=1))
 
     def over():
@@ -141,6 +144,9 @@ def outlives(kube, driver, name, node, before):
         wait("the plugin to be killed, or to have nothing more to do", over, 20)
     except AssertionError as e:
         raise AssertionError(f"{e}: {kube.explain(name)}\n{driver.log[-2500:]}") from e
+    armed.unlink()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)  # for an effect that comes after the last trace is gone
     if process.poll() is None:
         return True
     assert driver.processes.pop("").returncode == -signal.SIGKILL
