@@ -52,7 +52,7 @@ def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path)
         "GPU 0000:43:00.0: it is bound to nouveau; to offer it here, bind it to nvidia instead",
         "GPU 0000:52:00.0: no driver is bound to it: load the nvidia module; if that is loaded, "
         "look for NVRM in the kernel log",
-        "GPU 0000:61:00.0: reading its state: no answer within 0.3 s: it may hang; look for Xid "
+        "GPU 0000:61:00.0: reading its state: no answer within 0.54 s: it may hang; look for Xid "
         "and NVRM in the kernel log, and if it stays so, drain and reboot the node",
     ]
     assert [device.name for device in inventory.gpus] == ["gpu-4", "gpu-5"]

@@ -149,6 +149,16 @@ def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(
     assert all(isinstance(state, DynamicState) for state in states)
 
 
+def test_gpus_that_the_driver_starts_one_after_the_other_have_the_time_for_it(tmp_path):
+    node = boards(tmp_path, 8, deadline=0.5)
+    node.through(Counted(node.functions, {"nvmlDeviceGetHandleByIndex": 0.1}))
+    node.nvml.system()
+    began = time.monotonic()
+    states = node.nvml.dynamic_states(range(8)).values()
+    assert time.monotonic() - began > 0.5
+    assert all(isinstance(state, DynamicState) for state in states)
+
+
 def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):
     node = boards(tmp_path, 2, deadline=0.1)
     counted = Counted(node.functions)
