@@ -110,7 +110,7 @@ def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[s
         return subprocess.run(
             [program, *arguments],
             cwd=REPOSITORY,
-            env={"HOME": home, "KUBECONFIG": kubeconfig},
+            env={"HOME": home, "KUBECONFIG": kubeconfig, "GOGC": "off"},
             capture_output=True,
             text=True,
             timeout=30,

@@ -54,6 +54,7 @@ def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.Com
             "HOME": str(kubeconfig.parent),
             "KUBECACHEDIR": str(Path(tempfile.gettempdir()) / "dra-driver-kubectl-cache"),
             "HELM_CACHE_HOME": str(Path(tempfile.gettempdir()) / "dra-driver-helm-cache"),
+            "GOGC": "off",
         },
         input=stdin,
         capture_output=True,

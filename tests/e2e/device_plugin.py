@@ -28,7 +28,7 @@ kind: NodeProfile
 spec: {api: DevicePlugin}
 """
 ALLOCATABLE_SECONDS = 30.0  # within which the Node says what became of its devices: every ten
-CHANGE_SECONDS = 40.0  # from one API to the other: the node drains for ten seconds
+CHANGE_SECONDS = 90.0  # from one API to the other: ten seconds of draining, a busy machine
 _PROFILE_NAME = "by-device-plugin"
 RESOURCE_NAME = {"extended-resource-name": ""}  # the flag: there is no such resource
 _FIRST_WITH_DRA = 34

@@ -180,7 +180,7 @@ class Kube:
         return document["status"].get("phase", "") if document else "gone"
 
     def wait_pod(
-        self, pod: str, *phases: str, namespace: str = "default", seconds: float = 60
+        self, pod: str, *phases: str, namespace: str = "default", seconds: float = 120
     ) -> str:
         """The phase of *pod* when it is one of *phases* (default: it runs, or ran)."""
         expected = phases or ("Running", "Succeeded")

@@ -81,7 +81,7 @@ class Release:
         """The same, whatever comes of it."""
         return subprocess.run(
             [self.helm_program, *arguments, "--namespace", NAMESPACE],
-            env={"KUBECONFIG": str(self.kube.config), "HOME": str(self.directory)},
+            env={"KUBECONFIG": str(self.kube.config), "HOME": str(self.directory), "GOGC": "off"},
             capture_output=True,
             text=True,
             timeout=HELM_SECONDS,

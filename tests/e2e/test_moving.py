@@ -66,6 +66,7 @@ class Shell:
             "PATH": ":".join([*map(str, programs), os.environ["PATH"]]),
             "KUBECONFIG": str(kube.config),
             "HOME": str(directory),
+            "GOGC": "off",
         }
 
     def type(self, command, *more):

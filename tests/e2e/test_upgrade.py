@@ -51,12 +51,12 @@ def holder(installed, kube):
 
 
 @contextmanager
-def always(act):
-    """*act* again and again beside the test; what it answers."""
+def always(act, pause=0.2):
+    """*act* again and again beside the test, with a *pause* in seconds between; what it answers."""
     over, answers = threading.Event(), []
 
     def repeat():
-        while not over.is_set():
+        while not over.wait(pause):
             answers.append(act())
 
     thread = threading.Thread(target=repeat)
@@ -71,7 +71,6 @@ def always(act):
 def ready_pods(release):
     """How many pods of the plugin there are, and how many of them are ready."""
     pods = release.pods(PLUGIN)
-    time.sleep(0.2)
     return len(pods), sum(is_ready(pod) for pod in pods)
 
 
@@ -86,7 +85,6 @@ def silent_seconds():
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{HTTP_PORT}/livez", timeout=5):
-                time.sleep(0.05)
                 return time.monotonic() - begun
         except OSError:
             time.sleep(0.02)
@@ -127,7 +125,7 @@ def test_an_upgrade_and_a_rollback_are_noticed_by_nobody(
 ):
     before = kube.slices()[0]["metadata"]["uid"]
     with (
-        always(lambda: runs_a_pod(kube)) as problems,
+        always(lambda: runs_a_pod(kube), 1) as problems,
         always(lambda: ready_pods(installed)) as pods,
         always(silent_seconds) as silences,
     ):
