@@ -96,11 +96,7 @@ def _facts(settings: DoctorSettings, cluster: CheckedCluster, served: ServedApi)
     others = facts.allocatable if served.api is AllocationApi.DRA else ()
     directory = settings.device_plugin_dir
     registered = registered_devices(KubeletCheckpoint(directory), names)
-    foreign = {
-        name: id_
-        for name, id_ in foreign_devices(registered, names).items()
-        if name in facts.allocatable
-    }
+    foreign = foreign_devices(registered, names, facts.allocatable)
     ledger = settings.ledger_dir / boot_id(settings.host_root)
     claims = ClaimReader(cluster.resources, settings.driver_name, settings.node_name)
     holders = Holders(

@@ -4,7 +4,7 @@ The kubelet tells nobody when a device is given back. It says which container ha
 (``kubeletplugin.device_plugin.checkpoint``), the API server which pods have ended.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -332,13 +332,16 @@ def _lives(uid: PodUid, pods: Pods) -> bool:
 
 
 def foreign_devices(
-    registered: Mapping[ResourceName, Iterable[DeviceId]], names: ResourceNames
+    registered: Mapping[ResourceName, Iterable[DeviceId]],
+    names: ResourceNames,
+    allocatable: Container[str] | None = None,
 ) -> dict[ResourceName, DeviceId]:
-    """By resource of ours, one of its *registered* devices that another device plugin lists."""
+    """By resource of ours, one of its *registered* devices that another device plugin lists. Of one
+    that is gone the kubelet still knows them, but none is *allocatable* (None: do not look)."""
     foreign = (
         (resource, min((id_ for id_ in ids if not _is_own_id(id_)), default=None))
         for resource, ids in registered.items()
-        if names.include(resource)
+        if names.include(resource) and (allocatable is None or resource in allocatable)
     )
     return {resource: id_ for resource, id_ in foreign if id_ is not None}
 

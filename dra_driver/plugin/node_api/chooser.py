@@ -179,7 +179,7 @@ class ApiChooser:
     def _others_list_anew(self, now: float) -> bool:
         """Whether somebody has come to list devices as ours, or has gone: the Node tells which, a
         moment later."""
-        listed = self._inputs.other_plugin.listed()
+        listed = self._inputs.other_plugin.listed(self._node_api.serving)
         if listed != self._listed:
             self._listed, self._status_due_at = listed, now + _STATUS_SECONDS
             return True
@@ -317,7 +317,7 @@ class ApiChooser:
             return _DRAINING
         if choice.waits_for or choice.other_plugin_is_gone:
             return _WAITING
-        if choice.other_plugin:
+        if choice.other_plugin or self._listed:  # who lists as before may have gone and come back
             return _OTHER_PLUGIN
         cluster = self._cluster or ClusterFacts()
         is_mapped = cluster.device_class != "" or not self._inputs.resource

@@ -111,7 +111,8 @@ class OtherDevicePlugin:
     def begin(self, serving: AllocationApi, was_here: bool) -> str:
         """Begin anew, as far as this machine tells. *was_here*: so another process saw it last."""
         sockets = self._sockets()
-        self._text, self._is_gone = other_device_plugin(sockets, (), self._foreign()), False
+        foreign = foreign_devices(self._registered(), self._pods.names)
+        self._text, self._is_gone = other_device_plugin(sockets, (), foreign), False
         is_here = bool(sockets) or was_here
         self._forget_pods(self._clock() + _PATIENCE_SECONDS if is_here else float("-inf"))
         if not self._text and was_here:
@@ -128,23 +129,24 @@ class OtherDevicePlugin:
             return not_known_what_is_left(str(e))
         return not_known_what_is_left("the API server was not asked yet") if is_any else ""
 
-    def _foreign(self) -> Mapping[ResourceName, DeviceId]:
-        return foreign_devices(self._registered(), self._pods.names)
-
-    def listed(self) -> Set[tuple[ResourceName, bool]]:
-        """The resources of ours of which the kubelet has devices, and whether these are certainly
-        another plugin's. Where this changes, somebody came or went."""
+    def listed(self, serving: AllocationApi | None) -> Set[tuple[ResourceName, bool]]:
+        """The resources of ours of which the kubelet has devices that may be another plugin's, and
+        whether they certainly are. Where this changes, somebody came or went; for some minutes the
+        kubelet may still have those of a plugin that has gone."""
         registered = self._registered()
         foreign = foreign_devices(registered, self._pods.names)
-        return {(resource, resource in foreign) for resource in registered}
+        is_ours = serving is AllocationApi.DEVICE_PLUGIN
+        return {
+            (resource, resource in foreign)
+            for resource in registered
+            if resource in foreign or not is_ours
+        }
 
     def look(
         self, serving: AllocationApi | None, theirs: Sequence[str], allocatable: Sequence[str]
     ) -> str:
         """*theirs*: the resources of ours that are *allocatable* on the Node by somebody else."""
-        foreign = {  # of what is gone the kubelet still knows, but nothing is allocatable
-            resource: id_ for resource, id_ in self._foreign().items() if resource in allocatable
-        }
+        foreign = foreign_devices(self._registered(), self._pods.names, allocatable)
         now = self._clock()
         if signs := other_device_plugin(self._sockets(), theirs, foreign):
             self._text, self._is_gone = signs, False

@@ -295,6 +295,8 @@ def test_a_device_of_ours_that_is_called_otherwise_is_of_another_device_plugin()
         ResourceName("example.com/nic"): (DeviceId("nic-0"),),
     }
     assert foreign_devices(registered, NAMES) == {GPU: "vendor-0"}
+    assert foreign_devices(registered, NAMES, [GPU]) == {GPU: "vendor-0"}
+    assert foreign_devices(registered, NAMES, []) == {}
 
 
 @pytest.mark.parametrize(

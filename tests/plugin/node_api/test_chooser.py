@@ -519,6 +519,33 @@ def test_a_plugin_whose_devices_could_be_ours_is_noticed_within_seconds_while_cl
     assert "nvidia.com/gpu is allocatable" in (world.node_api.refusal(DRA) or "")
 
 
+def test_a_plugin_that_comes_back_while_the_kubelet_remembers_it_is_noticed_within_seconds(world):
+    serving(world, DRA)
+    there = replace(NEW, allocatable=("nvidia.com/gpu",))
+    world.registered = {ResourceName("nvidia.com/gpu"): (DeviceId("GPU-1"),)}
+    world.cluster = there
+    world.settle(60)
+    assert world.state(DRA) is DRAINING
+    world.cluster = NEW
+    world.settle(100)
+    assert world.state(DRA) is ON
+
+    world.cluster = there
+    world.settle(20)
+    assert world.state(DRA) is DRAINING
+
+
+def test_what_is_listed_by_this_driver_itself_is_no_reason_to_ask_the_api_server(world):
+    serving(world, DEVICE_PLUGIN)
+    world.settle(60)
+    before = world.looks
+    for ids in ("GPU-1::0", "GPU-1::1"), ("GPU-1",), ():
+        world.registered = {ResourceName("nvidia.com/gpu"): tuple(map(DeviceId, ids))}
+        world.settle(30)
+
+    assert world.looks == before
+
+
 def test_what_we_served_ourselves_until_a_moment_ago_is_of_no_other_plugin(world):
     serving(world, DEVICE_PLUGIN)
     world.cluster = replace(NEW, allocatable=("nvidia.com/gpu",))
