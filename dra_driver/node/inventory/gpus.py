@@ -92,12 +92,12 @@ class GpuDiscovery:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault. A GPU that hangs costs its deadline once, and a fifth of
-        it for the read together with others, or for each one that is new. One that is being
-        changed, or has to wait for that, is ``stale``, and so are all of them at the first scan at
-        which NVML itself is late. One that answered before and cannot be read is ``lost``, as it
-        was, and ``stale``, too. While NVML is released, those that are remembered are ``stale``. A
-        node without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be
-        read.
+        it for the read together with others, or for each one that is new or in partitions. One that
+        is being changed, or has to wait for that, is ``stale``, and so are all of them at the first
+        scan at which NVML itself is late. One that answered before and cannot be read is ``lost``,
+        as it was, and ``stale``, too. While NVML is released, those that are remembered are
+        ``stale``. A node without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus
+        cannot be read.
         """
         last, self._last = self._last, None
         if self._bound is None:  # before NVML is started: what comes after is seen as a change

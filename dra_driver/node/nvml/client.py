@@ -161,8 +161,9 @@ class Nvml:
             self._read_together(quick, _READING_STATE)
         )
         alone = {index: read for index, read in reads.items() if index not in states}
-        # Without persistence mode the driver starts one GPU after the other when they are opened.
-        new = sum(index not in known for index in alone)
+        # Without persistence mode the driver starts a GPU when it is opened, and may start one
+        # after the other; a second for each is an estimate.
+        new = sum(index not in known and not session.has_answered(index) for index in alone)
         states |= self._read_gpus(alone, _READING_STATE, known, new)
         # The driver lists partitions of one board after the other, so they are late together.
         partitioned = {

@@ -29,6 +29,10 @@ class NvmlSession:
         """Where NVML lists this GPU, or the GPU of this instance. NVML's gate is held."""
         return self._indices.get(uuid)
 
+    def has_answered(self, index: int) -> bool:
+        """Whether the GPU at *index* was read since NVML was started."""
+        return index in self._indices.values()
+
     def update(self, index: int, state: DynamicState) -> None:
         """The GPU at *index*, and its instances, are what *state* says. NVML's gate is held."""
         others = {uuid: place for uuid, place in self._indices.items() if place != index}

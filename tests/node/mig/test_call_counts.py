@@ -158,6 +158,9 @@ def test_gpus_that_the_driver_starts_one_after_the_other_have_the_time_for_it(tm
     assert time.monotonic() - began > 0.5
     assert all(isinstance(state, DynamicState) for state in states)
 
+    again = node.nvml.dynamic_states(range(8)).values()
+    assert any(isinstance(state, TimedOut) for state in again), "they have started"
+
 
 def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):
     node = boards(tmp_path, 2, deadline=0.1)
