@@ -31,8 +31,8 @@ def mig_warnings(
     partitions: Sequence[Device],
     features: ApiFeatures,
 ) -> tuple[str, ...]:
-    """A line for each rule for partitions in *profile* that has no effect, or not the expected one.
-    *partitions*: those that are offered."""
+    """A line for each rule for partitions in *profile* that has no effect, or not the expected one:
+    a single one where several entries have the same rule. *partitions*: those that are offered."""
     lines: list[_Line] = []
     for entry in profile.entries:
         if not entry.rules.include:
@@ -50,7 +50,22 @@ def mig_warnings(
             *_several_kinds(entry, entry_partitions, partitions),
             *([] if features.device_plugin else _not_renamed(entry, entry_partitions)),
         ]
-    return tuple(f"profile {profile.name!r}, {where}: {line}" for where, line in lines)
+    fields_by_line: dict[str, list[str]] = {}
+    for field, line in lines:
+        fields_by_line.setdefault(line, []).append(field)
+    return tuple(
+        f"profile {profile.name!r}, {_few(fields)}: {line}"
+        for line, fields in fields_by_line.items()
+    )
+
+
+def _few(fields: Sequence[str]) -> str:
+    """*fields*, the first of which stands for the others.
+
+    >>> _few(["spec.gpus[0].mig", "spec.gpus[1].mig", "spec.gpus[2].mig"])
+    'spec.gpus[0].mig and 2 more'
+    """
+    return f"{fields[0]} and {len(fields) - 1} more" if len(fields) > 1 else fields[0]
 
 
 def serve_as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
