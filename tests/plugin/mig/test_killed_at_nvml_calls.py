@@ -152,17 +152,21 @@ def half_given_out(node):
 
 @pytest.mark.point(84)
 @pytest.mark.parametrize(
-    ("what", "partitions", "claims"), [(given_out, PARTITIONED, 1), (half_given_out, WHOLE, 0)]
+    ("what", "partitions", "claims", "changes"),
+    [(given_out, PARTITIONED, 1, set()), (half_given_out, WHOLE, 0, set(REMOVES[1:]))],
 )
 def test_killed_as_it_starts_the_next_process_finds_or_takes_back_what_was_left(
-    node, what, partitions, claims
+    node, what, partitions, claims, changes
 ):
     leave = what(node)
     leave()
     mortal = node.start()
     node.look()
+    at_start = list(moments(list(mortal.calls), AT_WORK))
+    assert {name for _, name, _ in at_start if name in CHANGES} == changes
+    assert at_start
 
-    for number, name, carried_out in moments(list(mortal.calls), AT_WORK):
+    for number, name, carried_out in at_start:
         where = f"{'after' if carried_out else 'before'} {name}, call {number}"
         leave()
         with pytest.raises(Killed, match=f"^{name}$"):
