@@ -60,11 +60,7 @@ def mig_warnings(
 
 
 def _few(fields: Sequence[str]) -> str:
-    """*fields*, the first of which stands for the others.
-
-    >>> _few(["spec.gpus[0].mig", "spec.gpus[1].mig", "spec.gpus[2].mig"])
-    'spec.gpus[0].mig and 2 more'
-    """
+    """*fields*, the first of which stands for the others: 'spec.gpus[0].mig and 2 more'."""
     return f"{fields[0]} and {len(fields) - 1} more" if len(fields) > 1 else fields[0]
 
 

@@ -134,6 +134,13 @@ MIXED = Profile(
         )
     ),
 )
+TWICE = Profile(
+    "p",
+    tuple(
+        ProfileEntry(selector, Rules(mig=MigRules(single=True)), f"spec.gpus[{n}]")
+        for n, selector in enumerate([GpuSelector(minors=frozenset({0})), GpuSelector()])
+    ),
+)
 KINDS = "mig.strategy: Single has no effect, since there are partitions of several kinds: "
 STRICT = (
     "memoryLimit: Strict has each partition given out whole, since the GPU's driver limits no part "
@@ -211,6 +218,12 @@ STRICT = (
                 "all-1g.5gb"
             ),
             id="Single, and several kinds",
+        ),
+        pytest.param(
+            [SMALL, HALF],
+            TWICE,
+            lines(KINDS.replace(":", " and 1 more:", 1) + "1g.5gb on gpu-0, 3g.20gb on gpu-0"),
+            id="Single, and several kinds, in two entries",
         ),
         pytest.param(
             [with_instances(("1g.5gb+me", 0), board="a100-40"), HALF, mig_gpu(minor=2)],
