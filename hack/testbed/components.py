@@ -24,7 +24,8 @@ _RESOURCE_VERSIONS = ("v1beta1", "v1beta2", "v1alpha3")
 _FIRST_WITH_DRA = 34
 
 # What nobody here has: volumes that are attached, services, certificates that are asked for, pods
-# that are scaled. Idle they take half of the controller manager's CPU time.
+# that are scaled or belong to a ReplicationController, Nodes whose kubelets are told how long to
+# keep what they read. Idle they take half of the controller manager's CPU time.
 _CONTROLLERS_OFF = (
     "attachdetach",
     "csrapproving",

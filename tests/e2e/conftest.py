@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if str(item.path).startswith(directory):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))  # longer than what it waits for
 
 
 @pytest.fixture(scope="session")

@@ -128,8 +128,9 @@ def test_a_hundred_pods_created_at_once_on_eighty_replicas_all_run(kube, driver,
 
     def ended():
         unfinished = kube.all("Pod", fieldSelector="status.phase!=Succeeded")
-        failed = [p["metadata"]["name"] for p in unfinished if p["status"].get("phase") == "Failed"]
-        assert failed == []  # they never run
+        statuses = {p["metadata"]["name"]: p["status"] for p in unfinished}
+        failed = {name: each for name, each in statuses.items() if each.get("phase") == "Failed"}
+        assert failed == {}  # they never run
         return not unfinished
 
     wait("all pods to have run", ended, 400, 0.5)

@@ -51,7 +51,7 @@ def holder(installed, kube):
 
 
 @contextmanager
-def always(act, pause=0.2):
+def always(act, pause=0.1):
     """*act* again and again beside the test, with a *pause* in seconds between; what it answers."""
     over, answers = threading.Event(), []
 
@@ -65,7 +65,8 @@ def always(act, pause=0.2):
         yield answers
     finally:
         over.set()
-        thread.join(120)
+        thread.join(200)
+        assert not thread.is_alive()
 
 
 def ready_pods(release):
