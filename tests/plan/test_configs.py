@@ -181,6 +181,7 @@ def test_decoding_ends_where_nobody_reads_on():
     assert calls(lambda: with_decoded_configs(asked), decode_config) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_claim_with_as_many_configurations_as_there_can_be_is_as_much_work_as_they_are():
     def work(shape, count):
         document = json.loads(claim_text(shapes(LONGEST)[shape], count))

@@ -64,12 +64,12 @@ def test_a_gpu_that_hangs_does_not_keep_the_others_from_answering(hung):
 
 def test_many_gpus_that_hang_cost_one_deadline_together(tmp_path):
     gpus = [h100(f"{bus:02x}", hangs=True) for bus in range(16, 24)]
-    node = Node(tmp_path, {"gpus": gpus}, deadline_seconds=4)
+    node = Node(tmp_path, {"gpus": gpus}, deadline_seconds=1)
     node.nvml.system()
     began = time.monotonic()
     answers = node.nvml.dynamic_states(range(8))
     assert all(isinstance(answer, TimedOut) for answer in answers.values())
-    assert time.monotonic() - began < 30, "one after the other would take 32 s"
+    assert time.monotonic() - began < 8, "one after the other would take 20 s"
     node.document["gpus"] = [gpu | {"hangs": False} for gpu in gpus]
     node.write()
 

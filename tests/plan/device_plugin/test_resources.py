@@ -400,6 +400,7 @@ def test_gpus_for_which_a_message_has_no_room_are_named_in_one_line_with_the_men
     assert message_bytes(mended.resources[0]) <= MAX_LIST_BYTES
 
 
+@pytest.mark.exhaustive
 def test_of_one_gpu_as_many_replicas_are_listed_as_a_message_has_room_for():
     offer = offer_of(gpu(0), replicas=50_000, limited=False)
 
@@ -408,6 +409,7 @@ def test_of_one_gpu_as_many_replicas_are_listed_as_a_message_has_room_for():
     assert message_bytes(offered.resources[0]) <= MAX_LIST_BYTES
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "replicas"), [(1, 50_001), (8, 2_000_000_000)])
 def test_the_advice_on_too_many_replicas_works_at_once(number, replicas):
     gpus = [gpu(minor) for minor in range(number)]
@@ -422,6 +424,7 @@ def test_the_advice_on_too_many_replicas_works_at_once(number, replicas):
     assert (mended.pending, problems_of(mended)) == ((), ())
 
 
+@pytest.mark.exhaustive
 def test_the_advice_on_too_many_replicas_of_instances_works_at_once():
     boards = [made(("1g.5gb", 4), ("1g.5gb", 5), minor=minor) for minor in range(8)]
 

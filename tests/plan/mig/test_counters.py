@@ -90,6 +90,7 @@ def test_the_plain_profiles_of_every_board_are_kept_apart_exactly_and_by_few_cou
     assert {name.split("-")[0] for name, _ in offered.counters} == {"block"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("board", boards())
 def test_all_profiles_of_every_board_are_kept_apart_exactly(board):
     mig_info = mig(board)

@@ -170,6 +170,7 @@ def pool_of(offered):
     return split_into_slices("node-1", published_devices(offered), published_counters(offered))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("profiles", [(), ("*",)])
 @pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "rtx-pro-6000-96"])
 def test_the_api_server_takes_sixteen_gpus_with_partitions(board, profiles):
@@ -191,6 +192,7 @@ def test_the_api_server_takes_sixteen_gpus_with_partitions(board, profiles):
     assert pool.slices[: len(sets)] == tuple(sets)  # the scheduler wants all of them anyway
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "node_profile", [dynamic(), dynamic("*"), profile()], ids=["mig", "all", "none"]
 )
@@ -205,6 +207,7 @@ def test_the_api_server_takes_the_slices_of_every_bundled_node(name, node_profil
     assert set(refused(pool)) <= {""}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [1, 5, 16])
 @pytest.mark.timeout(300)  # with coverage, beside other work, it took more than 60 s
 def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
