@@ -22,6 +22,7 @@ from dra_driver.controller.cluster import ClusterView, FollowedCluster, ServerVe
 from dra_driver.controller.events import ProfileEvents
 from dra_driver.controller.metrics import ControllerMetrics
 from dra_driver.controller.writes import ControllerWrites, Kind, NotLeading, ObjectVersion
+from dra_driver.k8s.events import timestamp
 from dra_driver.model.node_profiles import (
     Decision,
     GivenSince,
@@ -204,7 +205,7 @@ class RolloutLoop:
         if seconds > 0:
             return seconds
         now = time.monotonic()
-        decision = decide_rollout(profile, around, Moment(now, _timestamp(), progress.given_since))
+        decision = decide_rollout(profile, around, Moment(now, timestamp(), progress.given_since))
         progress.given_since = decision.given_since
         again_in = self._intervals.longest if decision.again_in is None else decision.again_in
         writes_status = decision.status != profile.status
@@ -224,7 +225,7 @@ class RolloutLoop:
         seconds = self._seconds_until_free(progress, view, "nodes without a NodeProfile")
         if seconds > 0:
             return seconds
-        moment = Moment(time.monotonic(), _timestamp(), progress.given_since)
+        moment = Moment(time.monotonic(), timestamp(), progress.given_since)
         decision = decide_without_profile(assignment.without_profile, moment)
         progress.given_since = decision.given_since
         if decision.nodes:
@@ -303,7 +304,3 @@ def _attempt(write: Callable[[], ObjectVersion]) -> ObjectVersion | DriverError:
         return write()
     except DriverError as error:
         return error
-
-
-def _timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -207,7 +207,7 @@ class EventRecorder:
             "source": {"component": self._component, "host": self._node},
             "reportingComponent": self._component,
             "reportingInstance": self._node,
-            "firstTimestamp": _timestamp(),
+            "firstTimestamp": timestamp(),
             **self._again(event, count),
         }
 
@@ -215,7 +215,7 @@ class EventRecorder:
         message = event.message
         if len(message) > _LONGEST_MESSAGE:
             message = f"{message[: _LONGEST_MESSAGE - 1]}…"
-        return {"count": count, "message": message, "lastTimestamp": _timestamp()}
+        return {"count": count, "message": message, "lastTimestamp": timestamp()}
 
     def _forget(self, now: float) -> None:
         """Forget the events that the API server has removed by now."""
@@ -256,7 +256,8 @@ def _reference(regarding: Regarding) -> Document:
     return reference | {"kind": "Node"}
 
 
-def _timestamp() -> str:
+def timestamp() -> str:
+    """This moment as Kubernetes writes one (metav1.Time)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +9,7 @@ from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
+from dra_driver.k8s.events import timestamp
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.plan.node_conditions import NodeCondition, condition_of
 
@@ -83,7 +83,7 @@ class ConditionWriter:
             if said == wanted and "lastHeartbeatTime" in there:  # older releases wrote none
                 self._written = (uid, wanted)
                 return
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = timestamp()
         condition = {
             "type": self._type,
             "status": wanted.status,
