@@ -11,6 +11,7 @@ from hack.testbed.leftovers import kill_containers
 from tests.e2e.conftest import NEW, OLD
 from tests.e2e.device_plugin import (
     GPU,
+    SHARED,
     by_device_plugin,
     devices,
     doctor,
@@ -205,6 +206,21 @@ def test_another_device_plugin_is_named_and_nothing_is_offered_beside_it(cluster
         kube.delete("Pod", "of-other")
         kube.wait_gone("Pod", "of-other")
     wait_allocatable(driver, {GPU: 8}, 60)  # it could have been gone for a moment
+
+
+def test_beside_a_plugin_with_another_resource_ours_is_offered_no_more_and_no_pod_fails(
+    cluster, kube, driver
+):
+    kube.apply(pod("ours", 2))
+    running(kube, "ours")
+    with OtherDevicePlugin(cluster.device_plugins_dir, SHARED, ["GPU-a::0", "GPU-a::1"]):
+        wait_allocatable(driver, {GPU: 2, SHARED: 2})  # those of our pod
+        kube.apply(pod("next", 6))
+        wait("too few to be told", lambda: f"Insufficient {GPU}" in str(kube.events("next")), 20)
+
+    running(kube, "next")
+    assert not shown(kube, "next") & shown(kube, "ours")
+    assert restarts(kube, "ours") == 0
 
 
 def test_a_plugin_that_registers_our_resource_later_is_named_and_ours_serves_again_when_it_is_gone(

@@ -4,7 +4,7 @@ The kubelet tells nobody when a device is given back. It says which container ha
 (``kubeletplugin.device_plugin.checkpoint``), the API server which pods have ended.
 """
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -344,6 +344,20 @@ def foreign_devices(
         if names.include(resource) and (allocatable is None or resource in allocatable)
     )
     return {resource: id_ for resource, id_ in foreign if id_ is not None}
+
+
+def not_taken(
+    offered: Iterable[Resource], registered: Mapping[ResourceName, Collection[DeviceId]]
+) -> Set[ResourceName]:
+    """The resources that we have *offered* and another device plugin has not taken, where the
+    healthy devices that the kubelet has *registered* show which it took. None where they are all as
+    offered: it may list the very same ones."""
+    ours = {
+        resource.name: {device.id for device in resource.devices if device.healthy}
+        for resource in offered
+    }
+    taken = {name for name, ids in registered.items() if set(ids) != ours.get(name, set())}
+    return ours.keys() - taken if taken else set()
 
 
 def _is_own_id(id_: DeviceId) -> bool:

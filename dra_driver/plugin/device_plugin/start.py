@@ -2,6 +2,7 @@
 
 import secrets
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from dra_driver.base.files import disk_errors
@@ -17,6 +18,7 @@ from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.allocations import AllocationDependencies, Allocations
 from dra_driver.plugin.device_plugin.listing import DeviceListing
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
+from dra_driver.plugin.node_api.other_plugin import registered_devices
 from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.parts import PluginParts
 
@@ -53,6 +55,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         parts.is_newest,
         reconciler,
         lambda: parts.labels.status,
+        partial(registered_devices, parts.checkpoint, names),
     )
     allocations.refused = listing.refused
     parts.allocations_known = reconciler.knows_all

@@ -39,6 +39,7 @@ from dra_driver.plan.device_plugin.users import (
     listed_containers,
     names_files_of,
     needs_pod,
+    not_taken,
     nothing_more,
     of_same_containers,
     overlapping,
@@ -54,6 +55,8 @@ from dra_driver.plan.device_plugin.users import (
 )
 from tests.builders import holding, record
 from tests.fakes.allocations import GPU, listed, node_pod
+
+SHARED = ResourceName("nvidia.com/gpu.shared")
 
 NAMES = ResourceNames()
 
@@ -297,6 +300,29 @@ def test_a_device_of_ours_that_is_called_otherwise_is_of_another_device_plugin()
     assert foreign_devices(registered, NAMES) == {GPU: "vendor-0"}
     assert foreign_devices(registered, NAMES, [GPU]) == {GPU: "vendor-0"}
     assert foreign_devices(registered, NAMES, []) == {}
+
+
+@pytest.mark.parametrize(
+    ("registered", "names"),
+    [
+        pytest.param({GPU: ("GPU-1",), SHARED: ("GPU-2::0",)}, set(), id="all are as offered"),
+        pytest.param({}, set(), id="the kubelet says nothing"),
+        pytest.param({GPU: ("GPU-1",), SHARED: ("GPU-2::1",)}, {GPU}, id="one is another's"),
+        pytest.param({GPU: ("GPU-1", "GPU-2")}, {SHARED}, id="of one nothing is listed any more"),
+        pytest.param(
+            {GPU: ("GPU-1",), SHARED: ("GPU-2::0",), "nvidia.com/mig-1g.5gb": ("MIG-1",)},
+            {GPU, SHARED},
+            id="what we do not offer is another's",
+        ),
+        pytest.param({GPU: ("GPU-9",), SHARED: ("GPU-9::0",)}, set(), id="all are another's"),
+    ],
+)
+def test_what_another_plugin_has_not_taken_is_known_where_something_is_otherwise(registered, names):
+    offered = [
+        Resource(GPU, (ListedDevice(DeviceId("GPU-1")), ListedDevice(DeviceId("GPU-3"), False))),
+        Resource(SHARED, (ListedDevice(DeviceId("GPU-2::0")),)),
+    ]
+    assert not_taken(offered, registered) == names
 
 
 @pytest.mark.parametrize(
