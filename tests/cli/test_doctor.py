@@ -25,11 +25,12 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import Fault, HealthState, Problem
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
-from dra_driver.model.profiles import AllocationApi
+from dra_driver.model.profiles import AllocationApi, Profile
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.health_file import HealthFile
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
+from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plan.profiles.revisions import canonical_rules, revision_name
 from dra_driver.settings import DoctorSettings
 from dra_driver.sim.node_spec import read_node
@@ -725,6 +726,13 @@ def test_a_profile_that_cannot_be_used_fails_with_who_chose_it_and_the_field(wor
     assert answer.code == 1
     assert failed.startswith("[FAIL] profile: --profile: profile 'mine': ")
     assert "spec.gpus[0].replicas" in failed
+    assert "offers no GPU, since it never had a good one" in answer.out
+
+    LastProfileFile(world.home / "state/profile.json").keep(
+        Profile("quarters", revision="quarters-7")
+    )
+    answer = world.ask(*profile(replicas="many"))
+    assert "keeps the last good one, quarters, revision quarters-7, also" in answer.out
 
 
 def test_what_a_profile_says_to_nobody_is_told(world, profile):

@@ -171,6 +171,18 @@ class CheckedProfile:
         return ApiFeatures(*kept)
 
 
+def _kept_profile(settings: DoctorSettings) -> str:
+    """What holds while no profile can be used."""
+    kept = LastProfileFile(settings.last_profile).read()
+    if kept is None:
+        return "until then the plugin offers no GPU, since it never had a good one"
+    revision = f", revision {kept.revision}" if kept.revision else ""
+    return (
+        f"until then the plugin keeps the last good one, {kept.name}{revision}, also when it is "
+        "started again"
+    )
+
+
 def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
     """Which profile is selected, whether it can be used, and what it makes of the GPUs."""
     try:
@@ -191,8 +203,7 @@ def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
         yield fail(
             PROFILE,
             f"{origin}: {e}",
-            "mend it, or choose another; until then the plugin keeps the last good one, also when "
-            "it is started again; a node that never had one offers no GPU",
+            f"mend it, or choose another; {_kept_profile(checked.settings)}",
         )
         return
     revision = f", revision {profile.revision}" if profile.revision else ""
