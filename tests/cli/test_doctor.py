@@ -726,7 +726,7 @@ def test_a_profile_that_cannot_be_used_fails_with_who_chose_it_and_the_field(wor
     assert answer.code == 1
     assert failed.startswith("[FAIL] profile: --profile: profile 'mine': ")
     assert "spec.gpus[0].replicas" in failed
-    assert "offers no GPU, since it never had a good one" in answer.out
+    assert "no last good one is known here" in answer.out
 
     LastProfileFile(world.home / "state/profile.json").keep(
         Profile("quarters", revision="quarters-7")

@@ -213,8 +213,11 @@ def test_beside_a_plugin_with_another_resource_ours_is_offered_no_more_and_no_po
 ):
     kube.apply(pod("ours", 2))
     running(kube, "ours")
-    with OtherDevicePlugin(cluster.device_plugins_dir, SHARED, ["GPU-a::0", "GPU-a::1"]):
-        wait_allocatable(driver, {GPU: 2, SHARED: 2})  # those of our pod
+    theirs = ["GPU-a::0", "GPU-a::1"]
+    socket = "nvidia-gpu.shared.sock"
+    with OtherDevicePlugin(cluster.device_plugins_dir, SHARED, theirs, socket):
+        # Those of our pod, once the other one has had the time to register all that it has.
+        wait_allocatable(driver, {GPU: 2, SHARED: 2}, 45)
         kube.apply(pod("next", 6))
         wait("too few to be told", lambda: f"Insufficient {GPU}" in str(kube.events("next")), 20)
 

@@ -175,7 +175,7 @@ def _kept_profile(settings: DoctorSettings) -> str:
     """What holds while no profile can be used."""
     kept = LastProfileFile(settings.last_profile).read()
     if kept is None:
-        return "until then the plugin offers no GPU, since it never had a good one"
+        return "no last good one is known here; where there was none, the plugin offers no GPU"
     revision = f", revision {kept.revision}" if kept.revision else ""
     return (
         f"until then the plugin keeps the last good one, {kept.name}{revision}, also when it is "

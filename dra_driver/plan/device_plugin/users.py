@@ -4,6 +4,7 @@ The kubelet tells nobody when a device is given back. It says which container ha
 (``kubeletplugin.device_plugin.checkpoint``), the API server which pods have ended.
 """
 
+import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,6 +26,7 @@ from dra_driver.plan.device_plugin.allocations import allocation_uid
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.mps.containers import mps_tenants_of, tenant_problems
 
+_NVIDIA_SOCKET: Final = re.compile(r"nvidia-(?P<name>.+)\.sock")
 _OWN_IDS: Final = ("GPU-", "MIG-")  # how the UUIDs of NVML begin
 
 Pods = Mapping[PodUid, NodePod]
@@ -347,17 +349,20 @@ def foreign_devices(
 
 
 def not_taken(
-    offered: Iterable[Resource], registered: Mapping[ResourceName, Collection[DeviceId]]
+    offered: Iterable[ResourceName],
+    sockets: Iterable[str],
+    foreign: Collection[ResourceName],
+    names: ResourceNames,
 ) -> Set[ResourceName]:
-    """The resources that we have *offered* and another device plugin has not taken, where the
-    healthy devices that the kubelet has *registered* show which it took. None where they are all as
-    offered: it may list the very same ones."""
-    ours = {
-        resource.name: {device.id for device in resource.devices if device.healthy}
-        for resource in offered
-    }
-    taken = {name for name, ids in registered.items() if set(ids) != ours.get(name, set())}
-    return ours.keys() - taken if taken else set()
+    """The resources that we have *offered* and another device plugin has not taken. *sockets*: the
+    names of its files; NVIDIA's has one for each resource, ``nvidia-<name>.sock`` (its server.go).
+    *foreign*: resources of which it lists devices. None where what it has taken does not follow."""
+    served = {_NVIDIA_SOCKET.fullmatch(socket) for socket in sockets}
+    taken = {f"nvidia.com/{match['name']}" for match in served if match}
+    is_known = None not in served and all(names.include(ResourceName(name)) for name in taken)
+    if not (taken and is_known and taken.issuperset(foreign)):
+        return set()
+    return set(offered) - taken
 
 
 def _is_own_id(id_: DeviceId) -> bool:

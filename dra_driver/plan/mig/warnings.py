@@ -32,7 +32,7 @@ def mig_warnings(
     features: ApiFeatures,
 ) -> tuple[str, ...]:
     """A line for each rule for partitions in *profile* that has no effect, or not the expected one:
-    a single one where several entries have the same rule. *partitions*: those that are offered."""
+    a single one where it is the same for several entries. *partitions*: those that are offered."""
     lines: list[_Line] = []
     for entry in profile.entries:
         if not entry.rules.include:

@@ -6,26 +6,21 @@ lease, and the older one lets go of it when the newer one waits.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from contextlib import ExitStack
 from typing import Final, Protocol
 
 from dra_driver.base.errors import TimedOut
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeStatus
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, Resource, ResourceName
+from dra_driver.kubeletplugin.device_plugin.resources import Resource, ResourceName
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.model.offer import Offer
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.model.records import DeviceAllocation
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.device_plugin.resources import ResourceNames, ResourceOffer, resources
-from dra_driver.plan.device_plugin.users import (
-    left_behind,
-    not_taken,
-    nothing_more,
-    with_leftovers,
-)
+from dra_driver.plan.device_plugin.users import left_behind, nothing_more, with_leftovers
 from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
 from dra_driver.plugin.node_api.current import NodeApi
@@ -71,13 +66,13 @@ class DeviceListing:
         is_newest: Callable[[], bool],
         reconciler: AllocationReconciler,
         node_status: Callable[[], NodeStatus | None],
-        registered: Callable[[], Mapping[ResourceName, Collection[DeviceId]]],
+        not_taken: Callable[[Iterable[ResourceName]], Set[ResourceName]],
         turn_seconds: float = _TURN_SECONDS,
     ) -> None:
         """*lease*: of those who list. *reconciler*: knows what containers have: no device of those
-        may leave its list. *node_status*: as last read. *registered*: by resource of ours, the
-        healthy devices that the kubelet has, whoever lists them. *turn_seconds*: for which an older
-        process is waited for at a time."""
+        may leave its list. *node_status*: as last read. *not_taken*: which of these
+        resources another device plugin, which is there, has certainly not taken. *turn_seconds*:
+        for which an older process is waited for at a time."""
         self._server = server
         self._lease = lease
         self._offers = offers
@@ -87,7 +82,7 @@ class DeviceListing:
         self._is_newest = is_newest
         self._reconciler = reconciler
         self._node_status = node_status
-        self._registered = registered
+        self._not_taken = not_taken
         self._turn_seconds = turn_seconds
         self._allocatable: dict[str, str] = {}  # by resource, as the Node said last of each
         self._turn = ExitStack()  # holds the lease
@@ -132,7 +127,7 @@ class DeviceListing:
         listed = {resource.name: resource for resource in self._listed(state)}
         is_frozen = self._beside_other and bool(self._offered)
         if is_frozen and self._offered:  # what the kubelet asks us for is not the other one's
-            ours = self._refused | not_taken(self._offered.values(), self._registered())
+            ours = self._refused | self._not_taken(self._offered)
             listed = self._offered | {name: listed[name] for name in ours & listed.keys()}
             self._refused -= listed.keys()  # once: the other one may get it later
         self._server.freeze(is_frozen)

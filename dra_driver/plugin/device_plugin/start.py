@@ -18,7 +18,11 @@ from dra_driver.plan.node_api import ApiState
 from dra_driver.plugin.device_plugin.allocations import AllocationDependencies, Allocations
 from dra_driver.plugin.device_plugin.listing import DeviceListing
 from dra_driver.plugin.device_plugin.reconciler import AllocationReconciler
-from dra_driver.plugin.node_api.other_plugin import registered_devices
+from dra_driver.plugin.node_api.other_plugin import (
+    TakenResources,
+    nvidia_sockets,
+    registered_devices,
+)
 from dra_driver.plugin.node_api.start import resource_names
 from dra_driver.plugin.parts import PluginParts
 
@@ -55,7 +59,11 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         parts.is_newest,
         reconciler,
         lambda: parts.labels.status,
-        partial(registered_devices, parts.checkpoint, names),
+        TakenResources(
+            partial(nvidia_sockets, settings.device_plugin_dir),
+            partial(registered_devices, parts.checkpoint, names),
+            names,
+        ).not_taken,
     )
     allocations.refused = listing.refused
     parts.allocations_known = reconciler.knows_all

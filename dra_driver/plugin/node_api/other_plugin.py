@@ -27,6 +27,7 @@ from dra_driver.plan.device_plugin.users import (
     Pods,
     PodsLeft,
     foreign_devices,
+    not_taken,
     pods_left,
     untracked_containers,
 )
@@ -41,6 +42,7 @@ _NVIDIA_SOCKETS: Final = "nvidia*.sock"  # of NVIDIA's device plugin, and of tho
 _PATIENCE_SECONDS: Final = 30.0  # after which it is gone
 _MISSING_SECONDS: Final = 15.0  # after which a pod of which nothing is seen has ended
 _PODS_SECONDS: Final = 30.0  # between two lists of pods
+_ALL_TAKEN_SECONDS: Final = 10.0  # after which it has registered all its resources
 _UNKNOWN: Final = (5.0, 60.0)  # the first and the longest wait while something is not known
 _NEVER: Final = float("inf")
 
@@ -188,6 +190,36 @@ class OtherDevicePlugin:
     def look_at(self) -> float | None:
         """When there is something to look at again, by the clock; None: nothing is waited for."""
         return None if self._look_at == _NEVER else self._look_at
+
+
+class TakenResources:
+    """Knows which resources of ours other device plugins serve. For one thread."""
+
+    def __init__(
+        self,
+        sockets: Callable[[], Sequence[str]],
+        registered: Callable[[], Mapping[ResourceName, Sequence[DeviceId]]],
+        names: ResourceNames,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """As ``OtherDevicePlugin``."""
+        self._sockets = sockets
+        self._registered = registered
+        self._names = names
+        self._clock = clock
+        self._seen: Sequence[str] = ()
+        self._seen_since = float("-inf")
+
+    def not_taken(self, offered: Iterable[ResourceName]) -> Set[ResourceName]:
+        """Those of *offered* resources that nobody else has taken, as far as that is certain: one
+        that comes takes its resources one after the other."""
+        sockets, now = self._sockets(), self._clock()
+        if sockets != self._seen:
+            self._seen, self._seen_since = sockets, now
+        if now < self._seen_since + _ALL_TAKEN_SECONDS:
+            return set()
+        foreign = foreign_devices(self._registered(), self._names)
+        return not_taken(offered, [Path(each).name for each in sockets], foreign, self._names)
 
 
 def registered_devices(

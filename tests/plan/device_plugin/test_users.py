@@ -57,6 +57,7 @@ from tests.builders import holding, record
 from tests.fakes.allocations import GPU, listed, node_pod
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
+GPU_5GB = ResourceName("nvidia.com/mig-1g.5gb")
 
 NAMES = ResourceNames()
 
@@ -303,26 +304,21 @@ def test_a_device_of_ours_that_is_called_otherwise_is_of_another_device_plugin()
 
 
 @pytest.mark.parametrize(
-    ("registered", "names"),
+    ("sockets", "foreign", "rest"),
     [
-        pytest.param({GPU: ("GPU-1",), SHARED: ("GPU-2::0",)}, set(), id="all are as offered"),
-        pytest.param({}, set(), id="the kubelet says nothing"),
-        pytest.param({GPU: ("GPU-1",), SHARED: ("GPU-2::1",)}, {GPU}, id="one is another's"),
-        pytest.param({GPU: ("GPU-1", "GPU-2")}, {SHARED}, id="of one nothing is listed any more"),
-        pytest.param(
-            {GPU: ("GPU-1",), SHARED: ("GPU-2::0",), "nvidia.com/mig-1g.5gb": ("MIG-1",)},
-            {GPU, SHARED},
-            id="what we do not offer is another's",
-        ),
-        pytest.param({GPU: ("GPU-9",), SHARED: ("GPU-9::0",)}, set(), id="all are another's"),
+        pytest.param(["nvidia-gpu.sock"], [], {SHARED}, id="a resource of NVIDIA's plugin"),
+        pytest.param(["nvidia-gpu.sock", "nvidia-gpu.shared.sock"], [], set(), id="both"),
+        pytest.param(["nvidia-mig-1g.5gb.sock"], [GPU_5GB], {GPU, SHARED}, id="one more"),
+        pytest.param([], [], set(), id="no socket"),
+        pytest.param(["nvidia-gpu.sock"], [SHARED], set(), id="somebody else lists another one"),
+        pytest.param(["nvidia-gpu.sock", "nvidiaGPU-17.sock"], [], set(), id="one of a cloud"),
+        pytest.param(["nvidia-gpu.sock", "nvidia-caps.sock"], [], set(), id="no resource of ours"),
     ],
 )
-def test_what_another_plugin_has_not_taken_is_known_where_something_is_otherwise(registered, names):
-    offered = [
-        Resource(GPU, (ListedDevice(DeviceId("GPU-1")), ListedDevice(DeviceId("GPU-3"), False))),
-        Resource(SHARED, (ListedDevice(DeviceId("GPU-2::0")),)),
-    ]
-    assert not_taken(offered, registered) == names
+def test_what_another_plugin_has_not_taken_follows_from_the_names_of_its_sockets(
+    sockets, foreign, rest
+):
+    assert not_taken([GPU, SHARED], sockets, foreign, NAMES) == rest
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,6 @@ def test_the_api_server_takes_the_slices_of_every_bundled_node(name, node_profil
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [1, 5, 16])
-@pytest.mark.timeout(300)  # with coverage, beside other work, it took more than 60 s
 def test_an_unmanaged_instance_on_one_gpu_is_one_update_of_one_slice(number):
     """More of them would leave the pool incomplete until the last is written."""
     gpus = [

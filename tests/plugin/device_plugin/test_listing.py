@@ -8,7 +8,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.node_labels import NodeStatus
-from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
+from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
 from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiChoice
@@ -63,7 +63,7 @@ class Process:
 
     def __init__(self, world, directory, name, newest, turn_seconds=60.0):
         self.server = FakeServer()
-        self.registered: dict[ResourceName, tuple[DeviceId, ...]] = {}
+        self.not_taken: set[ResourceName] = set()  # by another device plugin
         lease = PluginLease(directory, name, lambda: None)
         self.listing = DeviceListing(
             self.server,
@@ -75,7 +75,7 @@ class Process:
             lambda: newest() is self,
             world.reconciler,
             lambda: world.node_status,
-            lambda: self.registered,
+            lambda offered: self.not_taken & set(offered),
             turn_seconds,
         )
 
@@ -245,22 +245,17 @@ def test_what_is_refused_of_one_resource_says_nothing_of_another_that_the_other_
     assert process.gpus == {replica(0): False, replica(1): False}
 
 
-def test_where_another_plugin_has_seen_to_another_resource_nothing_more_is_offered_of_ours(
+def test_of_a_resource_that_another_device_plugin_has_not_taken_nothing_more_is_offered(
     world, process
 ):
+    list_beside_another(world, process)
+    process.not_taken = {ResourceName("nvidia.com/gpu")}
     process.listing.step()
-    ours = (DeviceId(replica(0)), DeviceId(replica(1)))
-    process.registered = {ResourceName("nvidia.com/gpu"): ours}
-    world.choice.set(BESIDE_ANOTHER)
-    process.listing.step()
-    assert process.gpus == {replica(0): True, replica(1): True}, "it may list the very same devices"
+    assert process.gpus == {replica(0): False, replica(1): True}
 
-    process.registered[ResourceName("nvidia.com/gpu.shared")] = (DeviceId("GPU-1::0"),)
+    process.not_taken = set()
     process.listing.step()
-    assert process.server.offered == {"nvidia.com/gpu": {replica(0): False, replica(1): False}}
-    del process.registered[ResourceName("nvidia.com/gpu")]
-    process.listing.step()
-    assert process.gpus == {replica(0): False, replica(1): False}
+    assert process.gpus == {replica(0): False, replica(1): True}, "it may have it now"
 
 
 def test_a_node_of_another_api_lists_nothing_and_waits_to_be_woken(world, process):

@@ -21,7 +21,11 @@ from dra_driver.kubeletplugin.device_plugin.resources import (
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_api import ApiState
-from dra_driver.plugin.node_api.other_plugin import nvidia_sockets, registered_devices
+from dra_driver.plugin.node_api.other_plugin import (
+    TakenResources,
+    nvidia_sockets,
+    registered_devices,
+)
 from tests.fakes.allocations import GPU, node_pod
 from tests.plugin.node_api.world import APIS, DEVICE_PLUGIN, DRA, World
 
@@ -287,6 +291,21 @@ def test_devices_that_anybody_listed_as_ours_are_known_from_the_kubelet(tmp_path
     }
     file.write_text("{")
     assert registered_devices(checkpoint, names) == {}
+
+
+def test_what_another_plugin_has_not_taken_is_known_once_it_has_had_the_time_to_take_all():
+    now, sockets = 0.0, ["/d/nvidia-gpu.sock"]
+    gpu, shared = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.shared")
+    taken = TakenResources(lambda: tuple(sockets), dict, ResourceNames(), lambda: now)
+    assert taken.not_taken([gpu, shared]) == set()
+    now = 9.0
+    sockets.append("/d/nvidia-gpu.shared.sock")
+    assert taken.not_taken([gpu, shared]) == set()
+    now = 18.0
+    sockets.pop()
+    assert taken.not_taken([gpu, shared]) == set()
+    now = 28.0
+    assert taken.not_taken([gpu, shared]) == {shared}
 
 
 def test_live_sockets_of_nvidias_plugin_are_found_and_dead_ones_are_not():
