@@ -184,7 +184,7 @@ class Kube:
     ) -> str:
         """The phase of *pod* when it is one of *phases* (default: it runs, or ran)."""
         expected = phases or ("Running", "Succeeded")
-        patience = self._patience()
+        patience = every(_PATIENCE_SECONDS, lambda: self._look_again_at(pod, namespace))
 
         def reached() -> str:
             now = self.phase(pod, namespace)
@@ -200,6 +200,14 @@ class Kube:
     def _patience(self) -> Callable[[], None]:
         """Whoever waits for pods asks for the next one all the time; now and then that helps."""
         return every(_PATIENCE_SECONDS, self.wake_scheduler)
+
+    def _look_again_at(self, pod: str, namespace: str) -> None:
+        """Have the scheduler look, and what makes the claims of a pod that no kubelet has yet: once
+        it made none for two minutes, without a word."""
+        self.wake_scheduler()
+        document = self.find("Pod", pod, namespace)
+        if document and "nodeName" not in document["spec"]:
+            self.nudge(pod, namespace)
 
     def wake_scheduler(self) -> None:
         """Have every pod looked at again that did not fit: a DeviceClass is another one now.
