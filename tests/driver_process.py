@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import reduction
 from pathlib import Path
@@ -95,6 +96,29 @@ class DriverProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+
+Process = DriverProcess | subprocess.Popen[bytes]
+
+
+def start_driver(
+    log: IO[bytes],
+    *arguments: str,
+    inside: Sequence[str] = (),
+    program: Sequence[str] = ("dra_driver",),
+) -> Process:
+    """*program*: a module, and its first arguments. *inside*: a command, such as unshare, in which
+    it is run from its start to its end; without one it is forked."""
+    if not inside:
+        module, *first = program
+        return DriverProcess(*first, *arguments, program=module, errors=log)
+    return subprocess.Popen(
+        [*inside, sys.executable, "-m", *program, *arguments],
+        stdout=log,
+        stderr=log,
+        env={"PATH": os.environ["PATH"]},
+        cwd=ROOT,
+    )
 
 
 class _File:

@@ -9,7 +9,7 @@ from hack.benchmark.calls import Calls
 from hack.benchmark.claims import NAMESPACE, Claims, namespace
 from hack.benchmark.figures import Measured, Results, median_of, percentile
 from hack.benchmark.sizes import Sizes
-from hack.benchmark.stage import Stage
+from hack.benchmark.stage import AS_IN_IMAGE, Stage
 from hack.benchmark.usage import rss_mib
 from tests.e2e.agent import Agent
 
@@ -26,6 +26,7 @@ def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
     MPS too and none has to be read. In a CDI directory of its own, as ``prepares.measure_held``
     says why."""
     agent = Agent(node_file(_NODE), directory / "agent.log")
+    agent.inside = AS_IN_IMAGE
     first: list[float] = []
     following: list[float] = []
     whole: list[float] = []

@@ -19,9 +19,13 @@ WHEELS_LOCK = REPOSITORY / "requirements-runtime.lock"
 
 _NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}
 _ORIGINS = ("Debian packages", "locked wheels", "dra-driver")
+LESS_MEMORY = (
+    "MALLOC_ARENA_MAX=1",  # one heap of the C library for all threads: Python runs one at a time
+    f"PYTHONOPTIMIZE={layers.OPTIMIZE}",
+)
 _ENVIRONMENT = (
     "PATH=/usr/local/bin:/usr/sbin:/usr/bin",
-    "MALLOC_ARENA_MAX=1",  # one heap of the C library for all threads: Python runs one at a time
+    *LESS_MEMORY,
     "PYTHONDONTWRITEBYTECODE=1",
     "PYTHONUNBUFFERED=1",
 )

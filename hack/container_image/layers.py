@@ -29,6 +29,7 @@ Content = Path | bytes | Link
 """What a path (without a leading slash) has in an image: that of a file of this machine, bytes, or
 a link."""
 
+OPTIMIZE = 2  # without docstrings (2 MiB of each process) and assertions (they only tell types)
 _READ_BYTES = 1 << 20
 
 
@@ -88,6 +89,7 @@ def compile_modules(tree: Path) -> None:
             str(path),
             dfile=f"/{path.relative_to(tree)}",
             doraise=True,
+            optimize=OPTIMIZE,
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from dra_driver.base.errors import DriverError
 from dra_driver.model.mps import MpsServer, MpsStatus
 from dra_driver.node.mps.agent_client import MpsAgentClient
-from tests.driver_process import DriverProcess
+from tests.driver_process import Process, start_driver
 from tests.e2e.kube import wait
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,7 +27,8 @@ class Agent:
         self.log_path = log_path
         self.directory = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
         self.socket = self.directory / "agent.sock"
-        self.process: DriverProcess | None = None
+        self.inside: tuple[str, ...] = ()  # a command in which agents are started
+        self.process: Process | None = None
 
     @property
     def pid(self) -> int:
@@ -48,9 +49,10 @@ class Agent:
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
         with self.log_path.open("ab") as log:
-            self.process = DriverProcess(
+            self.process = start_driver(
+                log,
                 *("mps-agent", *(f"--{name}={value}" for name, value in arguments.items())),
-                errors=log,
+                inside=self.inside,
             )
         wait("the MPS agent to answer", self._answers, 20)
 

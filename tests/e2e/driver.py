@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import IO
 
 import yaml
 from kubernetes.utils.quantity import parse_quantity
@@ -22,7 +21,7 @@ from dra_driver.cli.terminal import Terminal
 from dra_driver.settings import ClaimsSettings
 from dra_driver.sim.node_spec import node_file
 from hack.testbed.assets import minor
-from tests.driver_process import DriverProcess
+from tests.driver_process import Process, start_driver
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
 from tests.e2e.manifests import container, pod_of
@@ -30,7 +29,6 @@ from tests.pages import read_page
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
-Process = DriverProcess | subprocess.Popen[bytes]
 _HOLDS_TOKEN = "holds-token"
 _FIRST_WITH_NODE_TOKENS = 31
 LIMITING = "h100x2-615"  # a simulated node whose driver limits memory by cgroup itself
@@ -161,26 +159,16 @@ class Driver:
             **{name.replace("_", "-"): value for name, value in (self.flags | flags).items()},
         }
         with self.log_path.open("ab") as log:
-            process = self._process(
+            process = start_driver(
                 log,
                 *("kubelet-plugin", *(f"--{name}={value}" for name, value in arguments.items())),
+                inside=self.inside,
+                program=self.program,
             )
         self.processes[pod_uid] = process
         if ready:
             self.wait_ready(pod_uid)
         return process
-
-    def _process(self, log: IO[bytes], *arguments: str) -> Process:
-        if not self.inside:
-            module, *first = self.program
-            return DriverProcess(*first, *arguments, program=module, errors=log)
-        return subprocess.Popen(
-            [*self.inside, sys.executable, "-m", *self.program, *arguments],
-            stdout=log,
-            stderr=log,
-            env={"PATH": os.environ["PATH"]},
-            cwd=Path(__file__).parents[2],
-        )
 
     def wait_ready(self, pod_uid: str = "", seconds: float = 60) -> None:  # on a busy machine
         """Until /readyz says that a pod with a claim could start here."""

@@ -12,13 +12,11 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import POOL, claim, claim_document, ref
-from tests.driver_process import ROOT, DriverProcess
+from tests.driver_process import ROOT, DriverProcess, Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host
 from tests.pages import read_page
-
-Process = DriverProcess | subprocess.Popen[bytes]
 
 
 @pytest.fixture

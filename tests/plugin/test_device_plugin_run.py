@@ -10,11 +10,11 @@ import pytest
 
 from cdi.registry import load_registry
 from tests.builders import POOL
+from tests.driver_process import Process
 from tests.e2e.other_device_plugin import OtherDevicePlugin
 from tests.fakes.api_server import ApiServer
 from tests.fakes.device_manager import Container, FakeDeviceManager
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process
 from tests.waiting import eventually
 
 GPU = "nvidia.com/gpu"

@@ -17,12 +17,12 @@ import pytest
 
 from dra_driver.k8s.claims import ClaimRef
 from tests.builders import config
-from tests.driver_process import ROOT
+from tests.driver_process import ROOT, Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import program
 from tests.fakes.kubelet import FakeKubelet
 from tests.pages import read_page
-from tests.plugin.conftest import Process, put, whole_process
+from tests.plugin.conftest import put, whole_process
 
 DRIVER = "gpu.nvidia.com"
 LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})

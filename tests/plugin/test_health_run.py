@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from tests.builders import POOL
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.simulated import h100
-from tests.plugin.conftest import Process, put, put_node
+from tests.plugin.conftest import put, put_node
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"

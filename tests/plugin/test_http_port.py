@@ -16,9 +16,9 @@ from dra_driver.base.errors import AddressInUse
 from dra_driver.base.http import HttpServer
 from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from dra_driver.plugin.http_port import HttpPort
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process
 from tests.waiting import eventually
 
 OLD, NEW = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"

@@ -13,10 +13,11 @@ import pytest
 from dra_driver.k8s.claims import ClaimRef
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet, KubeletError
 from tests.fakes.pod_resources import FakePodResources
-from tests.plugin.conftest import Process, free_port, put, put_node, readiness
+from tests.plugin.conftest import free_port, put, put_node, readiness
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from dra_driver.kubeletplugin.serve.services import DraService
 from tests.builders import POOL
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.claimdriver import Counted, Desk, Running
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process, free_port, readiness
+from tests.plugin.conftest import free_port, readiness
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"

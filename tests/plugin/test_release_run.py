@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from api.names import RELEASE_ANNOTATION, RELEASED_ANNOTATION
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process, put, put_node
+from tests.plugin.conftest import put, put_node
 from tests.plugin.test_health_run import DRIVER, Scene
 
 UNTIL = "2999-01-01T00:00:00Z"

@@ -13,9 +13,10 @@ import pytest
 from dra_driver.model.node_profiles import Revision
 from dra_driver.plan.profiles.revisions import canonical_rules, revision_document, revision_name
 from tests.builders import POOL, config
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.plugin.conftest import Process, put, put_node
+from tests.plugin.conftest import put, put_node
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"

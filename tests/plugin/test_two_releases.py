@@ -11,10 +11,11 @@ from dra_driver.base.codec import RELEASE
 from dra_driver.base.errors import DriverError
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from tests.builders import config
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.neighbour_release import NEXT_RELEASE, ROOT, write_next_release
-from tests.plugin.conftest import Process, put, whole_process
+from tests.plugin.conftest import put, whole_process
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"

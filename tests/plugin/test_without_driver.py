@@ -10,11 +10,12 @@ import yaml
 
 from dra_driver.k8s.claims import ClaimUid
 from tests.builders import POOL, config, ref
+from tests.driver_process import Process
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import VERSION, install, relink
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.simulated import h100
-from tests.plugin.conftest import Process, free_port, put, readiness
+from tests.plugin.conftest import free_port, put, readiness
 from tests.waiting import eventually
 
 DRIVER = "gpu.nvidia.com"
