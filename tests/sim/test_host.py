@@ -367,3 +367,19 @@ def test_other_tools_say_that_they_are_simulated(node):
     done = run(node.root, "nvidia-debugdump", "-l")
     assert done.returncode == 1
     assert done.stderr.startswith("nvidia-debugdump is simulated")
+
+
+@pytest.mark.parametrize(("flag", "level"), [("-B", "0"), ("-OO", "2")])
+def test_a_tool_runs_python_as_the_process_that_wrote_it_does(flag, level):
+    """An image has bytecode of one level only: of another, all would be compiled at each start."""
+    program = (
+        "from dra_driver.sim.host.tools import driver_tools\n"
+        "from dra_driver.sim.node_spec import node_file, read_node\n"
+        "tools = driver_tools(read_node(node_file('h100x8')), {})\n"
+        "for name in ('nvidia-smi', 'nvidia-cuda-mps-control'):\n"
+        "    print(tools[f'usr/bin/{name}'])\n"
+    )
+    command = [sys.executable, flag, "-c", program]
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    written = subprocess.check_output(command, text=True, timeout=60, env=environment)
+    assert written.count(f"PYTHONOPTIMIZE={level}") == 2

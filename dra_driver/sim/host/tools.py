@@ -36,7 +36,11 @@ _OTHERS: Final = (
     "nvidia-debugdump",
     "nvidia-persistenced",
 )
-_PYTHON: Final = {"PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[3])}
+_PYTHON: Final = {
+    "PYTHON": sys.executable,
+    "PYTHONPATH": str(Path(__file__).parents[3]),
+    "PYTHONOPTIMIZE": str(sys.flags.optimize),  # an image has bytecode of one level only
+}
 
 NVIDIA_SMI: Final = "usr/bin/nvidia-smi"
 
