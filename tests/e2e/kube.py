@@ -304,6 +304,7 @@ class Kube:
         return [name for name in self.published() if not name.endswith("-mon")]
 
     def uuid(self, device: str) -> str:
+        wait(f"{device} to be published", lambda: device in self.published())  # as profiles change
         return str(self.published()[device]["attributes"]["uuid"]["string"])
 
     def label_node(self, node: str, **labels: str | None) -> None:
