@@ -20,6 +20,7 @@ from dra_driver.model.node_profiles import NodeReport
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import Measured, Results, percentile
 from hack.benchmark.sizes import ControllerSizes
+from hack.benchmark.stage import AS_IN_IMAGE
 from hack.benchmark.usage import cpu_seconds, rss_mib
 from hack.crd import crd
 from hack.testbed.components import Flags
@@ -173,7 +174,7 @@ def _controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
     """One replica, which leads."""
     flags = {"kubeconfig": kubeconfig, "revision-namespace": _NAMESPACE, "log-level": "warning"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "dra_driver", "controller"]
+        [*AS_IN_IMAGE, sys.executable, "-m", "dra_driver", "controller"]
         + [f"--{name}={value}" for name, value in flags.items()],
         env={"PATH": os.environ["PATH"]},
         cwd=_REPOSITORY,

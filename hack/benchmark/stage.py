@@ -14,7 +14,7 @@ from dra_driver.settings import PluginSettings
 from hack.benchmark.calls import Calls
 from hack.benchmark.claims import Claims, namespace
 from hack.benchmark.errors import BenchError
-from hack.container_image.build import LESS_MEMORY
+from hack.container_image.environment import LESS_MEMORY
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
 from tests.e2e.device_plugin import has_dra
@@ -26,7 +26,8 @@ _CHART = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu"
 _INTERVALS = ("look_interval", "reconcile_interval")
 _FLAGS = {name: str(PluginSettings.model_fields[name].default) for name in _INTERVALS}
 _SLICES = PATHS["ResourceSlice"]
-# A program of its own, where tests fork theirs from one that has imported everything.
+# Starts the driver as a program of its own, with what the image sets: tests fork theirs from a
+# process that has imported everything, which has neither its imports to do nor its memory alone.
 AS_IN_IMAGE = ("env", *LESS_MEMORY)
 
 Document = dict[str, Any]
@@ -119,7 +120,7 @@ def stage(version: str, progress: Progress) -> Iterator[Stage]:
         stack.enter_context(namespace(kube))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-bench-"))
         driver = Driver(cluster, kube, Path(directory))
-        driver.inside = driver.agent.inside = AS_IN_IMAGE
+        driver.inside = AS_IN_IMAGE
         new_stage = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
         if has_dra(cluster):
             stack.callback(new_stage.delete_slices)

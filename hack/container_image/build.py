@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hack.container_image import contents, debian, layers, oci, sbom, wheels
 from hack.container_image.commands import run
+from hack.container_image.environment import ENVIRONMENT
 from hack.container_image.errors import ImageError
 from hack.testbed.cache import Progress, cache_dir, made
 
@@ -19,16 +20,6 @@ WHEELS_LOCK = REPOSITORY / "requirements-runtime.lock"
 
 _NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}
 _ORIGINS = ("Debian packages", "locked wheels", "dra-driver")
-LESS_MEMORY = (
-    "MALLOC_ARENA_MAX=1",  # one heap of the C library for all threads: Python runs one at a time
-    f"PYTHONOPTIMIZE={layers.OPTIMIZE}",
-)
-_ENVIRONMENT = (
-    "PATH=/usr/local/bin:/usr/sbin:/usr/bin",
-    *LESS_MEMORY,
-    "PYTHONDONTWRITEBYTECODE=1",
-    "PYTHONUNBUFFERED=1",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +153,7 @@ def _write(
         "org.opencontainers.image.version": version,
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
-    config = {"Entrypoint": ["dra-driver"], "Env": _ENVIRONMENT, "Labels": labels}
+    config = {"Entrypoint": ["dra-driver"], "Env": ENVIRONMENT, "Labels": labels}
     directory.mkdir(parents=True, exist_ok=True)
     stem = name.rpartition("/")[2].replace(":", "-")
     archive = directory / f"{stem}.tar"

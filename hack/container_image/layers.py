@@ -29,7 +29,9 @@ Content = Path | bytes | Link
 """What a path (without a leading slash) has in an image: that of a file of this machine, bytes, or
 a link."""
 
-OPTIMIZE = 2  # without docstrings (2 MiB of each process) and assertions (they only tell types)
+# Level of the bytecode: without docstrings, which take 2 MiB of each process, and without the
+# driver's assertions, which only tell the type checker what something is.
+OPTIMIZE = 2
 _READ_BYTES = 1 << 20
 
 
