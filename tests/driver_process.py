@@ -5,6 +5,7 @@ nothing, and ends with all that Python does at the end, is seen where it runs in
 where ``whole_process`` of the plugin's tests starts it.
 """
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -112,13 +113,15 @@ def start_driver(
     if not inside:
         module, *first = program
         return DriverProcess(*first, *arguments, program=module, errors=log)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*inside, sys.executable, "-m", *program, *arguments],
         stdout=log,
         stderr=log,
         env={"PATH": os.environ["PATH"]},
         cwd=ROOT,
     )
+    atexit.register(process.kill)  # it does not outlive the tests either
+    return process
 
 
 class _File:
