@@ -345,6 +345,12 @@ def test_a_program_is_not_left_alone_while_its_release_cannot_be_prolonged(caplo
     assert caplog.text.count("not prolonged yet: the API server is away") == 2
 
 
+def test_a_program_in_python_keeps_what_the_image_leaves_out_of_the_driver(monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    program = [sys.executable, "-c", "import sys; sys.exit(sys.flags.optimize)"]
+    assert run_while_released(program, lambda: None, 60) == 0
+
+
 @pytest.fixture(params=["a cluster without DRA", "DRA beside it"])
 def by_device_plugin(request, server, plugin):
     """Node-a gives its GPUs out by the device-plugin API; what its plugin saw of annotations."""

@@ -1,6 +1,7 @@
 """Runs a program while a node has let go of GPUs."""
 
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,7 +20,7 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
     SettingsError: it cannot be started.
     """
     try:
-        process = subprocess.Popen(program)
+        process = subprocess.Popen(program, env=_environment())
     except OSError as e:
         raise SettingsError(f"{program[0]} cannot be started: {e.strerror}") from e
     wait_seconds = seconds
@@ -34,3 +35,9 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
         except DriverError as e:
             log.warning("the release is not prolonged yet: %s", e)
             wait_seconds = min(seconds, _AGAIN_SECONDS)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, but for what the image sets for the driver alone: a program in Python that is run from
+    it may need its docstrings and assertions."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
