@@ -1,24 +1,7 @@
 """Has processes use a simulated MPS as CUDA programs would: ``python -m`` this, as root.
 
-::
-
-    attach PID [--memory 5Gi] [--priority 0|1]     it becomes a client, as its environment says
-    show PID [-o json]                             what holds for it: server, namespace, limits
-    detach PID                                     it is a client no longer
-    wedge PID                                      to terminate it takes for ever
-    wedge-server PID                               the daemon answers nobody any more
-    kill-server PID                                the server ends, and is started again
-    raise PID [--percent 100]                      it asks for more compute, as tenants may who are
-                                                   root: of its namespace, or of protocol 2's server
-
-What the process would see is looked at: its environment, its root with /dev/shm and the device
-nodes. Where its pipe directory is, is connected to as it would be: through its mounts, from its
-root, as its user and in its groups, so that modes, read-only mounts and paths that are too long
-count. ``--pipe-directory DIR`` says where instead, as the process sees it; for ``wedge-server`` and
-``kill-server`` without a process that is enough. Exit status: 1 it is refused, 3 it runs without
-MPS, without limits and without a word of that, as CUDA has it; 4 the daemon does not answer.
-
-``CudaProgram`` is such a process: what it sees, and how it gets to the daemon by itself.
+``--help`` lists the calls. ``CudaProgram`` is such a process: what it sees, and how it gets to the
+daemon by itself.
 """
 
 import argparse
@@ -44,6 +27,26 @@ _ROOT: Final = 0
 _NOT_ENTERED: Final = b"?"
 _NOT_CONNECTED: Final = b"!"
 _SAID_BYTES: Final = 4096
+
+_DESCRIPTION: Final = """\
+Has processes use a simulated MPS as CUDA programs would. Run it as root.
+
+    attach PID [--memory 5Gi] [--priority 0|1]     it becomes a client, as its environment says
+    show PID [-o json]                             what holds for it: server, namespace, limits
+    detach PID                                     it is a client no longer
+    wedge PID                                      to terminate it takes for ever
+    wedge-server PID                               the daemon answers nobody any more
+    kill-server PID                                the server ends, and is started again
+    raise PID [--percent 100]                      it asks for more compute, as tenants may who are
+                                                   root: of its namespace, or of protocol 2's server
+
+What the process would see is looked at: its environment, its root with /dev/shm and the device
+nodes. Where its pipe directory is, is connected to as it would be: through its mounts, from its
+root, as its user and in its groups, so that modes, read-only mounts and paths that are too long
+count. --pipe-directory DIR says where instead, as the process sees it; for wedge-server and
+kill-server without a process that is enough. Exit status: 1 it is refused, 3 it runs without
+MPS, without limits and without a word of that, as CUDA has it; 4 the daemon does not answer.
+"""
 
 
 class DaemonUnreachable(Exception):
@@ -249,7 +252,7 @@ def _print_answer(text: str, code: int) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m dra_driver.sim.mps.client",
-        description=__doc__,
+        description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("call", choices=_CALLS)
