@@ -13,7 +13,7 @@ from tests.e2e.release import IMAGE
 
 PROGRAMS = {contents.PYTHON, contents.PROGRAM, "usr/sbin/chroot"}
 IMPORT_EVERYTHING = """
-import importlib, pkgutil, subprocess
+import importlib, os, pkgutil, subprocess, sys
 import api, cdi, dra_driver, google._upb._message, grpc, kubernetes.config, kubernetes.client.rest
 import prometheus_client, pydantic, pydantic_core, pynvml, tenacity, urllib3, yaml, yaml._yaml
 for package in (api, cdi, dra_driver):
@@ -21,7 +21,8 @@ for package in (api, cdi, dra_driver):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 subprocess.run(["chroot", "/", "dra-driver", "--help"], stdout=subprocess.DEVNULL, check=True)
-print("imported everything")
+modules = {name: getattr(module, "__cached__", None) for name, module in sys.modules.items()}
+print("not compiled:", [name for name, at in modules.items() if at and not os.path.exists(at)])
 """
 
 
@@ -100,6 +101,6 @@ def test_a_pod_of_it_knows_the_options_of_the_plugin(kube, imported):
     assert "--kubelet-dir" in run(kube, "image-help", "kubelet-plugin", "--help")
 
 
-def test_every_module_and_extension_can_be_imported_and_chroot_runs_programs(kube, imported):
+def test_every_module_can_be_imported_and_is_compiled_and_chroot_runs_programs(kube, imported):
     python = (f"/{contents.PYTHON}", "-c", IMPORT_EVERYTHING)
-    assert run(kube, "image-imports", entrypoint=python) == "imported everything\n"
+    assert run(kube, "image-imports", entrypoint=python) == "not compiled: []\n"
