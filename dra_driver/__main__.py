@@ -149,12 +149,14 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
     health = commands.add_parser(
         "health", help="list the sick GPUs; say that some are well; let go of some for a reset"
     )
-    health.set_defaults(command=_list_health, output="table")
+    health.set_defaults(command=_list_health)
     actions = health.add_subparsers(metavar="ACTION")
     listing = actions.add_parser(
         "list", help="print the GPUs that have a taint, since when, and what to do; the default"
     )
-    _add_output(listing, "table", "json")
+    _add_output(health, "table", "json")
+    # What was given before the action holds.
+    _add_output(listing, "table", "json", default=argparse.SUPPRESS)
     clear = actions.add_parser("clear", help="say that GPUs of a node are well")
     clear.set_defaults(command=_clear)
     clear.add_argument("gpus", nargs="+", metavar="GPU…", help="gpu-0, a UUID, or all")
@@ -211,12 +213,13 @@ def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
     uninstall.set_defaults(command=_uninstall_check)
 
 
-def _add_output(parser: argparse.ArgumentParser, *forms: str) -> None:
+def _add_output(parser: argparse.ArgumentParser, *forms: str, default: str = "") -> None:
+    """*default*: if it is not the first form."""
     parser.add_argument(
         "-o",
         "--output",
         choices=forms,
-        default=forms[0],
+        default=default or forms[0],
         help=f"how to print it (default {forms[0]})",
     )
 

@@ -195,10 +195,11 @@ def test_flags_may_stand_before_the_action(server, type_in, tmp_path, action):
     put_slice(server, "node-b", gpu_3=[XID])
     kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
 
-    answer = type_in("health", "--kubeconfig", kubeconfig, "--node-name", "node-b", *action)
+    flags = ("--kubeconfig", kubeconfig, "--node-name", "node-b", "-o", "json")
+    answer = type_in("health", *flags, *action)
 
-    _, line = answer.out.splitlines()
-    assert line.startswith("node-b   gpu-3")
+    [listed] = json.loads(answer.out)
+    assert (listed["node"], listed["gpu"]) == ("node-b", "gpu-3")
 
 
 def test_where_nothing_is_wrong_it_says_so(server, ask, type_in, tmp_path, monkeypatch):
