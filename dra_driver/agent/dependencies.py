@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from dra_driver.agent.state import ServerStateFiles
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.mps.daemons import MpsDaemons
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentClock:
     """Seconds, in two ways."""
 
@@ -18,7 +19,7 @@ class AgentClock:
     since_epoch: Callable[[], float] = time.time
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsRequestTimeouts:
     """How long a request may take from when it comes in, in seconds: somewhat less than the caller
     waits (``node.mps.agent_client``), so that it learns what went wrong."""
@@ -50,7 +51,7 @@ class ReleasedGpus:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentDependencies:
     """One set for all servers of the node."""
 

@@ -18,13 +18,14 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_errors, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.model.mps import (
     MpsClient,
     MpsNamespace,
@@ -44,7 +45,7 @@ _ASIDE: Final = ".unreadable"
 _NUMBER: Final = re.compile(rb'"number": ?([0-9]{1,15})\b')
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamespaceState:
     """A namespace of a server. Nobody can use one without *served*: it is being created or removed,
     or a crash left it there."""
@@ -59,7 +60,7 @@ class NamespaceState:
         return replace(self.namespace, name=self.daemon_name or self.namespace.name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpareNamespace:
     """A namespace that no claim has yet. Its limits are not recorded: an agent that did not set
     them itself sets them again."""
@@ -68,7 +69,7 @@ class SpareNamespace:
     directory: str = ""  # empty: it is on its way in or out, or a crash left it there
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerState:
     """One server, as it should be. One without a served namespace is to be stopped."""
 
@@ -146,7 +147,7 @@ def new_server_state(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IncidentDocument:
     """The last restarts of servers, oldest first."""
 

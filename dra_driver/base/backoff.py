@@ -7,10 +7,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import tenacity
+
+from dra_driver.base.frozen import frozen
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +44,7 @@ class Backoff:
         return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _FailedAttempt:
     inputs: Hashable
     reason: str

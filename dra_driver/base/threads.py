@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, TimedOut
+from dra_driver.base.frozen import frozen
 
 
 class NamedLocks:
@@ -182,7 +182,7 @@ _FAILURE_REMEMBERED_SECONDS: Final = 600.0  # so that the same error is not logg
 StartThread = Callable[[Callable[[], None]], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackgroundTask:
     """A call that may take long. Its name says in logs what fails."""
 
@@ -191,7 +191,7 @@ class BackgroundTask:
     again_seconds: float  # until it may be tried again after it failed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _FailedTask:
     at: float
     error: str

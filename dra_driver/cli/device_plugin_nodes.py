@@ -5,10 +5,10 @@ wrote on the Node, and what pods ask for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from api.names import DEVICE_PLUGIN_ANNOTATION, GPUS_ALLOCATED_BY
 from dra_driver.base.codec import Undecodable
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.k8s.pods import NodePod
 from dra_driver.model.profiles import AllocationApi
@@ -20,7 +20,7 @@ from dra_driver.plan.node_conditions import bounded, condition_of
 _PROBLEM_ROOM = 200  # bytes: anybody who can patch the Node writes part of it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DevicePluginNode:
     """One on which pods get GPUs by that API."""
 

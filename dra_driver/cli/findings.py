@@ -1,8 +1,9 @@
 """Findings of checks, as values and as the lines that ``doctor`` prints."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from dra_driver.base.frozen import frozen
 
 _MOST_NAMED = 5
 
@@ -16,7 +17,7 @@ class Level(Enum):
     SKIP = "[skip]"  # was not looked at
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """One line: what was looked at, what was found; and what to do, where something is to do."""
 

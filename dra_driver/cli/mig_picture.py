@@ -14,8 +14,8 @@ How many more partitions fit follows from the counters of the GPU's devices.
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
 from dra_driver.cli.terminal import BarStyle, Terminal, bar_style, even, longest
 from dra_driver.model.gpus import Gpu, GpuUuid, MigProfile, Placement
@@ -24,7 +24,7 @@ from dra_driver.model.offer import Device, Offer, counter_set_name
 from dra_driver.model.records import Holding, HoldingsByGpu
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AvailablePartitions:
     """The partitions that could still be created on a GPU."""
 
@@ -78,7 +78,7 @@ _FIRM = "\N{NO-BREAK SPACE}"  # where no line ends
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuMigPicture:
     """One GPU, what is taken of it, and what still fits."""
 

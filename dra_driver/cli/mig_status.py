@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from api.names import MIG_CONFIG_LABEL
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, warn
 from dra_driver.model.gpus import (
     DeviceName,
@@ -21,7 +21,7 @@ from dra_driver.model.records import Holding
 WHOLE_GPU = "the whole GPU"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OccupiedPlacement:
     """A row of memory units that belong together."""
 

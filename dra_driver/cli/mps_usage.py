@@ -6,13 +6,14 @@ they name the namespace's pipe directory.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from cdi.encoding import from_text
 from cdi.errors import CdiError
 from cdi.spec import parse_name
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.terminal import format_gib
 from dra_driver.cli.usage import known_sum
 from dra_driver.k8s.claims import PodUid
@@ -84,7 +85,7 @@ def _environment(record: ClaimRecord, holding: Holding) -> frozenset[str]:
     return frozenset(entry for prepared in edits for entry in prepared.env)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsReport:
     """What was learned of MPS besides the ledger."""
 
@@ -148,7 +149,7 @@ def _pods(pids: Collection[int]) -> Mapping[int, PodUid]:
     return {pid: process.pod for pid in pids if (process := processes.find(pid)) is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsNamespaceUsage:
     """What one claim has on one GPU, or MIG instance, in one of its namespaces. It has
     several there where its containers use different requests."""
@@ -171,7 +172,7 @@ class MpsNamespaceUsage:
         return limits.get(self.gpu)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimsMpsUsage:
     """Every claim under MPS: *records*, and the *report* of the agent and the GPUs."""
 

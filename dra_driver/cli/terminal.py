@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TextIO
+
+from dra_driver.base.frozen import frozen
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,7 +48,7 @@ def format_memory(size: int) -> str:
 _WIDTH = 100  # where it is not known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Terminal:
     """The defaults are those of a file or a pipe."""
 
@@ -82,7 +83,7 @@ _SGR_COLOURS = (36, 33, 35, 32, 34, 31)  # SGR: cyan, yellow, magenta, green, bl
 _RESET = "\x1b[0m"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BarStyle:
     """What a bar is drawn with."""
 

@@ -1,10 +1,10 @@
 """``dra-driver uninstall-check``: who still needs the driver, anywhere in the cluster."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from api.names import DEVICE_PLUGIN_ANNOTATION
 from dra_driver.base.errors import ApiServerError, NotServed
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.device_plugin_nodes import (
     DevicePluginNode,
     device_plugin_nodes,
@@ -24,7 +24,7 @@ _ROOM = 1900  # characters: the kubelet keeps the last 2048 bytes of what a cont
 _NODES_ROOM = 1400  # of these, for the nodes of which something is not known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodLine:
     """One line about pods that need the driver."""
 

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Partition, PartitionKey
 from dra_driver.model.offer import Fractional, Replica, partition_name
 from dra_driver.model.records import ClaimRecord, Holding
@@ -12,7 +13,7 @@ from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldDevice:
     """One device of a GPU that one claim has. A claim can have several of one GPU."""
 
@@ -33,7 +34,7 @@ class HeldDevice:
         return next((s.interval for s in steps if s.gpu == self.holding.gpu), None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuUsage:
     """One GPU, or one partition of it, and who uses it."""
 

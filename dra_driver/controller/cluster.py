@@ -4,13 +4,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from api.names import NODE_PROFILES_PATH, REVISION_PROFILE_LABEL
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError
+from dra_driver.base.frozen import frozen
 from dra_driver.controller.writes import NODES, Kind, ObjectVersion
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.collection import Collection
@@ -29,7 +30,7 @@ _VERSION = re.compile(r"v?([0-9]+)\.([0-9]+)\.")
 Followed = NodeView | NodeProfileObject | Revision
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterView:
     """What is there now, each by its name."""
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import DriverError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import Loop, StandingThreads
 from dra_driver.controller.cluster import ClusterView, FollowedCluster, ServerVersion
 from dra_driver.controller.events import ProfileEvents
@@ -47,7 +48,7 @@ _MOST_WRITES: Final = 16  # to Nodes at the same time
 _WITHOUT_PROFILE: Final = ""  # stands for the nodes for which no profile holds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RolloutIntervals:
     """How soon things happen again, in seconds."""
 
@@ -59,7 +60,7 @@ class RolloutIntervals:
     longest: float = 60.0  # between two rounds, whatever changes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RolloutParts:
     """What the rounds work with."""
 
@@ -71,7 +72,7 @@ class RolloutParts:
     metrics: ControllerMetrics
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Written:
     """What came of the writes for one profile."""
 

@@ -5,12 +5,12 @@ process that was paused, changes nothing. A conflict is no error: it is looked a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from api.names import NODE_PROFILES_PATH, PROFILE_REVISION_ANNOTATION
 from dra_driver.base.errors import ApiServerError, Conflict, NotFound
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.model.node_profiles import (
     NodeChange,
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     REVISION = "controllerrevisions"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ObjectVersion:
     """An object as it was when something was decided."""
 

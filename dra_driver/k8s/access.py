@@ -4,10 +4,11 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.yaml_documents import load_document
 
 SERVICE_ACCOUNT_DIRECTORY = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -15,7 +16,7 @@ SERVICE_ACCOUNT_DIRECTORY = pathlib.Path("/var/run/secrets/kubernetes.io/service
 _PATHS = ("certificate-authority", "client-certificate", "client-key")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiServerAccess:
     """One context of a kubeconfig.
 

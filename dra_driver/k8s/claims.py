@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NewType
 
 from dra_driver.base.errors import ClaimError, NotFound, NotServed
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Query
 from dra_driver.k8s.resource_api import ResourceApi
 
@@ -38,7 +39,7 @@ class ClaimRef:
         return "a claim of another namespace"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Toleration:
     """Which taints of devices a request puts up with (``DeviceToleration``, KEP-5055)."""
 
@@ -54,7 +55,7 @@ class Toleration:
         return self.operator == "Exists" or (bool(self.key) and self.value == value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocationResult:
     """One result of the scheduler for our driver (``status.allocation.devices.results[]``)."""
 
@@ -73,7 +74,7 @@ class AllocationResult:
         return self.request.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpaqueConfig:
     """One opaque configuration for our driver, as the user wrote it."""
 
@@ -99,7 +100,7 @@ class Pod:
     uid: PodUid
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Claim:
     """An allocated claim, as far as it concerns this driver."""
 
@@ -112,7 +113,7 @@ class Claim:
     decoded: object = field(default=None, repr=False, compare=False)  # the driver's, of *configs*
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreparedDevice:
     """One device of the answer to the kubelet."""
 

@@ -13,7 +13,6 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import urllib3
@@ -21,6 +20,7 @@ import urllib3
 from dra_driver.base.backoff import Retrying
 from dra_driver.base.deadlines import Deadline, within_request
 from dra_driver.base.errors import Forbidden, Unreachable
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.access import ApiServerAccess, TokenFile
 from dra_driver.k8s.api import Document, Query
 from dra_driver.k8s.connections import open_connections
@@ -77,7 +77,7 @@ _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{_JSON}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiTimeouts:
     """How long one try of a request may take, and the wait before the next, in seconds."""
 
@@ -88,7 +88,7 @@ class ApiTimeouts:
     retry: float = 0.2  # at most, before a read is tried again; then twice that
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ApiCall:
     method: str
     path: str

@@ -7,11 +7,11 @@ A pod's CA and token need no more than urllib3; the official client sets up what
 import os
 import pathlib
 import socket
-from dataclasses import dataclass
 
 import urllib3
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.access import ApiServerAccess
 
 _CONNECTIONS = 16  # kept open between requests; more are opened where needed
@@ -29,7 +29,7 @@ _SOCKET_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Connections:
     """To one API server."""
 

@@ -13,10 +13,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from dra_driver.base.errors import DriverError, NotFound, Unreachable
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.k8s.claims import ClaimRef
 
@@ -29,7 +30,7 @@ _MAX_REMEMBERED: Final = 1024  # different things, whether they wait or are writ
 _LONGEST_MESSAGE: Final = 1024  # characters, as events.k8s.io has it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodRef:
     """The pod that an event is about."""
 
@@ -38,7 +39,7 @@ class PodRef:
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeRef:
     """The node that an event is about. Without a *uid* its name stands for that, as it does in the
     kubelet's events: ``kubectl describe node`` looks for both."""
@@ -47,7 +48,7 @@ class NodeRef:
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterObjectRef:
     """The object without a namespace that an event is about."""
 
@@ -60,7 +61,7 @@ class ClusterObjectRef:
 Regarding = PodRef | ClaimRef | NodeRef | ClusterObjectRef
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """Something that users should know of an object."""
 
@@ -78,7 +79,7 @@ class Events(Protocol):
         """Have *event* written soon; never waits and never fails."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _WrittenEvent:
     """An Event object, and what is not written of it yet."""
 

@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kubernetes.client import V1Lease, V1LeaseSpec
@@ -24,6 +23,7 @@ from kubernetes.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
 from dra_driver.base.errors import Conflict, DriverError, NotFound, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.access import ApiServerAccess
 from dra_driver.k8s.api import Document
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
@@ -31,7 +31,7 @@ from dra_driver.k8s.client import ApiClient, ApiTimeouts
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseSeconds:
     """SettingsError: they do not fit together."""
 
@@ -49,7 +49,7 @@ class LeaseSeconds:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseName:
     """Which Lease the candidates want."""
 

@@ -7,10 +7,11 @@ the kubelet writes it every few seconds.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dra_driver.base.errors import ApiServerError, DriverError, Gone, NotFound
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import KubernetesApi, Watch
 from dra_driver.k8s.watch import Watcher, WatchIntervals
 
@@ -21,7 +22,7 @@ _NODES = "/api/v1/nodes"
 Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeStatus:
     """What the status of a Node says."""
 

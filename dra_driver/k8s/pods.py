@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from dra_driver.base.errors import Forbidden
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, KubernetesApi
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
 DEFAULT_GRACE_SECONDS: Final = 30.0  # that a pod has to end, unless it says otherwise
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Container:
     """A container as its runtime started it. That never changes."""
 
@@ -32,7 +33,7 @@ class ClaimName:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KubeletPod:
     """A pod of this node. Of its init containers only those are listed that go on to run."""
 
@@ -43,7 +44,7 @@ class KubeletPod:
     """The ids that the kubelet gave out, by container and resource (device-plugin API)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerSpec:
     """What a container of a pod asks for; also of an init container."""
 
@@ -53,7 +54,7 @@ class ContainerSpec:
     asks_for: frozenset[str] = frozenset()  # extended resources: "nvidia.com/gpu"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodDeletion:
     """The kubelet ends the pod, and kills what is left of it after the grace period."""
 
@@ -62,7 +63,7 @@ class PodDeletion:
     left_seconds: float | None = None  # at least, when it was read; None: not known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodSpec:
     """A pod as the API server has it."""
 
@@ -76,7 +77,7 @@ class PodSpec:
     extended_claim: bool = False  # the scheduler made a claim for its extended resources
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodePod:
     """A pod of a node, as the kubelet there knows it: of a static pod the API server has a mirror
     only, with another UID."""

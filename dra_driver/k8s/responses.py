@@ -9,7 +9,6 @@ import gc
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.errors import (
@@ -21,6 +20,7 @@ from dra_driver.base.errors import (
     Refused,
     Unreachable,
 )
+from dra_driver.base.frozen import frozen
 
 MAX_RESPONSE_BYTES = 16 << 20  # bytes; of a watch: of one event
 _MAX_DEPTH = 100  # levels; no object of Kubernetes that we read has half as many
@@ -95,7 +95,7 @@ _ERRORS: Mapping[int, type[ApiServerError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestInfo:
     """A request as RBAC sees it. Paths that are no resource, like discovery, have none."""
 

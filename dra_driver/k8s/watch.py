@@ -10,11 +10,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, Unreachable
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import Watch
 from dra_driver.k8s.responses import MAX_RESPONSE_BYTES, RequestInfo, parse_json, watch_error
 
@@ -25,7 +25,7 @@ class BrokenEvent(Unreachable):
     """An event that cannot be read. The same may come again from the same resource version."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatchIntervals:
     """How soon things happen again, in seconds."""
 

@@ -11,10 +11,11 @@ A document never changes: a claim that is allocated anew is taken back first. It
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from dra_driver.base.errors import ClaimError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import Claim, ClaimUid
 
 METADATA_VERSIONS: Final = ("v1beta1", "v1alpha1")  # Kubernetes 1.37, 1.36; newest first
@@ -24,7 +25,7 @@ METADATA_CONTAINER_DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attribu
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetadataDevice:
     """One device of a claim, as its user reads of it.
 
@@ -38,7 +39,7 @@ class MetadataDevice:
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetadataDocument:
     """What a container can read about the devices of one request."""
 

@@ -7,6 +7,8 @@ which mounts these files, runs on the host.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dra_driver.base.frozen import frozen
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DriverLibrary:
@@ -34,7 +36,7 @@ class HostFile:
     container_path: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DriverFiles:
     """What one complete driver installation offers to containers; each tuple is sorted."""
 
@@ -63,7 +65,7 @@ class DeviceFile:
     minor: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceFiles:
     """Device files: those that every GPU container needs, and one for each GPU by minor number."""
 

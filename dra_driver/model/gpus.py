@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from dra_driver.base.frozen import frozen
+
 GpuUuid = NewType("GpuUuid", str)  # as NVML prints it: "GPU-…", of a MIG instance "MIG-…"
 
 
@@ -40,7 +42,7 @@ class Placement:
         return self.start <= other.start and other.end <= self.end
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Engines:
     """What an instance has of the board (``nvmlGpuInstanceProfileInfo_t``)."""
 
@@ -52,7 +54,7 @@ class Engines:
     ofa: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigProfile:
     """A kind of partition, as the board's driver describes it."""
 
@@ -93,7 +95,7 @@ class PartitionKey:
         return f"profile {self.profile_id} at {self.start}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Partition:
     """A profile at one of its placements."""
 
@@ -106,7 +108,7 @@ class Partition:
         return PartitionKey(profile.id, placement.start, placement.size, profile.slices)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigInstance:
     """A partition that exists and can be used."""
 
@@ -116,7 +118,7 @@ class MigInstance:
     uuid: GpuUuid  # "MIG-…"; empty: it is not there yet, and is shown as if it were
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnusableGpuInstance:
     """A GPU instance that is no partition: without a compute instance, with several, or with one
     that does not fill it, or whose name NVML does not say. Nobody is given it; it is in the way all
@@ -135,7 +137,7 @@ class GuestRestriction(Enum):
     ALL = 2  # a vGPU: its host decides about partitions
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigInfo:
     """What a GPU with MIG says of it at one look."""
 
@@ -207,7 +209,7 @@ def guest_mode_problem(fixed: GuestRestriction, gpu: str, on: bool) -> str:
 DeviceName = NewType("DeviceName", str)  # as published and allocated: "gpu-0"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Version:
     """A version of three numbers at most, published as strict semver (``580.95.05`` becomes
     ``580.95.5``)."""
@@ -220,7 +222,7 @@ class Version:
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Topology:
     """Where a GPU sits: facts of PCI sysfs and of NVLink, each absent where the node does not
     tell."""
@@ -234,7 +236,7 @@ class Topology:
     nvlink_peers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gpu:
     """A GPU that this node can offer."""
 
@@ -271,7 +273,7 @@ class Gpu:
 ALL_GPUS = "all GPUs"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnavailableGpu:
     """A GPU (or all of them) that is there but not offered, and why, in words that say what to
     do."""
@@ -281,7 +283,7 @@ class UnavailableGpu:
     by_profile: bool = False  # the profile says so: nothing is wrong
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inventory:
     """One look at the node; GPUs by minor number. What becomes of them is an ``Offer``."""
 

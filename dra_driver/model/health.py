@@ -1,9 +1,9 @@
 """The health of GPUs: what was seen of them, what is wrong with them, and what follows."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 
 
@@ -35,7 +35,7 @@ class Effect(StrEnum):
     NO_EXECUTE = "NoExecute"  # pods that do not tolerate it are evicted
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuEvent:
     """An event that NVML reported of a GPU, or the same one several times."""
 
@@ -48,7 +48,7 @@ class GpuEvent:
     pid: int | None = None  # the process that caused it, by the host's number, where that is known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthReading:
     """What one look at a GPU says of its health. None: the GPU or its driver does not tell."""
 
@@ -67,7 +67,7 @@ class HealthReading:
     correctable_ecc: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """Something that is wrong with a GPU, or with a part of it. Times in seconds since the epoch.
 
@@ -88,7 +88,7 @@ Faults = tuple[Fault, ...]
 """Of a node, by GPU, problem, value and partition."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Look:
     """The last look at a GPU, for the next one to be compared with."""
 
@@ -100,7 +100,7 @@ class Look:
     been before that fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthState:
     """What is known of the health of a node's GPUs."""
 
@@ -108,7 +108,7 @@ class HealthState:
     looks: tuple[Look, ...] = ()  # the last one at each GPU, by UUID
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthRules:
     """What a profile says about health. What it does not name has its default effect."""
 
@@ -120,7 +120,7 @@ class HealthRules:
 DEFAULT_HEALTH_RULES = HealthRules()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceTaint:
     """A taint of a published device (KEP-5055), and in words why it has it."""
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 
 ProfileCounts = tuple[tuple[str, int], ...]
 """How many partitions of each profile, by its name."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigLayoutEntry:
     """What becomes of the GPUs that it selects."""
 
@@ -21,7 +22,7 @@ class MigLayoutEntry:
     gpus: frozenset[GpuUuid] | None = None  # None: whichever there are
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigLayout:
     """Of the entries that select a GPU the last one holds for it, as mig-parted would leave it. A
     GPU that none selects stays as it is."""
@@ -31,7 +32,7 @@ class MigLayout:
     where: str = "built in"  # which file it is from
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DesiredLayout:
     """What one GPU should look like, and why."""
 
@@ -50,7 +51,7 @@ class LayoutInstance:
     uuid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayoutBefore:
     """What a GPU looked like before a change of it began."""
 
@@ -58,7 +59,7 @@ class LayoutBefore:
     keys: tuple[PartitionKey, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayoutChange:
     """What makes of a GPU what is wanted, in this order."""
 
@@ -86,7 +87,7 @@ class LayoutState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayoutOutcome:
     """What came of the layout of one GPU."""
 
@@ -95,7 +96,7 @@ class LayoutOutcome:
     reason: str = ""  # what it waits for, or why it failed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigState:
     """What has to be remembered of what was made of GPUs other than for claims."""
 

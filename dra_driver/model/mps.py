@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NewType
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
 
@@ -43,7 +44,7 @@ class MpsPriority(IntEnum):
     BELOW_NORMAL = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsLimits:
     """How much of each of its GPUs a client can have at most."""
 
@@ -59,7 +60,7 @@ class MpsLimits:
         return self.memory_bytes > allowed.memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsNamespace:
     """What a claim wants of MPS: a server over these GPUs, and its own limits there.
 
@@ -87,7 +88,7 @@ class MpsNamespace:
         return MpsLimits(self.percent, min(limits, default=None))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServedNamespace:
     """A namespace that clients can use now, with paths that are the same in containers."""
 
@@ -105,7 +106,7 @@ class MpsClient:
     namespace: MpsNamespaceName | None = None  # None: protocol 2 does not tell
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsServer:
     """One control daemon with its server."""
 
@@ -120,7 +121,7 @@ class MpsServer:
     tenant: str = ""  # the Kubernetes namespace that it is for; empty: several
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsServerRestart:
     """A server was restarted: what was in it is there again, its clients are not."""
 
@@ -132,7 +133,7 @@ class MpsServerRestart:
     clients: int = 0  # how many were lost
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsStatus:
     """Everything that an agent knows. *unmanaged*: daemons that it did not start."""
 

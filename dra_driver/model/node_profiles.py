@@ -7,14 +7,16 @@ API server writes them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from dra_driver.base.frozen import frozen
 
 MOST_NODES_AT_ONCE = 250
 """In progress in one rollout, whatever ``maxUnavailable`` allows: their names are in its status."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RolloutRules:
     """How a change reaches the nodes of a profile."""
 
@@ -30,7 +32,7 @@ class RolloutRules:
         return min(max(limit, 1), MOST_NODES_AT_ONCE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeReport:
     """What the plugin of a node says in the condition ``GPUsConfigured``.
 
@@ -46,7 +48,7 @@ class NodeReport:
     refusal: str = ""  # why it is not in force; empty: it is
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeView:
     """What the controller keeps of a Node on which a plugin ran."""
 
@@ -80,7 +82,7 @@ class ProgressReason(StrEnum):
     UNREADABLE = "Unreadable"  # the profile says something that this release does not know
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileCondition:
     """One of the ``status.conditions``, a ``metav1.Condition``."""
 
@@ -92,7 +94,7 @@ class ProfileCondition:
     observed_generation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeFailure:
     """A node on which the update revision failed, and why."""
 
@@ -100,7 +102,7 @@ class NodeFailure:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileStatus:
     """The status of a NodeProfile. Counts are of nodes, except *pending*."""
 
@@ -120,7 +122,7 @@ class ProfileStatus:
         return next((each for each in self.conditions if each.type == type_), None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeProfileObject:
     """A NodeProfile of the API server.
 
@@ -144,7 +146,7 @@ class NodeProfileObject:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Revision:
     """A ControllerRevision that keeps what nodes are given of the spec of a NodeProfile."""
 
@@ -157,7 +159,7 @@ class Revision:
     created: str = ""  # RFC 3339
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RevisionChange:
     """A ControllerRevision to create, or one that exists and gets another number."""
 
@@ -165,7 +167,7 @@ class RevisionChange:
     exists: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeChange:
     """The annotation that a Node gets, if it still has the resource version it was decided with."""
 
@@ -175,7 +177,7 @@ class NodeChange:
     revision: str | None  # None: the annotation is removed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GivenSince:
     """Since when the leader has seen that a node was given a revision. Seconds."""
 
@@ -183,7 +185,7 @@ class GivenSince:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """What is written next for one NodeProfile; decided again after every change of the cluster.
 

@@ -1,10 +1,11 @@
 """What a node offers: its GPUs as devices that can be allocated, each in some shape."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, assert_never
 
 from dra_driver.base.codec import OneOf
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     DeviceName,
     Gpu,
@@ -19,12 +20,12 @@ from dra_driver.model.health import DeviceTaint
 from dra_driver.model.profiles import DEFAULT_RULES, Rules
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exclusive:
     """One claim at a time takes all of it: the device that NVIDIA's driver publishes."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fractional:
     """Many claims at once, each with as much as it asks for (KEP-5075). Memory in bytes."""
 
@@ -38,7 +39,7 @@ class Fractional:
     cores_default: int = 0  # percent, of a claim that names none: replicas that share by MPS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replica:
     """One of N equal devices of a GPU or of a partition that exists, where parts of a device cannot
     be given out: the API server keeps no consumable capacity, or it is the device-plugin API."""
@@ -50,7 +51,7 @@ class Replica:
     cores: int = 0  # percent that are reserved: replicas that share by MPS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdminAccess:
     """For claims with admin access, whatever else holds the GPU."""
 
@@ -60,7 +61,7 @@ Shape = Annotated[Exclusive | Fractional | Replica | AdminAccess, OneOf()]
 """A union: a new case makes the type checker list every place that has to deal with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Device:
     """What can be allocated, and by which rules it is prepared."""
 
@@ -141,7 +142,7 @@ def gpu_name_of(device: str) -> DeviceName:
     return DeviceName("-".join(device.split("-", 2)[:2]))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiFeatures:
     """What the API server keeps of the slices that it is sent; or that there are none."""
 
@@ -156,7 +157,7 @@ DEVICE_PLUGIN_FEATURES = ApiFeatures(capacity=False, counters=False, device_plug
 """What the device-plugin API can say of devices: that they are unhealthy, and nothing more."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PendingChange:
     """A device that is not offered as its profile says.
 
@@ -169,7 +170,7 @@ class PendingChange:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CounterSet:
     """What keeps the partitions of one GPU apart from each other and from the whole of it."""
 
@@ -177,7 +178,7 @@ class CounterSet:
     counters: tuple[tuple[str, int], ...]  # (name, how much there is), by name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Offer:
     """What the node publishes and prepares. Devices are in publishing order: the scheduler takes
     the first that fits."""

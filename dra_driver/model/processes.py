@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
 
@@ -15,7 +16,7 @@ class ContainerProcess:
     container: str  # its id
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuProcess:
     """A number that NVML has for a process, and how much of one GPU's memory it uses."""
 
@@ -23,7 +24,7 @@ class GpuProcess:
     memory_bytes: int | None  # None: NVML does not tell
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CgroupProcesses:
     """What is in the cgroup of one of a pod's containers, or in the pod's outside of all of them.
 

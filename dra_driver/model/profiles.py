@@ -1,8 +1,8 @@
 """What a node profile says about GPUs, as values: who wrote it and in which file is forgotten."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import DEFAULT_HEALTH_RULES, HealthRules
 
@@ -57,7 +57,7 @@ class AllocationPolicy(StrEnum):
     DISTRIBUTED = "Distributed"  # of the GPUs of which least is given out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigRules:
     """What becomes of a GPU that can have partitions. Those that exist are always offered.
 
@@ -72,7 +72,7 @@ class MigRules:
     replicas: tuple[tuple[str, int], ...] = ()  # by profile: like ``Rules.replicas``
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GuardRules:
     """The memory guard of one claim on one GPU."""
 
@@ -80,7 +80,7 @@ class GuardRules:
     grace_seconds: float = 10.0  # how long a claim may be above its share before one is killed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rules:
     """What holds for one GPU. The defaults are what holds without a profile."""
 
@@ -109,7 +109,7 @@ class Rules:
 DEFAULT_RULES = Rules()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuSelector:
     """Which GPUs are meant: those that match every field that is not empty."""
 
@@ -118,7 +118,7 @@ class GpuSelector:
     products: tuple[str, ...] = ()  # patterns as of a shell, on the product name: "*H100*"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileEntry:
     """Rules for the GPUs that no earlier entry of the profile selects."""
 
@@ -134,7 +134,7 @@ class ProfileEntry:
         return paths.get(f"{field}.{key}") or paths.get(field, f"{self.path}.{field}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Profile:
     """One named profile. A GPU that no entry selects follows the default ``Rules``.
 

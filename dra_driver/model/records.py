@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid, Pod, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.kubeletplugin.device_plugin.resources import DeviceId, ResourceName
@@ -15,7 +16,7 @@ from dra_driver.model.profiles import GuardRules, MpsTenants
 from dra_driver.model.steps import ServeMpsNamespace, Step
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimMemoryLimit:
     """How much memory a claim may use of one GPU, and who sees to it."""
 
@@ -24,7 +25,7 @@ class ClaimMemoryLimit:
     strict: bool = False  # the driver's own limit or nothing
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holding:
     """What one claim holds of one device.
 
@@ -86,7 +87,7 @@ def _replica(shape: Shape) -> int | None:
 HoldingsByGpu = Mapping[GpuUuid, Sequence[Holding]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceAllocation:
     """Which devices of a resource the kubelet gave to a container, by the device-plugin API.
 
@@ -100,7 +101,7 @@ class DeviceAllocation:
 ALLOCATION_UID_PREFIX: Final = "dp-"  # a UID of Kubernetes has no letter p
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocationClaim(Claim):
     """What *allocation* amounts to, with one result for each id, in their order. Its namespace is
     empty and it has no pods: these are known once the container is about to start."""
@@ -113,7 +114,7 @@ def is_allocation(uid: ClaimUid) -> bool:
     return uid.startswith(ALLOCATION_UID_PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimRecord:
     """What the ledger knows of a claim.
 

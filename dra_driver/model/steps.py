@@ -5,17 +5,18 @@ steps again.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Annotated
 
 from dra_driver.base.codec import OneOf
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimUid, PodUid
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodMemoryShare:
     """Bytes by claim, for each claim that the pod uses and that holds something of the GPU.
 
@@ -50,7 +51,7 @@ class TimeSliceInterval(IntEnum):
         return self.name.capitalize()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SetTimeSlice:
     """The GPU's processes take turns at this interval."""
 
@@ -59,7 +60,7 @@ class SetTimeSlice:
     before: TimeSliceInterval | None = None  # what was found; None: the GPU did not say
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodMemoryLimit:
     """How much of a GPU's memory the processes of one pod may use together."""
 
@@ -67,7 +68,7 @@ class PodMemoryLimit:
     memory_bytes: int | None  # None: as much as there is
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SetMemoryLimits:
     """The GPU's driver refuses these pods more than that (``nvmlDeviceSetMemoryLimits_v1``).
 
@@ -89,7 +90,7 @@ class ComputeMode(IntEnum):
     EXCLUSIVE_PROCESS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SetComputeMode:
     """Only that many processes can compute on the GPU at once."""
 
@@ -98,7 +99,7 @@ class SetComputeMode:
     before: ComputeMode | None = None  # what was found; None: the GPU did not say
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SetMigMode:
     """MIG mode is on or off: ``nvmlDeviceSetMigMode``. Only for a GPU that changes it without a
     reset, or has it already."""
@@ -113,21 +114,21 @@ GpuSetting = SetTimeSlice | SetComputeMode | SetMigMode
 """What a GPU has one of, and gets back what it was before."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeMpsNamespace:
     """The MPS agent serves this namespace."""
 
     namespace: MpsNamespace
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoveMpsNamespace:
     """The MPS agent serves the namespace no longer, and stops a server that has no other."""
 
     namespace: MpsNamespaceName
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreatePartition:
     """This partition of the GPU exists: a GPU instance at its placement, with a compute instance
     that fills it.
@@ -141,7 +142,7 @@ class CreatePartition:
     new: bool = field(default=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemovePartition:
     """It does not exist, nor half of it: first the compute instance goes, then the GPU instance.
 

@@ -11,10 +11,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.node.driver.pci import canonical_bus_id
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _MATCH_SECONDS: Final = 2.0  # between the line and NVML's event
 _MOST_LINES: Final = 1000  # that wait for their event
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _LoggedXid:
     bus_id: str
     gi: int | None

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.base.frozen import frozen
 from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
@@ -33,7 +33,7 @@ _ROOT = Path("/")  # whose /proc tells the boot: the kernel is the host's
 OpenNode = Callable[[], AbstractContextManager[GpuNode]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineParts:
     """What differs between this machine and a simulated one."""
 

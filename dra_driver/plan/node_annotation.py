@@ -5,10 +5,10 @@ message is for people.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.base.codec import Codec
+from dra_driver.base.frozen import frozen
 from dra_driver.plan.device_plugin.resources import ResourceNames
 
 MOST_NAMED: Final = 20  # pods, so that all of it takes 8 KiB at most
@@ -16,7 +16,7 @@ _MOST_COUNTED: Final = 1_000_000  # more than a node has devices
 _POD: Final = re.compile(r"[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DevicePluginHolders:
     """Pods that have GPUs of this driver."""
 
@@ -33,7 +33,7 @@ class DevicePluginHolders:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DevicePluginUse:
     """How pods of a node get GPUs by the device-plugin API."""
 

@@ -22,10 +22,11 @@ is held meanwhile takes the node back.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.pods import NodePod
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -52,7 +53,7 @@ OTHER_DEVICE_PLUGIN: Final = "OtherDevicePlugin"  # a reason of the condition
 _MEND = "set spec.api of the profile to Auto or DevicePlugin, or {needed}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeApiFacts:
     """What the choice depends on. None: it is not known."""
 
@@ -67,7 +68,7 @@ class NodeApiFacts:
     other_plugin: str = ""  # which else serves our resources here
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiChoice:
     """What a node serves from now on."""
 

@@ -1,13 +1,14 @@
 """Conditions of a Node as values, and how much fits into one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from dra_driver.base.frozen import frozen
 
 LONGEST_MESSAGE = 1024  # characters
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeCondition:
     """What a condition says; the times are for who writes it."""
 

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.pods import Container
 from dra_driver.model.gpus import GpuUuid
@@ -30,7 +31,7 @@ ListGpuProcesses = Callable[[GpuUuid], Sequence[GpuProcess]]
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessReport:
     """A sample of each GPU, and why there is none of others."""
 

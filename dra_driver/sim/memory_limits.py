@@ -19,12 +19,12 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pynvml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.node_spec import SimulatedGpu, SimulatedNode
 
 _NO_LIMIT: Final = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -87,7 +87,7 @@ class CgroupTree:
             shutil.rmtree(aside)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuAllocation:
     """Memory of a GPU, and the cgroups on which it is counted."""
 
@@ -233,7 +233,7 @@ def _count(allocation: GpuAllocation, sign: int) -> None:
             _store(cgroup, _USED).put(gpu, _store(cgroup, _USED).of(gpu, 0) + change)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _LimitFile:
     """A file with a value for each GPU; in a file of the kernel one line for each."""
 

@@ -37,7 +37,6 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -49,13 +48,14 @@ import yaml
 
 from api.strict import field_path, problem_message, show_value
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.yaml_documents import load_document
 from dra_driver.sim.documents import Document
 from dra_driver.sim.health.spec import HealthFields
 from dra_driver.sim.mig.geometry import BoardGeometry, board_geometry, compute_instances_fit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BoardSpec:
     """One product of NVIDIA. Numbers of NVML where NVML has numbers."""
 

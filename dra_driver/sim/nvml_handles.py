@@ -4,15 +4,15 @@ import ctypes
 import os
 import signal
 import threading
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pynvml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Placement
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuHandle:
     """What stands for nvmlDevice_t: good until NVML is shut down."""
 
@@ -20,7 +20,7 @@ class GpuHandle:
     bus_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigHandle:
     """What stands for nvmlDevice_t of a MIG device: good as long as its compute instance is."""
 
@@ -31,7 +31,7 @@ class MigHandle:
     born: int  # of the compute instance
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InstanceHandle:
     """What a pointer to a GPU instance or a compute instance leads to."""
 
@@ -42,7 +42,7 @@ class InstanceHandle:
     ci: int | None = None  # None: the GPU instance itself
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EventSetHandle:
     """What nvmlEventSet_t leads to."""
 

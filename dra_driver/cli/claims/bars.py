@@ -4,8 +4,9 @@ A GPU with MIG shows its memory units instead, and below it each of its partitio
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.mig_picture import memory_units, placement_letter, unit_width
 from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
 from dra_driver.cli.mps_usage import (
@@ -26,7 +27,7 @@ _UNCERTAIN = "it is not known what is free"
 _NO_MPS = ClaimsMpsUsage()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _UsageRow:
     """A line with a bar, and what stands below it."""
 

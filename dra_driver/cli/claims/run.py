@@ -58,10 +58,11 @@ agent).
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.claims.bars import usage_bars
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.mps_usage import (
@@ -88,7 +89,7 @@ from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.settings import ClaimsSettings
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimsReport:
     """What the command reports; claims by namespace and name."""
 

@@ -25,13 +25,14 @@ to create lacks the one attribute that nobody can know before: ``uuid``.
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 import yaml
 
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.devices.recorded import (
     recorded_gpus,
     recorded_health,
@@ -204,7 +205,7 @@ _WHEN = "while no claim and no process uses them"
 _RESET = "; whether a board can be reset for that is seen then"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigPreview:
     """The node once the plugin has switched MIG modes and applied layouts."""
 

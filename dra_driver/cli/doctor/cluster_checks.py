@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import ClaimRef
@@ -48,7 +49,7 @@ _WITHOUT_COUNTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckedCluster:
     """The API server that is asked, and as which driver on which node."""
 

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from api.names import CDI_CLASS
 from cdi.registry import load_registry
 from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.findings import Check, Finding, Level, abbreviated, fail, ok, warn
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve import probes
@@ -36,7 +36,7 @@ CDI_DIRECTORY, CDI_FILES, KUBELET_DIRECTORY, STATE_DIRECTORY, LEDGER, PLUGIN, OT
 _ASK_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DirectoryState:
     """What is at a path, for this process."""
 
@@ -65,7 +65,7 @@ def inspect_directory(path: Path) -> DirectoryState:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LedgerSnapshot:
     """The ledger, as far as it can be read."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from api.names import GPUS_CONFIGURED
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.doctor.api_checks import resource_names
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.findings import Check, Finding, abbreviated, fail, ok, skip, warn
@@ -69,7 +70,7 @@ def checks(settings: DoctorSettings, node: GpuNode, cluster: CheckedCluster | No
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadNode:
     """A Node as it was read once."""
 

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.terminal import format_table
 from dra_driver.model.node_profiles import (
     ConditionType,
@@ -22,7 +23,7 @@ FAILED, NOT_READY, UPDATING = "failed", "not ready", "updating"
 PENDING, PARTLY = "pending", "partly"  # of those that have the update
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeLine:
     """A node of which something is to be said."""
 
@@ -32,7 +33,7 @@ class NodeLine:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rollout:
     """What is known of the rollout of a profile. Without *nodes*, *nodes_problem* says why."""
 

@@ -14,7 +14,6 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from google.protobuf.message import DecodeError
 from api.kubelet import device_plugin_v1beta1_pb2 as messages
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import FileSignature, disk_errors, read_file, signature_of
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import PodUid
 from dra_driver.kubeletplugin.device_plugin.resources import (
     AllocatedContainer,
@@ -77,7 +77,7 @@ class KubeletCheckpoint:
             return self._last[1]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Contents:
     """What the file says."""
 

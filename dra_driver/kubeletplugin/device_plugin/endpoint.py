@@ -9,13 +9,13 @@ that leaves after the next one came: one process at a time has the resource's ``
 import logging
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import Event
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import StandingThreads
 from dra_driver.kubeletplugin.device_plugin.device_list import LEAVING_SECONDS
 from dra_driver.kubeletplugin.device_plugin.registration import (
@@ -41,7 +41,7 @@ _GRACE_SECONDS: Final = 4.0  # for calls over a socket that somebody deleted
 _MODE: Final = 0o750
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DevicePluginTimeouts:
     """How long a device plugin waits for what."""
 

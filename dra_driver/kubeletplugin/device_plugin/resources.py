@@ -1,9 +1,10 @@
 """What a node lists for the kubelet, and what containers are given of it, as values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NewType, Protocol
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import PodUid
 
 ResourceName = NewType("ResourceName", str)  # "nvidia.com/gpu"
@@ -13,7 +14,7 @@ MAX_LIST_BYTES: Final = 4 * 1024 * 1024 - 1
 """Of a resource's devices in one message: gRPC's limit in Go, which the kubelet does not raise."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ListedDevice:
     """One device of a resource. An unhealthy one stays with its pod and goes to no other."""
 
@@ -22,7 +23,7 @@ class ListedDevice:
     numa_node: int | None = None  # None: not known, or not of one node
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resource:
     """What the kubelet is told of one resource, each time all of it."""
 
@@ -30,7 +31,7 @@ class Resource:
     devices: tuple[ListedDevice, ...]  # by id
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostMount:
     """A file or directory of the host in a container."""
 
@@ -39,7 +40,7 @@ class HostMount:
     read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostDevice:
     """A device file of the host in a container."""
 
@@ -48,7 +49,7 @@ class HostDevice:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerResponse:
     """What a container gets with its devices: by CDI names where the kubelet takes these, else file
     by file. The kubelet keeps it as long as the pod lives, also while the node reboots."""
@@ -59,7 +60,7 @@ class ContainerResponse:
     devices: tuple[HostDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocatedContainer:
     """A container of a pod, and which devices of one resource the kubelet gave to it."""
 

@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.files import disk_errors
+from dra_driver.base.frozen import frozen
 from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
 from dra_driver.kubeletplugin.serve.sockets import digest, fitting, remove_if_dead
 
 _PREFIX: Final = "dra-"  # of every socket of ours in the directory, which all device plugins share
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResourceSockets:
     """The sockets of one resource. The kubelet is told of *endpoint*, which no other process has.
     *owner* has the process that may register the resource: one at a time."""

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ import grpc
 
 from api.kubelet import dra_health_v1_pb2, dra_health_v1alpha1_pb2
 from dra_driver.base.errors import DriverError
+from dra_driver.base.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class HealthStatus(IntEnum):
     UNHEALTHY = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceHealth:
     """How a device is, whatever share of it a claim has."""
 
@@ -48,7 +48,7 @@ class DeviceHealth:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthServiceVersion:
     """One version of the kubelet's service. Their messages are the same on the wire."""
 

@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base import inotify
 from dra_driver.base.errors import DriverError, NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import StandingThreads
 from dra_driver.kubeletplugin.serve import probes
@@ -33,7 +33,7 @@ from dra_driver.kubeletplugin.serve.sockets import SocketPaths
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PluginTimeouts:
     """How long a plugin waits for what."""
 

@@ -4,7 +4,6 @@ Nothing is changed. Every socket in the kubelet's registry is asked who answers 
 """
 
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from api.kubelet import registration_v1_pb2 as messages
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError, SettingsError
 from dra_driver.base.files import disk_errors
+from dra_driver.base.frozen import frozen
 from dra_driver.kubeletplugin.serve.rolling_update import PluginProcess, plugin_processes
 from dra_driver.kubeletplugin.serve.services import DRA_SERVICE_VERSIONS, REGISTRATION_SERVICE
 from dra_driver.kubeletplugin.serve.sockets import SocketPaths, socket_paths
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegisteredPlugin:
     """A socket in the registry, and who answers behind it: empty where nobody does."""
 

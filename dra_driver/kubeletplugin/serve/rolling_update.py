@@ -13,7 +13,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base.deadlines import Deadline
@@ -27,6 +26,7 @@ from dra_driver.base.files import (
     try_flock,
     try_lock,
 )
+from dra_driver.base.frozen import frozen
 
 _START_LOCK_SECONDS = 20.0
 _STARTED_MODE = 0o750
@@ -115,7 +115,7 @@ def _remove_unfinished(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PluginProcess:
     """A live plugin process of ours."""
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ import grpc
 from api.kubelet import dra_v1_pb2, dra_v1beta1_pb2
 from api.kubelet import registration_v1_pb2 as messages
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import NamedLocks, StandingThreads, after_call
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 
@@ -127,7 +127,7 @@ class CallObserver(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraServiceVersion:
     """One version of the kubelet's service: its messages, and what they can say."""
 
@@ -148,7 +148,7 @@ DRA_SERVICE_VERSIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimResponse:
     """The answer for one claim; with an error it was not served."""
 

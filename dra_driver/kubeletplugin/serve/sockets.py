@@ -19,10 +19,10 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.base.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _POD = "[0-9a-f-]{32,36}|[A-Za-z0-9_-]{11}"  # a pod's UID, or what _digest make
 _APPEARS_SECONDS = 60.0  # a socket that was just bound does not listen yet; this is ample
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SocketPaths:
     """The two sockets of one plugin process."""
 
@@ -43,7 +43,7 @@ class SocketPaths:
     registration: Path  # in the registry that the kubelet watches
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SocketFile:
     """A socket file as we made it: another file under the same name is not ours."""
 

@@ -7,10 +7,10 @@ created with ``dryRun=All``: it goes through conversion, admission, validation a
 fields, and is stored nowhere.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.errors import Refused
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
@@ -22,7 +22,7 @@ from dra_driver.kubeletplugin.slices.comparison import dropped_fields
 _COUNTERS = "probe"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SliceFeatures:
     """What the API server keeps of a slice, beyond devices with plain attributes and capacity."""
 

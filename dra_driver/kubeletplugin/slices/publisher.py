@@ -10,11 +10,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import DriverError, Gone
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import Watch
 from dra_driver.k8s.watch import Watcher, WatchIntervals
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
@@ -39,7 +40,7 @@ class PublishObserver(Protocol):
 _WATCH: Final = WatchIntervals(watch=60, first_retry=0.2, last_retry=5.0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PublishIntervals:
     """How soon things happen again, in seconds."""
 
@@ -51,7 +52,7 @@ class PublishIntervals:
     log_again: float = 60.0  # the same error is logged again
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PublishStatus:
     """How publishing stands."""
 

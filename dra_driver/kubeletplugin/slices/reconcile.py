@@ -10,10 +10,10 @@ whole, or all move to a new generation and the pool is incomplete until the last
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from dra_driver.base.frozen import frozen
 from dra_driver.kubeletplugin.slices.comparison import (
     comparable_spec,
     same_taint_times,
@@ -33,7 +33,7 @@ _LISTS = ("bools", "ints", "strings", "versions")
 _NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SliceContent:
     """One slice: devices, or counter sets (never both, since 1.35), as documents of v1."""
 
@@ -41,7 +41,7 @@ class SliceContent:
     shared_counters: tuple[Document, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pool:
     """What a node publishes. Slices and devices stand in the order in which they are tried.
 
@@ -57,7 +57,7 @@ class Pool:
         return tuple(device for each in self.slices for device in each.devices)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SliceOwner:
     """Whose slices: this driver's on this node. They vanish with the Node of this UID."""
 
@@ -77,7 +77,7 @@ class SliceOwner:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SliceWrites:
     """Slices of v1 to delete, then to update, then to create, each in this order."""
 

@@ -16,11 +16,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import PodUid
 
 _UID: Final = "[0-9A-Za-z]+(?:[-_][0-9A-Za-z]+)*"
@@ -44,7 +44,7 @@ _USUAL_TREE: Final = "memory"  # of cgroup v1: the kubelet does not start withou
 ChangeCgroup = Callable[[Path], object]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerRef:
     """The container that a process is in."""
 

@@ -7,13 +7,14 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
 from dra_driver.base.files import closing_file, disk_errors, lock_within
+from dra_driver.base.frozen import frozen
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _GRACE_SECONDS: Final = 0.5  # for the program to end, once it is killed
 _NOT_STARTED_CODES: Final = (125, 126, 127, -signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """A program of the host with its arguments.
 

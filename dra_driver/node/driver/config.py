@@ -1,14 +1,14 @@
 """Where the GPUs of a node are looked for, and how programs of its driver are run there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.base.frozen import frozen
 from dra_driver.node.driver.commands import Command, RunCommand, run_command
 from dra_driver.node.driver.root import DriverRoot
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeConfig:
     """Where GPUs are looked for. *driver_root*: a path of the host; None: the usual places."""
 
@@ -22,7 +22,7 @@ def _unchanged(command: Command) -> Command:
     return command
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DriverPrograms:
     """The programs of the driver, and what runs them."""
 

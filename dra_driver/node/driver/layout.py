@@ -12,11 +12,11 @@ import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from os import lstat
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.driver_files import DriverFiles, DriverLibrary, HostFile
 from dra_driver.node.driver.rootfs import RootFs
 
@@ -31,7 +31,7 @@ _MAX_NAME_BYTES: Final = 256
 _MAX_BYTES: Final = 1 << 20  # of program headers or of a dynamic section: real ones have some KiB
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ElfLibrary:
     """A 64-bit library. *soname* is None where it was linked without one."""
 
@@ -39,7 +39,7 @@ class ElfLibrary:
     soname: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ElfSegment:
     type: int
     offset: int

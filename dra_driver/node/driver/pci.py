@@ -3,10 +3,10 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 _ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
@@ -15,7 +15,7 @@ _DISPLAY = "0x03"  # base class of PCI class codes (PCI Code and ID Assignment, 
 _PCI_BRIDGE = "0x0604"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PciGpu:
     """An NVIDIA display function of the PCI bus, whether or not NVML knows it."""
 
@@ -26,7 +26,7 @@ class PciGpu:
     numa_node: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _PciFunction:
     """A PCI function and the bridges above it, the farthest first."""
 

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.pods import Container
@@ -39,7 +39,7 @@ _RECHECK_SECONDS: Final = 60.0  # where nothing seems to change
 _BUSY: Final = "the memory limits of GPU {name} are still being changed after {seconds} s"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _SettledState:
     """What the limits were set by, when all of them were as they should be."""
 

@@ -17,11 +17,12 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimUid, PodUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.steps import PodMemoryShare, SetMemoryLimits
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 _RECHECK_SECONDS: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _AppliedLimit:
     memory_bytes: int
     inode: int  # a cgroup of the same name may be another one
@@ -157,7 +158,7 @@ class CgroupLimits:
         return {"gpu": self._gpu, "cgroup": str(cgroup)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodCgroups:
     """The cgroups of pods, the containers in them, and who reports new ones."""
 

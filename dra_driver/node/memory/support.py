@@ -14,12 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.cgroups.tree import Cgroups
 from dra_driver.node.nvml.api import (
@@ -37,7 +37,7 @@ MIN_DRIVER_MAJOR: Final = 615
 _NO_LIMIT: Final = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CgroupMemoryLimit:
     """What holds for a cgroup on one GPU."""
 
@@ -108,7 +108,7 @@ class MemoryAccounting(StrEnum):
     MISC = "misc"  # the driver: only the nearest cgroup that has a limit holds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryLimitSupport:
     """What the driver offers. *reason*: why it is nothing, and what to change."""
 

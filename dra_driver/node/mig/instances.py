@@ -8,10 +8,10 @@ reading it takes seconds on a busy node.
 
 import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     GpuUuid,
     MigInstance,
@@ -123,7 +123,7 @@ _SHARED_ENGINES: Final = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _GONE: Final = (NOT_FOUND, INVALID_ARGUMENT)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuInstance:
     """A GPU instance and what stands for it in NVML."""
 
@@ -132,7 +132,7 @@ class GpuInstance:
     key: PartitionKey
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ComputeInstance:
     """A compute instance and what stands for it in NVML."""
 
@@ -142,7 +142,7 @@ class ComputeInstance:
     device: Any  # what NVML says that it is on
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuInstanceDescription:
     """A GPU instance in words, for messages."""
 

@@ -8,12 +8,12 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.node.mig.capabilities import CONFIG_CAPABILITY
 from dra_driver.node.mig.gpu_locks import RETRY_SECONDS, ChangeDeadline, DeviceBusy, GpuLocks
@@ -28,7 +28,7 @@ class RetryableMigError(NodeError):
     again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemovalTarget:
     """Which instance is to be removed from its placement, by what is known of it."""
 

@@ -10,12 +10,12 @@ The two may be of neighbouring releases (``base.codec``).
 """
 
 import socket
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 
@@ -27,28 +27,28 @@ _ERRORS: Final = {kind.__name__: kind for kind in (ClaimError, TimedOut, NodeErr
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeRequest:
     namespace: MpsNamespace
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseRequest:
     name: MpsNamespaceName
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TerminateRequest:
     name: MpsNamespaceName
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatusRequest:
     """Asks for an ``MpsStatus``."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LetGoRequest:
     """Let go of exactly these GPUs and MIG instances: end their servers that have no clients, and
     start none until then."""
@@ -60,12 +60,12 @@ class LetGoRequest:
 AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest | LetGoRequest
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestDone:
     """The request was carried out."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentError:
     """A request that was refused, or failed."""
 

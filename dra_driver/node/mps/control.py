@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.node.driver.commands import Command, RunCommand
 from dra_driver.node.driver.root import DriverRoot
@@ -20,7 +21,7 @@ LocateProgram = Callable[[Command], Command]
 """Where a command of the driver really is; a simulated host's is somewhere else than it says."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DaemonTimeouts:
     """How long a daemon is waited for, in seconds."""
 

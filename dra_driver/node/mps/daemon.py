@@ -1,10 +1,11 @@
 """One control daemon as a value: its name, token, directories and status."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
     MpsClient,
@@ -26,7 +27,7 @@ _LONGEST_PIPE_DIRECTORY: Final = 83
 _ALL: Final = MpsLimits()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ControlDaemon:
     """One control daemon. *directory* is called the same by the host, by this process, and by the
     daemon."""
@@ -55,7 +56,7 @@ class ControlDaemon:
         return f"{self.directory}/config.toml"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DaemonStatus:
     """What a daemon answered."""
 

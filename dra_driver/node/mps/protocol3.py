@@ -8,13 +8,13 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline, within_request
 from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.mps import ALL_CORES, MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.node.driver.commands import Command
 from dra_driver.node.mps.control import ControlProgram, unless_gone
@@ -57,7 +57,7 @@ _SHOWN: Final = 1000  # characters of an answer, that is shown
 _ROUNDED: Final = 0.01  # of a limit: a daemon may write 4.88G for 5000M
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamespaceRow:
     """One line of the list of namespaces."""
 

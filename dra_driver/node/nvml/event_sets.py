@@ -3,10 +3,10 @@
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import GpuEvent, Problem
 from dra_driver.node.driver.pci import canonical_bus_id
@@ -46,7 +46,7 @@ _MOST_AT_ONCE: Final = 1000
 NO_EVENTS: Final = "its driver tells no events of it"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RawEvent:
     """An event, and where its GPU is on the PCI bus."""
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     GpuUuid,
     GuestRestriction,
@@ -16,7 +16,7 @@ from dra_driver.model.gpus import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NvLinks:
     """Where the active NVLinks of one GPU lead."""
 
@@ -117,7 +117,7 @@ def architecture(number: int) -> str:
     return _ARCHITECTURES.get(number, _UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NvmlSystem:
     """What NVML says of the driver, and which session of NVML says it."""
 
@@ -127,7 +127,7 @@ class NvmlSystem:
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DynamicState:
     """What can change about a GPU from one scan to the next."""
 
@@ -139,7 +139,7 @@ class DynamicState:
     mig_hidden: bool = False  # NVML lists instances for root alone, and this is not
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StaticInfo:
     """What stays the same about a GPU as long as its driver and its MIG mode do: a change of the
     mode can change its minor number too (nvml.h, nvmlDeviceSetMigMode)."""
@@ -159,7 +159,7 @@ class StaticInfo:
     mig_problem: str = ""  # why its profiles are not known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuReading:
     """All that NVML says of one GPU."""
 

@@ -6,19 +6,19 @@ set aside: what looks at the GPUs tell is found again, what only events told is 
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import NotAFile, disk_errors, read_file, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.model.health import HealthState
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthOfBoot:
     """The health of the GPUs, and during which boot."""
 

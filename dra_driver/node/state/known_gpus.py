@@ -7,12 +7,12 @@ reboot they may be others: what was kept of another boot says nothing.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec
 from dra_driver.base.files import read_file, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _KEEP_SECONDS: Final = 10.0  # between two writes: partitions come and go with every claim
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpusOfBoot:
     """GPUs of a node, and during which boot they answered."""
 

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.files import NotAFile, disk_errors, read_file
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.offer import gpu_name_of
@@ -69,7 +70,7 @@ ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a r
 UNREADABLE_SUFFIX = ".unreadable"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DamagedRecord:
     """A record whose content this release cannot read.
 

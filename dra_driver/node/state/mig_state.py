@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +22,13 @@ from dra_driver.base.files import (
     signature_of,
     write_atomically,
 )
+from dra_driver.base.frozen import frozen
 from dra_driver.model.mig_layouts import MigState
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigStateOfBoot:
     """What layouts made, and during which boot."""
 

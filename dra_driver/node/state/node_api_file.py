@@ -6,18 +6,18 @@ read is set aside: what is held tells then.
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.files import NotAFile, disk_errors, read_file, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.model.profiles import AllocationApi
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServedApi:
     """The API that GPUs are given out by."""
 

@@ -10,13 +10,14 @@ import logging
 import os
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.codec import Codec
 from dra_driver.base.errors import SettingsError
 from dra_driver.base.files import read_file, signature_of, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.base.yaml_documents import load_documents
 from dra_driver.model.profiles import Profile
 
@@ -60,7 +61,7 @@ _MOUNTED = "..data"  # the link by which the kubelet changes all files of a Conf
 _Fingerprint = tuple[tuple[object, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileDocument:
     """One YAML document; None: its file has none."""
 
@@ -70,7 +71,7 @@ class ProfileDocument:
     text: str = field(default="", repr=False, compare=False)  # of its whole file
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnreadableProfileFile:
     """A file whose documents cannot be read."""
 
@@ -79,7 +80,7 @@ class UnreadableProfileFile:
     text: str  # what is there instead, as far as it is text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProfileFileContents:
     """All documents, in order, and the files that cannot be read."""
 

@@ -18,10 +18,10 @@ anew.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from dra_driver.base.frozen import frozen
 from dra_driver.kubeletplugin.device_plugin.resources import (
     MAX_LIST_BYTES,
     DeviceId,
@@ -39,7 +39,7 @@ MOST_LISTED: Final = 50_000
 """Replicas of one GPU or instance: more do not fit into a message, with no other beside it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResourceNames:
     """What pods ask for. What has an empty name is not offered."""
 
@@ -53,7 +53,7 @@ class ResourceNames:
         return bool(resource) and (resource in (self.gpu, self.shared) or is_partition)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResourceOffer:
     """What the kubelet is told, and what it is not told and why."""
 

@@ -6,10 +6,11 @@ The kubelet tells nobody when a device is given back. It says which container ha
 
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.k8s.node_labels import NodeStatus
 from dra_driver.k8s.pods import KubeletPod, NodePod, PodSpec
@@ -33,7 +34,7 @@ Pods = Mapping[PodUid, NodePod]
 """The pods of this node, by the UID that the kubelet has for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocatedPod:
     """A pod that has the devices of an allocation, and in which containers.
 
@@ -253,7 +254,7 @@ def untracked_containers(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodsLeft:
     """What became of the pods of some containers."""
 

@@ -9,8 +9,8 @@ A profile changes what a problem does (``HealthRules``). The sources are named b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.health import Effect, HealthRules, Problem
 
 KEY_PREFIX = "gpu.nvidia.com/"
@@ -39,7 +39,7 @@ RECOVERY_ACTIONS: Mapping[str, str] = {
 Memory Error Management, error recovery and response flags)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProblemEntry:
     """A line of the table.
 
@@ -156,7 +156,7 @@ PROBLEMS: Mapping[Problem, ProblemEntry] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class XidEntry:
     """What NVIDIA says of an Xid."""
 

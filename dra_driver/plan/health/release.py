@@ -10,12 +10,12 @@ own, is the same with a time, and after that what it waits for.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from api.names import PAUSE_LABELS, RELEASE_ANNOTATION, RELEASED_ANNOTATION
 from api.strict import ConfigError
+from dra_driver.base.frozen import frozen
 from dra_driver.plan.health.messages import timestamp
 
 ALL: Final = "all"
@@ -27,7 +27,7 @@ _TIME: Final = re.compile(r"\d{4}-.*")
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Release:
     """What is to be let go of, and for how long."""
 

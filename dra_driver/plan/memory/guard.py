@@ -21,9 +21,10 @@ the program allocates anything (some hundred MiB): a claim has to hold that, too
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import ContainerProcess
@@ -38,7 +39,7 @@ its share."""
 _Claims = frozenset[ClaimUid]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimGroup:
     """Claims of one GPU, and the processes that can be of no other; mostly it is one claim."""
 
@@ -135,21 +136,21 @@ LONGEST_GAP_SECONDS: Final = 30.0  # between two samples of a GPU
 _NEW_WARNING_SECONDS: Final = 60.0  # when it goes above again soon after it was below
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LimitExceeded:
     """The group went above its share."""
 
     group: ClaimGroup
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WarnOverLimit:
     """Say that the group is above its share."""
 
     group: ClaimGroup
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TerminateProcess:
     """Ask the process to end."""
 
@@ -157,7 +158,7 @@ class TerminateProcess:
     usage: ProcessUsage
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KillProcess:
     """The process was asked and is still there: end it."""
 
@@ -168,7 +169,7 @@ class KillProcess:
 GuardAction = LimitExceeded | WarnOverLimit | TerminateProcess | KillProcess
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Overuse:
     """One claim on one GPU: its clock, and when its last warning was."""
 
@@ -181,7 +182,7 @@ class Overuse:
         return not self.above and self.seconds <= 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TerminatingProcess:
     """A process that was asked to end: when, for which claims, and whether it was killed since."""
 
@@ -190,7 +191,7 @@ class TerminatingProcess:
     killed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuGuardState:
     """What the guard remembers of one GPU from one sample to the next."""
 

@@ -5,8 +5,8 @@ A MIG instance has memory of its own: it is treated like a GPU, under its own UU
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, PodUid
 from dra_driver.k8s.pods import Container
 from dra_driver.model.gpus import GpuUuid
@@ -18,7 +18,7 @@ _MILDEST_FIRST = (GuardPolicy.OFF, GuardPolicy.WARN, GuardPolicy.KILL)
 _NOBODY = GuardRules(GuardPolicy.OFF)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryShare:
     """What one claim may use of one GPU's memory."""
 
@@ -29,7 +29,7 @@ class MemoryShare:
     admin: bool = False  # never judged
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodClaims:
     """A pod, and the claims of ours that it has."""
 
@@ -38,7 +38,7 @@ class PodClaims:
     claims: tuple[ClaimRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerClaims:
     """The claims that a container uses, and those of its pod that it may use."""
 
@@ -148,7 +148,7 @@ def _is_guarded(share: MemoryShare) -> bool:
     return share.memory_bytes is not None and share.guard.policy is not GuardPolicy.OFF
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessUsage:
     """What a process uses of a GPU's memory, and the claims for which that may be."""
 
@@ -157,7 +157,7 @@ class ProcessUsage:
     claims: frozenset[ClaimUid]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuMemorySample:
     """One GPU at one moment."""
 
@@ -166,7 +166,7 @@ class GpuMemorySample:
     usages: tuple[ProcessUsage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimMemoryUsage:
     """What a claim uses of its share of a GPU."""
 

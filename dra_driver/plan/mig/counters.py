@@ -13,15 +13,15 @@ the other six. Most boards need no such counter for their plain profiles.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import add, le
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import MigInfo, MigProfile, Partition, PartitionKey, Placement
 
 CounterAmounts = tuple[tuple[str, int], ...]  # (counter, how much), by counter
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionCounters:
     """How much there is of each counter, and how much each placement takes."""
 
@@ -134,7 +134,7 @@ _KINDS: tuple[tuple[str, Callable[[MigProfile], int]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineSupply:
     """An engine, or the instances of a profile: what partitions take beside memory."""
 

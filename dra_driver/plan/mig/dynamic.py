@@ -5,8 +5,9 @@ are switched to it before any partition is created.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     Gpu,
     GpuUuid,
@@ -48,7 +49,7 @@ NOT_CREATED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigOffer:
     """What is offered of a GPU: partitions of *profiles* that are created for claims, or none, and
     the GPU as a *whole* or not."""
@@ -202,7 +203,7 @@ def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
     return rules.include and needs_reset_for_mig(gpu, rules.mig, shape, features)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartitionDevices:
     """What a GPU is offered as, beside the whole of it."""
 
@@ -212,7 +213,7 @@ class PartitionDevices:
     problems: tuple[str, ...] = ()  # what keeps partitions from being offered as the rules say
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuContext:
     """A GPU and what holds for it: the rules, the API server, and the claims."""
 

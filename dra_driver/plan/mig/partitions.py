@@ -13,9 +13,9 @@ board (``tests/plan/mig/test_order.py``).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     Gpu,
     GpuUuid,
@@ -87,7 +87,7 @@ CreatedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
 """Partitions that were created for claims."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnmanagedInstances:
     """The instances of a GPU that were not created for claims: nobody removes them."""
 
@@ -103,7 +103,7 @@ class UnmanagedInstances:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldShape:
     """What some claim holds of a GPU."""
 
@@ -113,7 +113,7 @@ class HeldShape:
     offered: tuple[str, ...] = ()  # the profiles of which the GPU offered partitions then
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OfferedPartition:
     """A partition as it is offered."""
 
@@ -122,7 +122,7 @@ class OfferedPartition:
     takes: CounterAmounts = ()  # of the counters of its GPU
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OfferedPartitions:
     """The partitions of one GPU, and what keeps its devices apart."""
 

@@ -10,11 +10,11 @@ claim, so these cannot be refused: ``unusable_devices`` says what they cannot us
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cdi.encoding import from_text
 from cdi.errors import CdiError
 from cdi.spec import parse_name
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, Pod
 from dra_driver.k8s.pods import ContainerSpec, PodSpec
 from dra_driver.model.profiles import MpsTenants
@@ -26,7 +26,7 @@ _NOT_ROOT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerRequests:
     """A container of a pod, and what it uses."""
 
@@ -125,7 +125,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ServedRequests:
     """The requests of a claim, but for those with admin access.
 
@@ -205,7 +205,7 @@ def _pair_problems(
 _MPS_VARIABLE = "CUDA_MPS_"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JoinedPod:
     """A pod that uses a prepared claim, and may use it otherwise than the claim's first pod."""
 
@@ -213,7 +213,7 @@ class JoinedPod:
     pod: Pod
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestedDevice:
     """A device of a claim, as a container gets it with its requests."""
 

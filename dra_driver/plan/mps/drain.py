@@ -7,9 +7,10 @@ may ask of the API server allows.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.pods import DEFAULT_GRACE_SECONDS, PodDeletion
 
 LONGEST_MARGIN_SECONDS: Final = 3.0  # before the pod's end; a server waits for work in flight
@@ -20,7 +21,7 @@ _PARTS: Final = 3  # reads in a grace period
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TerminatingPod:
     """A pod that is being deleted, by this process's steady clock."""
 
@@ -68,7 +69,7 @@ def _seconds_left(deletion: PodDeletion, now: float, undeleted_at: float | None)
     return undeleted_at + deletion.grace_seconds - now
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadBudget:
     """How many reads there may be: so many at once, and so many a second in the long run."""
 
@@ -85,7 +86,7 @@ class ReadBudget:
         return replace(self, available=available - 1, at=max(self.at, now))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodRead:
     """When a pod was last read, and how long it has once it is deleted."""
 

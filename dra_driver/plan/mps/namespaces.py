@@ -7,9 +7,10 @@ refused. Which container uses what is read from the pods, where a claim leaves i
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dra_driver.base.errors import ClaimError, join_problems
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import AllocationResult, Claim
 from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import GpuUuid
@@ -34,7 +35,7 @@ class PodsNeeded(Exception):
     """It depends on the pods of the claim, which have to be read first: says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsPart:
     """A grant that is shared by MPS."""
 

@@ -1,8 +1,8 @@
 """The limits that an MPS server has to enforce, compared with those that it has."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid, is_mig_uuid
 from dra_driver.model.mps import (
     ALL_CORES,
@@ -79,7 +79,7 @@ def describe_limits(limits: MpsLimits) -> str:
     return f"{limits.percent} % and {'all memory' if size is None else f'{size // _MIB} MiB'}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamespaceDifferences:
     """What a server of protocol 3 has that it should not have, or the reverse."""
 

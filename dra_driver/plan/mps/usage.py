@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.gpus import GpuUuid, MigInstance
 from dra_driver.model.mps import (
@@ -70,7 +71,7 @@ def counted_clients(
     return frozenset(possible) if all(map(namespaces.__ge__, possible.values())) else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimNamespace:
     """What a recorded claim has of MPS, and who uses the claim."""
 
@@ -86,7 +87,7 @@ class ClaimNamespace:
         return self.namespace.name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamespaceClients:
     """The possible clients of a namespace. *by_pod*: those whose pod is known."""
 
@@ -127,7 +128,7 @@ class MpsSnapshot:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BypassingProcess:
     """A process that uses a GPU for claims under MPS, and is no client of their server."""
 
@@ -136,7 +137,7 @@ class BypassingProcess:
     claims: tuple[ClaimRef, ...]  # several: they cannot be told apart
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimMpsUsage:
     """What one claim has and does under MPS on one GPU. None: not known now."""
 

@@ -7,8 +7,9 @@ left by what is published.
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.health import Faults, faults_by_gpu
 from dra_driver.model.offer import (
@@ -53,7 +54,7 @@ from dra_driver.plan.offer.shapes import (
 from dra_driver.plan.profiles.rules import rules_by_gpu
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _GpuOffer:
     """What becomes of one GPU."""
 
@@ -222,7 +223,7 @@ def _of_gpu(  # noqa: PLR0913 - all that decides what becomes of one GPU
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _GpuShapes:
     """How a GPU is offered: the shape of it as a whole, and its partitions."""
 

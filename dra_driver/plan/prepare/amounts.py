@@ -5,17 +5,18 @@ force-deleted pods, slices that changed while a claim was on its way, two driver
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from api import names
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s import quantity
 from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import AdminAccess, Exclusive, Fractional, Replica, Shape
 from dra_driver.model.records import Holding
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Amount:
     """A part of a GPU; *whole*: all of it, and nobody else may be there."""
 

@@ -23,11 +23,11 @@ single GPU only, which is number 0 whatever a program hides from itself.
 import functools
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from api import names
 from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Mount, Spec, qualify
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles
@@ -67,7 +67,7 @@ def mps_edits(served: ServedNamespace) -> ContainerEdits:
 _DOCUMENT: Final = ("ro", "bind")  # as Kubernetes' own helper mounts it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerDevice:
     """One device of a claim: a GPU and, where several claims may be on it, which share of it.
 

@@ -8,10 +8,11 @@ still need.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 
 from dra_driver.base.errors import ClaimError, DeviceHeldByClaim, UnknownDevice, join_problems
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import AllocationResult, Claim, ClaimRef
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.offer import AdminAccess, Device, Fractional, Offer, Replica
@@ -63,7 +64,7 @@ _Devices = Mapping[AllocationResult, Device]
 _Amounts = Mapping[AllocationResult, Amount]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimPlan:
     """What to do for a claim. Nothing was touched yet."""
 

@@ -13,9 +13,10 @@ refuse anybody.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.mps import PROTOCOL_3_DRIVER_VERSION, MpsNamespace
 from dra_driver.model.profiles import SharingStrategy
@@ -32,7 +33,7 @@ from dra_driver.model.steps import (
 from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ServerKey:
     gpus: frozenset[GpuUuid]
     tenant: str  # empty: everybody

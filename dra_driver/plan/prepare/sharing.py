@@ -7,7 +7,7 @@ where it fits.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from api import names
@@ -25,6 +25,7 @@ from api.claim_configs import (
 from api.names import CONFIG_VERSION
 from api.strict import ConfigError, show_name
 from dra_driver.base.errors import MAX_PROBLEMS, ClaimError, join_problems
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s import quantity as quantities
 from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig
 from dra_driver.model.gpus import MigInstance
@@ -42,7 +43,7 @@ _PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 DEFAULT_CONFIG = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DecodedConfig:
     """A configuration that a user wrote, and where."""
 
@@ -50,7 +51,7 @@ class DecodedConfig:
     config: Config
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AppliedConfig:
     """The configuration that applies to a device, and where it stands; empty: the default."""
 
@@ -58,7 +59,7 @@ class AppliedConfig:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ClaimConfigs:
     """Every configuration of a claim, or what is wrong with them."""
 
@@ -164,7 +165,7 @@ _INTERVALS = {
 _PRIORITIES = {"Normal": MpsPriority.NORMAL, "BelowNormal": MpsPriority.BELOW_NORMAL}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeSliced:
     """Processes take turns. *interval*: what the claim asks for; None: it has no opinion."""
 
@@ -176,7 +177,7 @@ class TimeSliced:
         return SharingStrategy.TIME_SLICING
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsShared:
     """Processes run at once, as clients of an MPS server."""
 
@@ -377,7 +378,7 @@ def _device_label(device: Device) -> str:
     return device.name if device.created_for_claims else device.uuid
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceGrant:
     """One device that a claim gets, how much of it, and how."""
 

@@ -17,8 +17,9 @@ removed and then written again.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.node_profiles import (
     MOST_NODES_AT_ONCE,
     ConditionType,
@@ -40,7 +41,7 @@ MOST_FAILURES_NAMED = 10
 _LONGEST_REASON = 256  # characters, of a failure
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Surroundings:
     """What a profile's rollout depends on, beside the profile."""
 
@@ -51,7 +52,7 @@ class Surroundings:
     slows_scheduler: str = ""  # why; empty: it does not
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """Now, and what the leader saw before."""
 
@@ -60,7 +61,7 @@ class Moment:
     given_since: Mapping[str, GivenSince] = field(default_factory=dict)  # of the last decision
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WithoutProfile:
     """What is written to nodes for which no NodeProfile holds any more."""
 

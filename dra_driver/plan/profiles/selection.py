@@ -9,10 +9,10 @@ The plugin of a node asks this for itself (``choose_on_node``), the controller f
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from api.names import DEVICE_PLUGIN_CONFIG_LABEL, PROFILE_LABEL
+from dra_driver.base.frozen import frozen
 from dra_driver.model.node_profiles import NodeProfileObject, NodeView
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.profiles.revisions import profile_of_revision
@@ -28,7 +28,7 @@ class ChoiceKind(Enum):
     FILES = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeChoice:
     """Where to look, and the name of the profile or revision where the node has that already."""
 
@@ -36,7 +36,7 @@ class NodeChoice:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Assignment:
     """Which NodeProfile holds on which node."""
 
@@ -53,7 +53,7 @@ def label_choice(labels: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SelectedProfile:
     """A profile by name, and who chose it."""
 

@@ -6,11 +6,11 @@ The rules are tables where they can be: the CRD's rules in CEL are written from 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 from api.node_profile import GpuRules
 from api.strict import show_value
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s import quantity
 from dra_driver.model.profiles import SharingStrategy
 
@@ -30,7 +30,7 @@ TOO_LONG = "is more than a day; policy Warn never ends a process"
 RECOVERS_TOO_LATE = "is more than a day; write 24h or less"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Condition:
     """A field of an entry is *given*, or has a value: it *is* this one, is *over* it, or is a list
     that *lacks* it.
@@ -60,7 +60,7 @@ class Condition:
                 assert_never(self.relation)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoEffect:
     """These fields have no effect under all of these conditions; *text* says what to do then."""
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimReader
 from dra_driver.k8s.pods import PodReader
 from dra_driver.model.records import ClaimRecord
@@ -17,7 +17,7 @@ ClaimChanged = Callable[[ClaimRecord | None], None]
 """Called with a claim that is prepared or not any more: what it holds or held, as far as known."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PrepareDependencies:
     """What a Preparer works with."""
 
@@ -32,7 +32,7 @@ class PrepareDependencies:
     users: InUseCheck
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DriverIdentity:
     """As whom it prepares."""
 

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from api import names
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import Conflict, DriverError, NotFound, Refused, Unreachable
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.api import FROM_WATCH_CACHE, Document, Query
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
@@ -43,7 +44,7 @@ _LONGEST_MESSAGE: Final = 32768  # of a condition
 _LONGEST_MANAGER: Final = 128  # of fields, for the API server
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceStatus:
     """What is said of one device of a claim. *since*: when it became ready or ceased to be, in
     the words of Kubernetes; empty: now."""
@@ -130,7 +131,7 @@ class PreparedRecords(Protocol):
     def known(self, uid: ClaimUid) -> ClaimRecord | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatusSources:
     """Of what the statuses are made."""
 

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dra_driver.base.deadlines import Deadline, within_request
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import Claim, ClaimUid, Pod
 from dra_driver.model.gpus import Gpu
@@ -18,7 +19,7 @@ from dra_driver.plugin.claims.dependencies import PrepareDependencies
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallTimeouts:
     """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
 
@@ -26,7 +27,7 @@ class CallTimeouts:
     hand_over: float = 10.0  # of these for the holder's unprepare, after a force-deleted pod
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimLocks:
     """Who works on a claim holds its lock, and then those of its GPUs."""
 

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,7 @@ from dra_driver.base.errors import (
     UnknownDevice,
     join_problems,
 )
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import StandingThreads
 from dra_driver.k8s.claims import ClaimRef, PodUid, PreparedDevice
 from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
@@ -97,7 +97,7 @@ _POLL_SECONDS: Final = 0.25
 _NOT_READY: Final = "GPUNotReady"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocationDependencies:
     """What allocations are made with."""
 

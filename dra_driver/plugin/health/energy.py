@@ -6,17 +6,18 @@ look.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.health import HealthReading
 
 _MOST_SECONDS: Final = 600.0  # between two times
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _EnergyRead:
     """The newest answer of a GPU."""
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
 from dra_driver.model.health import Faults, GpuEvent, HealthReading, HealthState, Problem
 from dra_driver.model.profiles import Profile
@@ -69,7 +70,7 @@ class ClearRequests(Protocol):
         called again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HealthInputs:
     """What the monitor asks."""
 

@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 from api.names import RELEASE_ANNOTATION, RELEASED_ANNOTATION
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import NodeLabels
@@ -62,7 +62,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     stack.callback(loop.stop)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseDoors:
     """Whom it asks and tells."""
 

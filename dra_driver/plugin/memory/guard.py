@@ -8,10 +8,11 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, assert_never
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.events import Event, EventRecorder, PodRef
@@ -49,7 +50,7 @@ _SIGNALLED: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryGuardDependencies:
     """What the guard works with."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dra_driver.base.backoff import FailedAttempts
 from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import in_parallel
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, PartitionKey
 from dra_driver.model.mig_layouts import (
@@ -120,7 +121,7 @@ def _retry_key(gpu: Gpu, desired: DesiredLayout) -> Hashable:
     return (desired, gpu.mig.on, gpu.mig.pending, gpu.mig.keys) if gpu.mig else desired
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigModeInputs:
     """What decides in which MIG mode boards should be."""
 

@@ -7,12 +7,13 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
 from dra_driver.model.mig_layouts import DesiredLayout, MigLayout
 from dra_driver.model.profiles import Profile
@@ -128,7 +129,7 @@ def _mentions(text: str, name: str) -> bool:
     return bool(re.search(f"(?<!{_NAME_CHARACTER}){re.escape(name)}(?!{_NAME_CHARACTER})", text))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DesiredLayouts:
     """*unknown*: GPUs whose layout is not known."""
 

@@ -6,10 +6,11 @@ What a claim holds or a process uses is not changed: the change waits.
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dra_driver.base.backoff import FailedAttempts
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError, TimedOut
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import in_parallel
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
 from dra_driver.model.mig_layouts import (
@@ -45,7 +46,7 @@ _RESET_AGAIN_SECONDS = 600.0
 _LEASE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigInputs:
     """What decides how GPUs should be partitioned, who uses them, and what keeps others away. Most
     may raise a SettingsError or an ApiServerError: it is not known now."""
@@ -67,7 +68,7 @@ class MigInputs:
 _Seen = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigCallbacks:
     """What is reported, from several threads."""
 

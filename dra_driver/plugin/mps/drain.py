@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Final
 
 from dra_driver.base.errors import ApiServerError, NotFound
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import BackgroundTask, BackgroundTasks
 from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
 from dra_driver.k8s.pods import PodReader, PodSpec
@@ -37,7 +38,7 @@ _STUCK_SECONDS: Final = 5.0  # between two tries at what does not end, though it
 _AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, or a try is repeated
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodMpsClients:
     """The clients of one namespace that are of one pod."""
 
@@ -47,7 +48,7 @@ class PodMpsClients:
     pids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _DrainState:
     """What was found out about a pod, and when."""
 

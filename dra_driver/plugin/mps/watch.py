@@ -11,11 +11,12 @@ pods.
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import (
     UNTIL_WOKEN,
     BackgroundTask,
@@ -101,7 +102,7 @@ class LostMpsInstances:
         return current is None or current.uuid != instance.uuid
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MpsHost:
     """This machine, as far as the watch needs it."""
 

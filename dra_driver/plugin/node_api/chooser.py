@@ -9,10 +9,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
+from dra_driver.base.frozen import frozen
 from dra_driver.kubeletplugin.device_plugin.resources import ResourceName
 from dra_driver.model.profiles import AllocationApi
 from dra_driver.node.state.node_api_file import ServedApi, ServedApiFile
@@ -39,7 +40,7 @@ _STALE_SECONDS: Final = 30.0  # that a Node still has what this driver offered b
 _KEPT: Final = "so it was before the plugin started"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChoiceInputs:
     """What the choice depends on; asked at each look, *cluster* seldom."""
 

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dra_driver.base.errors import ApiServerError, DriverError, NotServed
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import ClaimReader, ClaimUid
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.k8s.resource_api import ResourceApi
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _CLASS_SECONDS: Final = 10.0  # Helm installs DeviceClasses last: they may come after the plugin
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterFacts:
     """What the API server says. None: it does not say."""
 

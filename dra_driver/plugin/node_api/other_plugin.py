@@ -6,12 +6,12 @@ starts takes it away for so long; nor while pods have GPUs by it that nobody kee
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.kubeletplugin.device_plugin.checkpoint import KubeletCheckpoint
 from dra_driver.kubeletplugin.device_plugin.resources import (
@@ -47,7 +47,7 @@ _UNKNOWN: Final = (5.0, 60.0)  # the first and the longest wait while something 
 _NEVER: Final = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodsOfOthers:
     """Knows the pods with GPUs by another device plugin that nobody keeps from others."""
 

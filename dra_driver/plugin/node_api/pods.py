@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import DriverError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.threads import UNTIL_WOKEN
 from dra_driver.k8s.events import Event, Events, PodRef
 from dra_driver.k8s.pods import KubeletPod, NodePod
@@ -33,7 +33,7 @@ _NOT_ALLOCATED: Final = "GPUNotAllocated"
 _FORGOTTEN: Final = "GPUForgotten"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodSources:
     """Who says what pods there are, and what they have."""
 

@@ -4,10 +4,10 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.health import Faults
 from dra_driver.model.offer import ApiFeatures, Offer
@@ -29,7 +29,7 @@ _Node = tuple[Inventory, Profile, ApiFeatures, Faults]
 _Offers = dict[tuple[HeldShapes, CreatedPartitions], Offer]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _InventoryScan:
     """What reading the GPUs found."""
 

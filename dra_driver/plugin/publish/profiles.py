@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
 from dra_driver.base import inotify
 from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.base.inotify import DirectoryChanges
 from dra_driver.base.threads import UNTIL_WOKEN, Loop
 from dra_driver.model.gpus import Gpu, GpuUuid
@@ -162,7 +163,7 @@ def _read(document: ProfileDocument, name: str) -> Profile | str:
         return f"cannot be read: {e}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ActiveProfileState:
     """*profile* is in force *since* a moment of the monotonic clock; None: there is none yet.
 

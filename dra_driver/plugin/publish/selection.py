@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 from urllib.parse import quote
 
@@ -16,6 +16,7 @@ from api.names import NODE_PROFILES_PATH, PROFILE_REVISION_ANNOTATION
 from api.strict import ConfigError
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, NotFound, SettingsError
+from dra_driver.base.frozen import frozen
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import Labels
 from dra_driver.model.node_profiles import NodeProfileObject
@@ -117,7 +118,7 @@ def _settings_errors() -> Iterator[None]:
         raise SettingsError(str(e)) from e
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Selection:
     """What holds: the *profile*, or the *problem* with it. *selected* is None while it is not known
     what to look for."""

@@ -4,11 +4,11 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.health.resets import GpuResets
 from dra_driver.sim.health.spec import recovery_action_number
 from dra_driver.sim.node_spec import SimulatedGpu, SimulatedNode
@@ -43,7 +43,7 @@ _NO_PARTITION: Final[int] = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGU
 _CONFIGURATION_SHIFT: Final[int] = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Field:
     """A field of ``nvmlDeviceGetFieldValues``. *value*: None where the GPU does not have it."""
 

@@ -1,9 +1,9 @@
 """Files of a simulated host, as values."""
 
-from dataclasses import dataclass
+from dra_driver.base.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedFile:
     """A regular file."""
 
@@ -11,14 +11,14 @@ class SimulatedFile:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedLink:
     """A symbolic link, always to a place inside the tree."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CharacterDevice:
     """A device node."""
 
@@ -26,7 +26,7 @@ class CharacterDevice:
     minor: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedDirectory:
     """A directory that is there even when nothing is in it."""
 

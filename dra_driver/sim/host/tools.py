@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 
 import pynvml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.node.nvml.values import architecture
 from dra_driver.sim.host.files import FileTree, SimulatedFile, text_file
 from dra_driver.sim.mps.host_snapshot import FACTS_FILE
@@ -45,7 +45,7 @@ _PYTHON: Final = {
 NVIDIA_SMI: Final = "usr/bin/nvidia-smi"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SmiMigLines:
     """What nvidia-smi says of MIG for one GPU."""
 

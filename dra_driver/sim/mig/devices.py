@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import MigProfile
 from dra_driver.sim.mig.gpu_instances import BoardSnapshot
 from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, uuid_tag
@@ -10,7 +11,7 @@ from dra_driver.sim.node_spec import SimulatedGpu
 from dra_driver.sim.nvml_handles import MigHandle
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigDevice:
     """A compute instance as a device."""
 

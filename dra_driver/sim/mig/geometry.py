@@ -4,22 +4,24 @@ The profiles of each product are in ``geometry.yaml``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 import yaml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Engines, MigProfile, Partition, Placement
 
 COLUMNS: Final = (
     "number", "id", "slices", "most", "size", "starts", "memory_mib",
     "multiprocessors", "copy", "decoders", "encoders", "jpeg", "ofa",
 )  # fmt: skip
+ENGINES: Final = tuple(field.name for field in fields(Engines))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BoardGeometry:
     """How one kind of board can be partitioned."""
 
@@ -31,9 +33,7 @@ class BoardGeometry:
     def engines(self) -> Engines:
         """What the whole board has for its instances."""
         every = [profile.engines for profile in self.profiles]
-        return Engines(
-            *(max(getattr(engines, name) for engines in every) for name in Engines.__slots__)
-        )
+        return Engines(*(max(getattr(engines, name) for engines in every) for name in ENGINES))
 
     def named(self, name: str) -> MigProfile | None:
         """The profile of this name."""
@@ -126,7 +126,7 @@ def _within(board: BoardGeometry, profiles: Collection[MigProfile]) -> bool:
     total = board.engines
     return sum(profile.slices for profile in profiles) <= board.slices and all(
         sum(getattr(profile.engines, name) for profile in profiles) <= getattr(total, name)
-        for name in Engines.__slots__
+        for name in ENGINES
     )
 
 
@@ -151,7 +151,7 @@ def instance_id(board: BoardGeometry, profile: MigProfile, used: Collection[int]
     return next(number for number in range(parts - 1, 2 * parts) if number not in used)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ComputeInstanceKind:
     """A kind of compute instance."""
 

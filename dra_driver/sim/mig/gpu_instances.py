@@ -9,11 +9,12 @@ MIG mode is here, too: when it changes, waits for a reset, or is refused.
 # ruff: noqa: N802, N803 - the functions and their parameters keep NVML's names
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import MigProfile, Partition, Placement
 from dra_driver.sim.mig import nvml_structures
 from dra_driver.sim.mig.geometry import (
@@ -69,7 +70,7 @@ def switch_mig_mode(state: BoardState, gpu: SimulatedGpu, on: bool) -> tuple[Boa
 _GI: Final = pynvml.c_nvmlGpuInstance_t
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BoardSnapshot:
     """A board at one call."""
 

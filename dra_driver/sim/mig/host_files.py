@@ -5,10 +5,10 @@ Those below ``/proc/driver/nvidia`` lead to the device nodes.
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.host.files import FileTree, text_file
 from dra_driver.sim.host.tools import NVIDIA_SMI, SmiMigLines, nvidia_smi
 from dra_driver.sim.mig.devices import uuid_of
@@ -68,7 +68,7 @@ def _capability_lines(node: SimulatedNode) -> Iterator[str]:
                     yield f"gpu{minor}/gi{gi}/ci{ci}/access {minor_of(minor, gi, ci)}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigHostFiles:
     """Of the host in *host*: the capabilities of instances, and nvidia-smi, which lists them."""
 

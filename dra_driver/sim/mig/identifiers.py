@@ -6,8 +6,10 @@ simulated host of its own. Each instance has its minor numbers for good.
 
 import re
 import zlib
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Final
+
+from dra_driver.base.frozen import frozen
 
 CONFIG_MINOR: Final = 1  # of mig/config, needed to create instances
 MONITOR_MINOR: Final = 2  # of mig/monitor
@@ -35,7 +37,7 @@ MIG_PREFIX: Final = "MIG-"
 _FORM: Final = re.compile(r"MIG-(\w{8})-(\w{4})-8(\w{3})-(\w{2})(\w{2})-(\w{2})(\w{10})")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigUuidParts:
     """What a UUID says."""
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pydantic
 
 from dra_driver.base.files import FileSignature, read_file, signature_of, write_atomically
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Partition, Placement
 from dra_driver.sim.host.tools import MIG_MODE_FILE, MIG_STATE_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.mig.geometry import (
@@ -32,7 +33,7 @@ from dra_driver.sim.node_spec import SimulatedGpu, SimulatedNode, UnmanagedInsta
 SWITCHES_FROM: Final = (9, 0)  # without a reset
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ComputeInstanceState:
     """A compute instance."""
 
@@ -48,7 +49,7 @@ class ComputeInstanceState:
         return Placement(self.start, self.slices)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuInstanceState:
     """A GPU instance."""
 
@@ -65,7 +66,7 @@ class GpuInstanceState:
         return Partition(profile, Placement(self.start, profile.size))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BoardState:
     """One GPU."""
 

@@ -13,11 +13,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.deadlines import Deadline
+from dra_driver.base.frozen import frozen
 from dra_driver.node.cgroups.procfs import nul_separated, read_proc_file
 from dra_driver.sim.mps.processes import ProcessUser, user_of
 
@@ -53,7 +53,7 @@ class DaemonUnreachable(Exception):
     """The program gets to no daemon where it looks."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CudaProgram:
     """A process, as CUDA in it would see the world."""
 

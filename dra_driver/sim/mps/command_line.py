@@ -1,15 +1,16 @@
 """The command line of the simulated program: options, errors, and the tables that it prints."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from dra_driver.base.frozen import frozen
 
 
 class CommandRefused(Exception):
     """The daemon says no; with its words."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParsedCommand:
     """A command, taken apart."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.mps.command_line import CommandRefused
 from dra_driver.sim.mps.host_snapshot import (
     EXCLUSIVE_PROCESS,
@@ -35,7 +36,7 @@ class NoAnswer(Exception):
     """There will be no answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DaemonOptions:
     """How the daemon was started."""
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.mig.identifiers import MIG_PREFIX, parse_mig_uuid
 
 FACTS_FILE: Final = "usr/share/nvidia-simulated/mps.json"  # below the root of the simulated host
@@ -13,7 +14,7 @@ EXCLUSIVE_PROCESS: Final = "3"
 PROHIBITED: Final = "2"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostGpu:
     """One GPU that works now."""
 
@@ -50,7 +51,7 @@ class HostGpu:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostSnapshot:
     """The host, at one moment."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.mps.command_line import CommandRefused
 from dra_driver.sim.mps.host_snapshot import HostGpu
 
@@ -31,7 +32,7 @@ class ServerLimits:
         return ServerLimits(self.memory_bytes, self.percent, self.priority, dict(self.by_gpu))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientLimits:
     """What holds for one client."""
 

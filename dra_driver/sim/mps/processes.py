@@ -5,15 +5,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.node.cgroups.procfs import read_proc_file
 from dra_driver.sim.mig.identifiers import MIG_PREFIX, parse_mig_uuid
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessUser:
     """As whom it opens files and connects; numbers of this host."""
 

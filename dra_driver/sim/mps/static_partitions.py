@@ -1,8 +1,8 @@
 """Static partitions of a GPU's multiprocessors, as far as they can be refused."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.base.frozen import frozen
 from dra_driver.sim.mps.command_line import (
     CommandRefused,
     ParsedCommand,
@@ -18,7 +18,7 @@ MULTIPROCESSORS: Final = 8  # of a chunk; assumed
 _AMPERE: Final = (8, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StaticPartition:
     """Chunks of a GPU for one server."""
 

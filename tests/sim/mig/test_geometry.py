@@ -7,11 +7,11 @@ import re
 import pynvml
 import pytest
 
-from dra_driver.model.gpus import Engines
 from dra_driver.sim.mig import identifiers
 from dra_driver.sim.mig.geometry import (
     COLUMNS,
     COMPUTE_SLICES,
+    ENGINES,
     board_geometry,
     compute_instance_placements,
     geometry_documents,
@@ -91,7 +91,7 @@ def test_the_most_instances_of_a_profile_fit_into_the_boards_engines_slices_and_
     for profile in geometry.profiles:
         assert profile.most * profile.slices <= geometry.slices
         assert profile.most * profile.memory_bytes <= memory
-        for name in Engines.__slots__:
+        for name in ENGINES:
             used = profile.most * getattr(profile.engines, name)
             assert used <= getattr(geometry.engines, name), (profile.name, name)
 

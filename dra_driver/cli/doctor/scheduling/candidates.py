@@ -7,10 +7,10 @@ there. CEL then ends with an error, and the scheduler tries no other device for 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from api import names
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.doctor.scheduling.published_devices import (
     PublishedDevice,
     PublishedDevices,
@@ -33,7 +33,7 @@ from dra_driver.model.profiles import SharingStrategy
 Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceRequest:
     """One way to serve a request: itself, or one entry of its ``firstAvailable``."""
 
@@ -102,7 +102,7 @@ def requests_of(claim: Document) -> list[list[DeviceRequest]]:
     return requests
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestedStrategy:
     """A strategy, and the field that asks for it."""
 

@@ -13,12 +13,12 @@ steps that nobody would wait for more, the answer is yes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from typing import Any
 
 from dra_driver.base.errors import Forbidden
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.doctor.scheduling.candidates import (
     DeviceRequest,
@@ -42,7 +42,7 @@ Document = Mapping[str, Any]
 _STEPS = 20_000  # of one claim: some hundredths of a second
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Candidate:
     """One way to serve a request: *number* different ones of *devices*."""
 
@@ -154,7 +154,7 @@ def _concerns(constraint: Document, name: str) -> bool:
     return not names or name in names or name.partition("/")[0] in names
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """Of the pending claims, how many were judged, and what is wrong with which: its namespace and
     name, and what it is."""

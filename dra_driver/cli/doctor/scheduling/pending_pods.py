@@ -7,11 +7,12 @@ only what is certain is reported. A resource that a device plugin offers on some
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 
 from dra_driver.base.errors import Forbidden, NotFound, Refused
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.doctor.cluster_checks import ApiPermission, CheckedCluster, denied
 from dra_driver.cli.doctor.scheduling.candidates import DeviceRequest, candidates, is_ours
 from dra_driver.cli.doctor.scheduling.pending_claims import unservable
@@ -25,7 +26,7 @@ Document = Mapping[str, Any]
 IMPLICIT = "deviceclass.resource.kubernetes.io/"  # and the name of any class
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExtendedResourceRequest:
     """Devices that are claimed for one container."""
 
@@ -101,7 +102,7 @@ def _made(device_class: Document) -> str:
 _FAMILIES = ("nvidia.com/gpu", "nvidia.com/mig-")  # as device plugins for these GPUs call them
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodVerdict:
     """Of the waiting pods, how many were judged, and those that wait in vain, by the reason."""
 

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import Any
 
 from api import names
+from dra_driver.base.frozen import frozen
 from dra_driver.cli.doctor.cluster_checks import CheckedCluster
 from dra_driver.cli.doctor.scheduling.selectors import Variables, variables_of
 from dra_driver.k8s import quantity
@@ -16,7 +17,7 @@ Document = Mapping[str, Any]
 Counter = tuple[str, str]  # (counter set, counter)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PublishedDevice:
     """One device as the scheduler sees it, and where."""
 
@@ -61,7 +62,7 @@ class PublishedDevice:
         return f"{self.name} on {self.node}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PublishedDevices:
     """What there is to be had: the driver's devices on all nodes, and the DeviceClasses."""
 

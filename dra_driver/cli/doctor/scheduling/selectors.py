@@ -14,9 +14,10 @@ comparisons by size, versions) is unknown, and so is whatever depends on it: an 
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from dra_driver.base.frozen import frozen
 
 Document = Mapping[str, Any]
 
@@ -28,14 +29,14 @@ class CelOutcome(Enum):
     ERROR = "error"  # a key that is not there: the scheduler takes no such device
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnyBut:
     """A text that is not *text*; nothing else is known of it."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variables:
     """What is known of a device; any other field of it is unknown."""
 

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import (
     Gpu,
     GpuUuid,
@@ -89,7 +90,7 @@ def _used_units(keys: Iterable[PartitionKey]) -> int:
     return sum(((1 << key.size) - 1) << key.start for key in keys)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayoutError:
     """The GPU cannot look like that."""
 

@@ -1,10 +1,11 @@
 """What layouts created on GPUs, and the events of the Node about it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
+from dra_driver.base.frozen import frozen
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 
@@ -15,7 +16,7 @@ MODE_NOT_SET = "MIGModeNotSet"
 GpuNames = Mapping[GpuUuid, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigEvent:
     """*about*: events with the same reason and this are about the same thing."""
 

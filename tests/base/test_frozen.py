@@ -1,0 +1,111 @@
+"""A frozen class is what a frozen dataclass with slots is, but that nothing watches over its fields
+at run time."""
+
+import copy
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.base.frozen import frozen
+
+
+@frozen
+class Share:
+    """Of the memory of a GPU."""
+
+    gpu: str
+    mib: float
+    source: str = field(default="", compare=False)
+    processes: tuple[int, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DataclassShare:
+    gpu: str
+    mib: float
+    source: str = field(default="", compare=False)
+    processes: tuple[int, ...] = field(default=(), repr=False)
+
+
+@frozen
+class Name:
+    text: str
+
+
+@frozen
+class Nothing:
+    pass
+
+
+@frozen
+class Shouted:
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shouted) and other.text.lower() == self.text.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.text.lower())
+
+    def __repr__(self) -> str:
+        return self.text.upper()
+
+
+FIELDS = st.tuples(
+    st.sampled_from(["gpu-0", "gpu-1"]),
+    st.sampled_from([1.0, 2.0, float("nan")]),
+    st.sampled_from(["", "claim"]),
+    st.lists(st.integers(0, 1), max_size=1).map(tuple),
+)
+
+
+@given(FIELDS, FIELDS)
+def test_values_are_equal_hashed_and_shown_as_those_of_a_dataclass(a, b):
+    ours, theirs = (Share(*a), Share(*b)), (DataclassShare(*a), DataclassShare(*b))
+    assert (ours[0] == ours[1]) == (theirs[0] == theirs[1])
+    assert (ours[0] != ours[1]) == (theirs[0] != theirs[1])
+    assert len(set(ours)) == len(set(theirs))
+    assert f"Dataclass{ours[0]!r}" == repr(theirs[0])
+
+
+@pytest.mark.parametrize("values", [(Name("a"), Name("a"), Name("b")), (Nothing(), Nothing(), 1)])
+def test_one_field_and_none_are_compared_too(values):
+    value, same, other = values
+    assert value == same and hash(value) == hash(same) and value != other
+
+
+def test_values_of_different_classes_are_never_equal():
+    class Louder(Name):
+        pass
+
+    assert Name("a") != Louder("a")
+    assert Name("a") != "a"
+    assert repr(Louder("a")).endswith("Louder(text='a')")
+
+
+def test_what_a_class_has_itself_stays():
+    assert Shouted("a") == Shouted("A")
+    assert len({Shouted("a"), Shouted("A")}) == 1
+    assert repr(Shouted("a")) == "A"
+    assert (Share.__doc__, Name.__doc__) == ("Of the memory of a GPU.", "Name")
+
+
+def test_a_value_can_be_matched_replaced_copied_and_pickled():
+    share = Share("gpu-0", 1.0)
+    match share:
+        case Share("gpu-0", mib=mib):
+            assert mib == 1.0
+    assert replace(share, mib=2.0) == Share("gpu-0", 2.0)
+    assert copy.deepcopy(share) == pickle.loads(pickle.dumps(share)) == share
+
+
+def test_it_has_no_fields_but_its_own_and_none_is_set_where_types_are_checked() -> None:
+    share: Any = Share("gpu-0", 1.0)
+    with pytest.raises(AttributeError):
+        share.other = 1
+    typed = Share("gpu-0", 1.0)
+    typed.mib = 2.0  # type: ignore[misc]  # mypy says if it would not refuse this
