@@ -409,6 +409,7 @@ def test_a_claim_that_cannot_be_written_for_long_keeps_no_later_one_waiting(
     world.server.fail(500, "PATCH", path, times=100)
     world.prepare("gpu-0")
     world.go_on(600.0)
+    world.go_on(world.writer.step())  # until the next try
     assert world.writer.step() > 60
     if path == "resourceclaims":
         world.server.heal()
