@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import hypothesis
@@ -46,6 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[left_out] = Counter()
     config.stash[poison] = Poison()
     config.stash[poison].swallow()
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """The fields in which two values differ: by itself pytest looks only into values that are
+    compared by a method that ``dataclass`` wrote."""
+    if op != "==" or type(left) is not type(right) or not is_dataclass(left):
+        return None
+    compared = [
+        (each.name, getattr(left, each.name), getattr(right, each.name))
+        for each in fields(left)
+        if each.compare
+    ]
+    differing = [f"{name}: {a!r} != {b!r}" for name, a, b in compared if a != b]
+    return [f"values of {type(left).__name__} are equal, which differ in", *differing]
 
 
 @pytest.hookimpl(trylast=True)  # after -k, so that what that left out is not counted again

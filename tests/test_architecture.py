@@ -239,3 +239,11 @@ def test_the_plugin_is_a_short_list_of_capabilities() -> None:
     text = (REPOSITORY / "dra_driver/plugin/run.py").read_text()
 
     assert len(text.splitlines()) < 125
+
+
+def test_values_of_the_driver_are_made_by_its_own_decorators():
+    """``frozen`` and ``ordered`` say why."""
+    modules = [path for path in MODULES if path.startswith("dra_driver/")]
+    made_by_python = re.compile(r"@dataclass\(.*frozen=True, slots=True")
+    found = [path for path in modules if any(map(made_by_python.match, lines(path)))]
+    assert found == []

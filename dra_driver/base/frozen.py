@@ -1,7 +1,7 @@
-"""``@frozen`` makes a class of values, in less time and memory than ``@dataclass`` does.
+"""Classes of values, in less time and memory than ``dataclass(frozen=True, slots=True)`` takes.
 
-Python writes and compiles up to eight methods for each frozen dataclass when it is imported, and
-keeps two classes for each that has slots.
+For each of those, Python writes and compiles six methods when it is imported, ten with an order, of
+which ``__setattr__`` keeps the class alive that had no slots yet.
 """
 
 import operator
@@ -11,39 +11,58 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
+_Comparison = Callable[[Any, Any], bool]
+
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """What ``dataclass(frozen=True, slots=True)`` makes, but for one thing: that nobody sets a
-    field is seen by the type checker, not at run time."""
+    """A dataclass with slots. Nobody sets a field of it: the type checker sees to that, and nothing
+    does when it runs. Only such classes may inherit from one, and ``field(hash=…)`` is not known.
+    """
+    return _made(cls, operator.eq)
+
+
+@dataclass_transform(frozen_default=True, order_default=True, field_specifiers=(field,))
+def ordered(cls: type[T]) -> type[T]:
+    """Like :func:`frozen`, and its values are ordered by their fields."""
+    return _made(cls, operator.eq, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+def _made(cls: type[T], *comparisons: _Comparison) -> type[T]:
     # Else ``dataclass`` writes one, from the signature, where the program runs without docstrings.
     cls.__doc__ = cls.__doc__ or cls.__name__
-    own = {name for name, value in vars(cls).items() if value is not None}
+    own = vars(cls).keys()
     made = dataclass(slots=True, repr=False, eq=False)(cls)
-    for name, method in _methods(made).items():
+    for name, method in _methods(made, comparisons).items():
         if name not in own:
             setattr(made, name, method)
     return made
 
 
-def _methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
+def _methods(cls: Any, comparisons: Sequence[_Comparison]) -> Mapping[str, Callable[..., Any]]:
     values = _values_of([each.name for each in fields(cls) if each.compare])
-
-    def equals(self: Any, other: Any) -> Any:
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return values(self) == values(other)
 
     def hashed(self: Any) -> int:
         return hash(values(self))
 
-    return {"__eq__": equals, "__hash__": hashed, "__repr__": _described}
+    compared = {f"__{each.__name__}__": _compared(each, values) for each in comparisons}
+    return {**compared, "__hash__": hashed, "__repr__": _described}
+
+
+def _compared(comparison: _Comparison, values: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def compared(self: Any, other: Any) -> Any:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return comparison(values(self), values(other))
+
+    return compared
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) > 1:
-        return operator.attrgetter(*names)  # it makes no tuple of fewer
-    return lambda value: tuple(getattr(value, name) for name in names)
+    if not names:
+        return lambda value: ()
+    values = operator.attrgetter(*names)
+    return values if len(names) > 1 else lambda value: (values(value),)
 
 
 def _described(self: Any) -> str:

@@ -5,11 +5,11 @@ moment old too, so nothing is prepared or unprepared by that alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NewType
 
 from dra_driver.base.errors import ClaimError, NotFound, NotServed
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Query
 from dra_driver.k8s.resource_api import ResourceApi
 
@@ -18,7 +18,7 @@ ShareId = NewType("ShareId", str)
 PodUid = NewType("PodUid", str)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class ClaimRef:
     """Which claim the kubelet means: with the same name and another UID it is another claim.
 
@@ -92,7 +92,7 @@ class OpaqueConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class Pod:
     """A pod that a claim is reserved for; it is in the claim's namespace."""
 
@@ -311,7 +311,7 @@ class ClaimReader:
         return (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class HeldClaim:
     """A claim with devices of our driver, on whatever node."""
 

@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from dra_driver.base.errors import Forbidden
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, KubernetesApi
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
@@ -25,7 +25,7 @@ class Container:
     claims: frozenset[ClaimUid] = frozenset()  # that it was given anything of
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class ClaimName:
     """A claim as a pod names it: the kubelet gives no UID here."""
 

@@ -5,12 +5,12 @@ which mounts these files, runs on the host.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class DriverLibrary:
     """A shared library of the driver.
 
@@ -28,7 +28,7 @@ class DriverLibrary:
         return self.host_path.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class HostFile:
     """A file, socket or program that a container gets at *container_path*."""
 
@@ -55,7 +55,7 @@ class DriverFiles:
         return host_path.removeprefix(self.root.rstrip("/"))
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class DeviceFile:
     """A character device."""
 

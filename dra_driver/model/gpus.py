@@ -5,11 +5,10 @@ exists: a GPU instance with one compute instance that fills it (NVIDIA's MIG use
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 
 GpuUuid = NewType("GpuUuid", str)  # as NVML prints it: "GPU-…", of a MIG instance "MIG-…"
 
@@ -23,7 +22,7 @@ def is_mig_uuid(uuid: GpuUuid) -> bool:
     return uuid.startswith("MIG-")
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class Placement:
     """Which memory units of the board: *size* of them from *start* on
     (``nvmlGpuInstancePlacement_t``)."""
@@ -78,7 +77,7 @@ class MigProfile:
         return "+" not in self.name and "-" not in self.name
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class PartitionKey:
     """Which partition of a GPU: all that has to be remembered of one."""
 

@@ -1,10 +1,10 @@
 """Named layouts: the partitions that GPUs get once, for claims to find."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 
 ProfileCounts = tuple[tuple[str, int], ...]
@@ -41,7 +41,7 @@ class DesiredLayout:
     counts: ProfileCounts = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class LayoutInstance:
     """An instance that a layout made or took over, and what it is known by: another one can come to
     its place."""

@@ -9,11 +9,10 @@ servers of their own.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NewType
 
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
 
@@ -98,7 +97,7 @@ class ServedNamespace:
     shm_directory: str = ""  # what clients need as /dev/shm; empty: nothing
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class MpsClient:
     """A process that a server serves, by the host's number."""
 

@@ -1,12 +1,10 @@
 """The processes of pods' containers, and those that use a GPU."""
 
-from dataclasses import dataclass
-
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class ContainerProcess:
     """A process, distinguished from every other one that had or will have its number."""
 

@@ -1,11 +1,10 @@
 """``doctor``'s checks against the API server: the Node, permissions, features, claims in use."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
-from dra_driver.base.frozen import frozen
+from dra_driver.base.frozen import frozen, ordered
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
 from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.claims import ClaimRef
@@ -65,7 +64,7 @@ class CheckedCluster:
             yield from page.get("items") or ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class ApiPermission:
     """One thing that RBAC can allow."""
 

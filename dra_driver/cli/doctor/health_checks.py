@@ -6,9 +6,9 @@ nodes the taints of their slices.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
+from dra_driver.base.frozen import ordered
 from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevice, PublishedDevices
 from dra_driver.cli.findings import Check, Finding, abbreviated, ok, warn
 from dra_driver.model.gpus import Inventory
@@ -28,7 +28,7 @@ from dra_driver.settings import DoctorSettings
 GPU_HEALTH, TAINTED_DEVICES = "GPU health", "tainted devices"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class _NodeTaint:
     """A taint that devices of one node have."""
 

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from api import names
@@ -21,6 +21,7 @@ from api.names import (
 )
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, Conflict, DriverError, NotFound, NotServed
+from dra_driver.base.frozen import ordered
 from dra_driver.cli.device_plugin_nodes import (
     device_plugin_node,
     device_plugin_nodes,
@@ -57,7 +58,7 @@ class NoSuchGpuError(HealthError):
     """The node has no GPU of a name that was asked for."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class SickGpu:
     """One taint of devices of a GPU, for its health."""
 

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.errors import NodeError
+from dra_driver.base.frozen import ordered
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.cgroups.procfs import device_number_of, printable, read_proc_file
 from dra_driver.node.nvml.api import NvmlFunctions
@@ -18,7 +18,7 @@ _MOST_NAMED: Final = 8  # in a message
 _HOLDING_MODULES: Final = ("nvidia_drm",)  # with modeset it is a client of every GPU
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class GpuHolder:
     """A process, by its number on the host."""
 

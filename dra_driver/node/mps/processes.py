@@ -11,12 +11,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsStateUnknown, NodeError
+from dra_driver.base.frozen import ordered
 from dra_driver.node.cgroups.procfs import nul_separated, printable, read_proc_file
 from dra_driver.node.cgroups.tree import container_of_process
 from dra_driver.node.mps.control import PROGRAM
@@ -26,7 +26,7 @@ MAX_UNMANAGED_LINES: Final = 16
 _SUM_LINES: Final = 2  # that give a number of others
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class UnmanagedDaemon:
     """A control daemon by its PID. A tenant can give any process that name."""
 
@@ -68,7 +68,7 @@ _LACKING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # this process can
 _USUAL_PIPES: Final = {2: "/tmp/nvidia-mps", 3: "/run/nvidia-mps"}
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@ordered
 class DaemonProcess:
     """A process, by its number and its start in clock ticks since boot."""
 
