@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.base import logs
 from dra_driver.base.errors import DriverError, SettingsError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dra_driver.node.driver.config import DriverPrograms
     from dra_driver.node.machine import OpenNode
 
+_TABLE: Final = "table"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it failed; 2: it was asked wrongly."""
@@ -40,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.program = words[end + 1 :]
     if arguments.program and arguments.command is not _release:
         parser.error(f"nothing can be run here: {' '.join(arguments.program)}")
+    if arguments.command in (_clear, _release) and arguments.output != _TABLE:
+        parser.error("-o is for health list")
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         code = command(arguments)
@@ -69,7 +73,7 @@ def command_line() -> argparse.ArgumentParser:
         "devices", help="print what this node publishes, or would publish"
     )
     DevicesSettings.add_flags(devices)
-    _add_output(devices, "table", "wide", "json", "yaml")
+    _add_output(devices, _TABLE, "wide", "json", "yaml")
     devices.add_argument(
         "--without",
         action="append",
@@ -84,7 +88,7 @@ def command_line() -> argparse.ArgumentParser:
         "claims", help="print who holds how much of each GPU of this node, and what is free"
     )
     ClaimsSettings.add_flags(claims)
-    _add_output(claims, "bars", "table", "json")
+    _add_output(claims, "bars", _TABLE, "json")
     claims.add_argument(
         "--ledger-only",
         action="store_true",
@@ -134,7 +138,7 @@ def _add_profile_commands(commands: "argparse._SubParsersAction[argparse.Argumen
     for parser in parsers.values():
         parser.add_argument("name", metavar="NAME", help="the name of the NodeProfile")
         ProfileSettings.add_flags(parser)
-    _add_output(parsers["status"], "table", "json")
+    _add_output(parsers["status"], _TABLE, "json")
     parsers["undo"].add_argument(
         "--to-revision",
         type=int,
@@ -154,9 +158,9 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
     listing = actions.add_parser(
         "list", help="print the GPUs that have a taint, since when, and what to do; the default"
     )
-    _add_output(health, "table", "json")
+    _add_output(health, _TABLE, "json")
     # What was given before the action holds.
-    _add_output(listing, "table", "json", default=argparse.SUPPRESS)
+    _add_output(listing, _TABLE, "json", default=argparse.SUPPRESS)
     clear = actions.add_parser("clear", help="say that GPUs of a node are well")
     clear.set_defaults(command=_clear)
     clear.add_argument("gpus", nargs="+", metavar="GPU…", help="gpu-0, a UUID, or all")
@@ -213,13 +217,13 @@ def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
     uninstall.set_defaults(command=_uninstall_check)
 
 
-def _add_output(parser: argparse.ArgumentParser, *forms: str, default: str = "") -> None:
-    """*default*: if it is not the first form."""
+def _add_output(parser: argparse.ArgumentParser, *forms: str, default: str | None = None) -> None:
+    """*default*: None: the first form."""
     parser.add_argument(
         "-o",
         "--output",
         choices=forms,
-        default=default or forms[0],
+        default=forms[0] if default is None else default,
         help=f"how to print it (default {forms[0]})",
     )
 

@@ -20,7 +20,7 @@ from dra_driver.model.node_profiles import NodeReport
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import Measured, Results, percentile
 from hack.benchmark.sizes import ControllerSizes
-from hack.benchmark.stage import AS_IN_IMAGE
+from hack.benchmark.stage import AS_IN_IMAGE, write_bytecode
 from hack.benchmark.usage import cpu_seconds, rss_mib
 from hack.crd import crd
 from hack.testbed.components import Flags
@@ -172,6 +172,7 @@ class _Cluster:
 @contextmanager
 def _controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
     """One replica, which leads."""
+    write_bytecode("dra_driver.controller.run")
     flags = {"kubeconfig": kubeconfig, "revision-namespace": _NAMESPACE, "log-level": "warning"}
     process = subprocess.Popen(
         [*AS_IN_IMAGE, sys.executable, "-m", "dra_driver", "controller"]

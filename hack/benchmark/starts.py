@@ -14,7 +14,6 @@ _SECONDS = 30
 
 def measure(stage: Stage, number: int) -> Results:
     """*number* starts on a node whose slices are gone."""
-    _imports()  # writes the bytecode that the image has
     timings = [_start(stage) for _ in range(number)]
     imports = percentile([_imports() for _ in range(3)], 0.5) * 1000
     where = f"interpreter and imports {imports:.0f}, then first look, connection, write"

@@ -17,6 +17,7 @@ from dra_driver.cli.health import run
 from dra_driver.cli.health.program import run_while_released
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
+from hack.container_image.environment import LESS_MEMORY
 from tests.fakes.api_server import ApiServer
 
 DRIVER = "gpu.nvidia.com"
@@ -346,10 +347,17 @@ def test_a_program_is_not_left_alone_while_its_release_cannot_be_prolonged(caplo
     assert caplog.text.count("not prolonged yet: the API server is away") == 2
 
 
-def test_a_program_in_python_keeps_what_the_image_leaves_out_of_the_driver(monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
-    program = [sys.executable, "-c", "import sys; sys.exit(sys.flags.optimize)"]
+@pytest.mark.parametrize("variable", LESS_MEMORY)
+def test_a_program_does_not_get_what_saves_the_driver_memory_in_the_image(monkeypatch, variable):
+    name, value = variable.split("=")
+    monkeypatch.setenv(name, value)
+    program = ["sh", "-c", f'exit "${{{name}:-0}}"']
     assert run_while_released(program, lambda: None, 60) == 0
+
+
+@pytest.mark.parametrize("action", [["clear", "gpu-0"], ["release"]])
+def test_what_is_printed_in_one_form_only_takes_no_form(type_in, action):
+    assert "-o is for health list" in type_in("health", "-o", "json", *action).err
 
 
 @pytest.fixture(params=["a cluster without DRA", "DRA beside it"])

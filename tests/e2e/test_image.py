@@ -21,8 +21,10 @@ for package in (api, cdi, dra_driver):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 subprocess.run(["chroot", "/", "dra-driver", "--help"], stdout=subprocess.DEVNULL, check=True)
-modules = {name: getattr(module, "__cached__", None) for name, module in sys.modules.items()}
-print("not compiled:", [name for name, at in modules.items() if at and not os.path.exists(at)])
+bytecode = {name: getattr(module, "__cached__", None) for name, module in sys.modules.items()}
+compiled = {name for name, path in bytecode.items() if path and os.path.exists(path)}
+print({"dra_driver.plugin.run", "asyncio"} <= compiled)
+print({name for name, path in bytecode.items() if path} - compiled)
 """
 
 
@@ -103,4 +105,4 @@ def test_a_pod_of_it_knows_the_options_of_the_plugin(kube, imported):
 
 def test_every_module_can_be_imported_and_is_compiled_and_chroot_runs_programs(kube, imported):
     python = (f"/{contents.PYTHON}", "-c", IMPORT_EVERYTHING)
-    assert run(kube, "image-imports", entrypoint=python) == "not compiled: []\n"
+    assert run(kube, "image-imports", entrypoint=python) == "True\nset()\n"

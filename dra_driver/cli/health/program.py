@@ -38,6 +38,7 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
 
 
 def _environment() -> dict[str, str]:
-    """Ours, but for what the image sets for the driver alone: a program in Python that is run from
-    it may need its docstrings and assertions."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+    """Ours, but for what the image sets to have the driver take less memory: a program in Python
+    may need its docstrings and assertions, and one with many threads more than one heap."""
+    less_memory = {"MALLOC_ARENA_MAX", "PYTHONOPTIMIZE"}
+    return {name: value for name, value in os.environ.items() if name not in less_memory}
