@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dra_driver.base import logs
 from dra_driver.base.errors import DriverError, SettingsError
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dra_driver.node.driver.config import DriverPrograms
     from dra_driver.node.machine import OpenNode
 
-_TABLE: Final = "table"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it failed; 2: it was asked wrongly."""
@@ -42,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.program = words[end + 1 :]
     if arguments.program and arguments.command is not _release:
         parser.error(f"nothing can be run here: {' '.join(arguments.program)}")
-    if arguments.command in (_clear, _release) and arguments.output != _TABLE:
-        parser.error("-o is for health list")
+    if arguments.command in (_clear, _release) and arguments.output:
+        parser.error("health clear and health release take no -o: what they print has one form")
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         code = command(arguments)
@@ -73,7 +71,7 @@ def command_line() -> argparse.ArgumentParser:
         "devices", help="print what this node publishes, or would publish"
     )
     DevicesSettings.add_flags(devices)
-    _add_output(devices, _TABLE, "wide", "json", "yaml")
+    _add_output(devices, "table", "wide", "json", "yaml")
     devices.add_argument(
         "--without",
         action="append",
@@ -88,7 +86,7 @@ def command_line() -> argparse.ArgumentParser:
         "claims", help="print who holds how much of each GPU of this node, and what is free"
     )
     ClaimsSettings.add_flags(claims)
-    _add_output(claims, "bars", _TABLE, "json")
+    _add_output(claims, "bars", "table", "json")
     claims.add_argument(
         "--ledger-only",
         action="store_true",
@@ -138,7 +136,7 @@ def _add_profile_commands(commands: "argparse._SubParsersAction[argparse.Argumen
     for parser in parsers.values():
         parser.add_argument("name", metavar="NAME", help="the name of the NodeProfile")
         ProfileSettings.add_flags(parser)
-    _add_output(parsers["status"], _TABLE, "json")
+    _add_output(parsers["status"], "table", "json")
     parsers["undo"].add_argument(
         "--to-revision",
         type=int,
@@ -158,9 +156,8 @@ def _add_health_commands(commands: "argparse._SubParsersAction[argparse.Argument
     listing = actions.add_parser(
         "list", help="print the GPUs that have a taint, since when, and what to do; the default"
     )
-    _add_output(health, _TABLE, "json")
-    # What was given before the action holds.
-    _add_output(listing, _TABLE, "json", default=argparse.SUPPRESS)
+    _add_output(health, "table", "json", default="")
+    _add_output(listing, "table", "json", default=argparse.SUPPRESS)  # what stands before it holds
     clear = actions.add_parser("clear", help="say that GPUs of a node are well")
     clear.set_defaults(command=_clear)
     clear.add_argument("gpus", nargs="+", metavar="GPU…", help="gpu-0, a UUID, or all")
@@ -218,7 +215,7 @@ def _add_chart_commands(commands: "argparse._SubParsersAction[argparse.ArgumentP
 
 
 def _add_output(parser: argparse.ArgumentParser, *forms: str, default: str | None = None) -> None:
-    """*default*: None: the first form."""
+    """*default*: what is taken where it is not given; None: the first of *forms*."""
     parser.add_argument(
         "-o",
         "--output",
@@ -338,7 +335,7 @@ def _health(settings: HealthSettings) -> "Iterator[HealthCommand]":
 def _list_health(arguments: argparse.Namespace) -> int:
     settings = HealthSettings.read(arguments)
     with _health(settings) as health:
-        print(health.sick_gpus(settings.node_name, arguments.output))
+        print(health.sick_gpus(settings.node_name, arguments.output or "table"))
     return 0
 
 

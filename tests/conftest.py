@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -50,17 +51,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """The fields in which two values differ: by itself pytest looks only into values that are
+    """Where two values of ``base.frozen`` differ: pytest by itself looks only into values that are
     compared by a method that ``dataclass`` wrote."""
-    if op != "==" or type(left) is not type(right) or not is_dataclass(left):
+    if op != "==" or not _are_alike(left, right) or left.__dataclass_params__.eq:  # type: ignore[attr-defined]
         return None
-    compared = [
-        (each.name, getattr(left, each.name), getattr(right, each.name))
-        for each in fields(left)
-        if each.compare
-    ]
-    differing = [f"{name}: {a!r} != {b!r}" for name, a, b in compared if a != b]
-    return [f"values of {type(left).__name__} are equal, which differ in", *differing]
+    name = type(left).__name__
+    return [f"{name} == {name}; different:", *_differing(left, right)]
+
+
+def _are_alike(left: object, right: object) -> bool:
+    return type(left) is type(right) and is_dataclass(left) and not isinstance(left, type)
+
+
+def _differing(left: Any, right: Any, path: str = "") -> Iterator[str]:
+    """The fields, each by its path, that differ: those of values in them, too."""
+    for field in fields(left):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        if not field.compare or a == b:
+            continue
+        if _are_alike(a, b):
+            yield from _differing(a, b, f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}: {a!r} != {b!r}"
 
 
 @pytest.hookimpl(trylast=True)  # after -k, so that what that left out is not counted again

@@ -24,18 +24,20 @@ from tests.builders import claim, fraction, ref
 from tests.fakes.preparers import preparer_of
 
 OURS = tuple(f"{Path(__file__).parents[1]}/{package}/" for package in ("api", "cdi", "dra_driver"))
-SIMULATED = f"{Path(__file__).parents[1]}/dra_driver/sim/"
+NOT_FOLLOWED = tuple(
+    f"{Path(__file__).parents[1]}/dra_driver/{path}" for path in ("sim/", "base/frozen.py")
+)
 
 
 @contextmanager
 def traced_modules():
     """The files of our modules of which a function runs, in this thread and in those that begin
-    meanwhile. What dataclasses generate has no file; the simulation does not count."""
+    meanwhile. The simulation does not count, and neither does how values are compared."""
     files = set()
 
     def called(frame, event, argument):
         file = frame.f_code.co_filename
-        if event == "call" and file.startswith(OURS) and not file.startswith(SIMULATED):
+        if event == "call" and file.startswith(OURS) and not file.startswith(NOT_FOLLOWED):
             files.add(file)
 
     threading.setprofile(called)

@@ -1,7 +1,6 @@
 """Classes of values, in less time and memory than ``dataclass(frozen=True, slots=True)`` takes.
 
-For each of those, Python writes and compiles six methods when it is imported, ten with an order, of
-which ``__setattr__`` keeps the class alive that had no slots yet.
+For each of those, Python writes and compiles six methods when it is imported, ten with an order.
 """
 
 import operator
@@ -17,8 +16,8 @@ _Comparison = Callable[[Any, Any], bool]
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
     """A dataclass with slots. Nobody sets a field of it: the type checker sees to that, and nothing
-    does when it runs. Only such classes may inherit from one, and ``field(hash=…)`` is not known.
-    """
+    does when it runs. Of dataclasses, only such a one may inherit from it. Methods that the class
+    has itself stay: with ``__eq__`` it needs ``__hash__``, too. ``field(hash=…)`` is not known."""
     return _made(cls, operator.eq)
 
 

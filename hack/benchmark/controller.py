@@ -172,7 +172,7 @@ class _Cluster:
 @contextmanager
 def _controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
     """One replica, which leads."""
-    write_bytecode("dra_driver.controller.run")
+    write_bytecode("dra_driver.__main__", "dra_driver.base.logs", "dra_driver.controller.run")
     flags = {"kubeconfig": kubeconfig, "revision-namespace": _NAMESPACE, "log-level": "warning"}
     process = subprocess.Popen(
         [*AS_IN_IMAGE, sys.executable, "-m", "dra_driver", "controller"]

@@ -1,5 +1,6 @@
 """Where it is measured: a cluster with the chart on it, and a plugin as a process of its node."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from hack.benchmark.errors import BenchError
 from hack.container_image.environment import LESS_MEMORY
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
+from tests.driver_process import ROOT
 from tests.e2e.device_plugin import has_dra
 from tests.e2e.driver import DRIVER, NAMESPACE, Driver
 from tests.e2e.kube import PATHS, Kube, wait
@@ -27,19 +29,24 @@ _CHART = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu"
 _INTERVALS = ("look_interval", "reconcile_interval")
 _FLAGS = {name: str(PluginSettings.model_fields[name].default) for name in _INTERVALS}
 _SLICES = PATHS["ResourceSlice"]
-# Starts the driver as a program of its own, with what the image sets: tests fork theirs from a
-# process that has imported everything, which has neither its imports to do nor its memory alone.
+# Starts the driver as a program of its own, with what the image sets. Tests fork theirs from a
+# process that has imported everything: those need not import, and share its memory.
 AS_IN_IMAGE = ("env", *LESS_MEMORY)
+_MEASURED = tuple(
+    f"dra_driver.{name}"
+    for name in ("__main__", "base.logs", "plugin.run", "agent.run", "sim.parts")
+)
 
 Document = dict[str, Any]
 Progress = Callable[[str], None]
 
 
-def write_bytecode(modules: str) -> None:
-    """Of *modules* and what they import, as the image has it: else the process that is measured
-    compiles them."""
-    command = [*AS_IN_IMAGE, sys.executable, "-c", f"import {modules}"]
-    subprocess.run(command, check=True, timeout=120)
+def write_bytecode(*modules: str) -> None:
+    """Have the bytecode of *modules* and of what they import at hand, as the image has it: else the
+    process that is measured compiles them."""
+    command = [*AS_IN_IMAGE, sys.executable, "-c", f"import {', '.join(modules)}"]
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run(command, check=True, timeout=120, env=environment, cwd=ROOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ def stage(version: str, progress: Progress) -> Iterator[Stage]:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-bench-"))
         driver = Driver(cluster, kube, Path(directory))
         driver.inside = AS_IN_IMAGE
-        write_bytecode("dra_driver.plugin.run, dra_driver.agent.run")
+        write_bytecode(*_MEASURED)
         new_stage = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
         if has_dra(cluster):
             stack.callback(new_stage.delete_slices)

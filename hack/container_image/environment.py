@@ -1,4 +1,4 @@
-"""The environment of the image's programs, and of those that a benchmark starts as it would."""
+"""The environment of the image's programs, in which a benchmark starts them, too."""
 
 from hack.container_image.layers import OPTIMIZE
 

@@ -357,7 +357,8 @@ def test_a_program_does_not_get_what_saves_the_driver_memory_in_the_image(monkey
 
 @pytest.mark.parametrize("action", [["clear", "gpu-0"], ["release"]])
 def test_what_is_printed_in_one_form_only_takes_no_form(type_in, action):
-    assert "-o is for health list" in type_in("health", "-o", "json", *action).err
+    for form in ("json", "table"):
+        assert "health release take no -o" in type_in("health", "-o", form, *action).err
 
 
 @pytest.fixture(params=["a cluster without DRA", "DRA beside it"])

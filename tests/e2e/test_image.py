@@ -18,13 +18,12 @@ import api, cdi, dra_driver, google._upb._message, grpc, kubernetes.config, kube
 import prometheus_client, pydantic, pydantic_core, pynvml, tenacity, urllib3, yaml, yaml._yaml
 for package in (api, cdi, dra_driver):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
 subprocess.run(["chroot", "/", "dra-driver", "--help"], stdout=subprocess.DEVNULL, check=True)
 bytecode = {name: getattr(module, "__cached__", None) for name, module in sys.modules.items()}
 compiled = {name for name, path in bytecode.items() if path and os.path.exists(path)}
-print({"dra_driver.plugin.run", "asyncio"} <= compiled)
-print({name for name, path in bytecode.items() if path} - compiled)
+expected = {name for name, path in bytecode.items() if path} | {"dra_driver.__main__", "asyncio"}
+print("not compiled:", sorted(expected - compiled))
 """
 
 
@@ -105,4 +104,4 @@ def test_a_pod_of_it_knows_the_options_of_the_plugin(kube, imported):
 
 def test_every_module_can_be_imported_and_is_compiled_and_chroot_runs_programs(kube, imported):
     python = (f"/{contents.PYTHON}", "-c", IMPORT_EVERYTHING)
-    assert run(kube, "image-imports", entrypoint=python) == "True\nset()\n"
+    assert run(kube, "image-imports", entrypoint=python) == "not compiled: []\n"

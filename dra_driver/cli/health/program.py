@@ -10,6 +10,7 @@ from dra_driver.base.errors import DriverError, SettingsError
 
 log = logging.getLogger(__name__)
 
+_LESS_MEMORY: Final = (("MALLOC_ARENA_MAX", "1"), ("PYTHONOPTIMIZE", "2"))
 _AGAIN_SECONDS: Final = 5.0  # until a release that could not be prolonged is tried again
 
 
@@ -40,5 +41,4 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
 def _environment() -> dict[str, str]:
     """Ours, but for what the image sets to have the driver take less memory: a program in Python
     may need its docstrings and assertions, and one with many threads more than one heap."""
-    less_memory = {"MALLOC_ARENA_MAX", "PYTHONOPTIMIZE"}
-    return {name: value for name, value in os.environ.items() if name not in less_memory}
+    return {name: value for name, value in os.environ.items() if (name, value) not in _LESS_MEMORY}
