@@ -38,10 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:end])
     arguments.program = words[end + 1 :]
-    if arguments.program and arguments.command is not _release:
-        parser.error(f"nothing can be run here: {' '.join(arguments.program)}")
-    if arguments.command in (_clear, _release) and arguments.output:
-        parser.error("health clear and health release take no -o: what they print has one form")
+    if problem := _problem(arguments, words[end:]):
+        parser.error(problem)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         code = command(arguments)
@@ -56,6 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DriverError as e:
         print(f"dra-driver: {e}", file=sys.stderr)
         return 1
+
+
+def _problem(arguments: argparse.Namespace, behind: Sequence[str]) -> str:
+    """What no single flag is wrong with. *behind*: what stands behind the flags, with its "--"."""
+    if arguments.command is not _release and arguments.program:
+        return f"nothing can be run here: {' '.join(arguments.program)}"
+    if behind and not arguments.program:
+        return "no program stands behind --"
+    if arguments.command in (_clear, _release) and arguments.output:
+        return "health clear and health release take no -o: what they print has one form"
+    return ""
 
 
 def command_line() -> argparse.ArgumentParser:

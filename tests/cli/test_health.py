@@ -347,6 +347,14 @@ def test_a_program_is_not_left_alone_while_its_release_cannot_be_prolonged(caplo
     assert caplog.text.count("not prolonged yet: the API server is away") == 2
 
 
+def test_a_program_that_a_signal_ends_has_the_exit_code_of_shells():
+    assert run_while_released(["sh", "-c", "kill -KILL $$"], lambda: None, 60) == 128 + 9
+
+
+def test_two_dashes_without_a_program_release_nothing(type_in):
+    assert "no program stands behind --" in type_in("health", "release", "gpu-0", "--").err
+
+
 @pytest.mark.parametrize("variable", LESS_MEMORY)
 def test_a_program_does_not_get_what_saves_the_driver_memory_in_the_image(monkeypatch, variable):
     name, value = variable.split("=")

@@ -27,7 +27,8 @@ def run_while_released(program: Sequence[str], go_on: Callable[[], None], second
     wait_seconds = seconds
     while True:
         try:
-            return process.wait(wait_seconds)
+            code = process.wait(wait_seconds)
+            return code if code >= 0 else 128 - code  # of a signal, as shells have it
         except subprocess.TimeoutExpired:
             pass
         try:
