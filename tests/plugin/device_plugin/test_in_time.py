@@ -67,8 +67,11 @@ def test_one_of_many_replicas_is_given_out_in_less_than_half_the_time_that_listi
         claim = allocation_claim(allocation, offer, NAMES, "node-a")
         assert claim.allocation == allocation
 
-    all_listed = best(lambda: listed_devices(offer.devices, NAMES))
-    assert best(give_out) < all_listed / 2
+    def list_all():
+        assert len(listed_devices(offer.devices, NAMES)[GPU]) == 54_000
+
+    # In turns: the speed of the machine changes from one second to the next.
+    assert min(best(give_out) / best(list_all) for _ in range(5)) < 0.5
 
 
 def seconds(offer, available, must, size):
