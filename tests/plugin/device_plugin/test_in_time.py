@@ -3,6 +3,7 @@ kubelet has no deadline."""
 
 import random
 import time
+from statistics import median
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_one_of_many_replicas_is_given_out_in_less_than_half_the_time_that_listi
         assert len(listed_devices(offer.devices, NAMES)[GPU]) == 54_000
 
     # In turns: the speed of the machine changes from one second to the next.
-    assert min(best(give_out) / best(list_all) for _ in range(5)) < 0.5
+    assert median(best(give_out) / best(list_all) for _ in range(5)) < 0.5
 
 
 def seconds(offer, available, must, size):
