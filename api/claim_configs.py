@@ -12,7 +12,14 @@ import pydantic
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from api.names import CONFIG_GROUP, CONFIG_VERSION
-from api.strict import ConfigError, StrictModel, show_name, show_value, suggestion
+from api.strict import (
+    ConfigError,
+    StrictModel,
+    all_defaults,
+    show_name,
+    show_value,
+    suggestion,
+)
 
 QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
 """A positive Kubernetes quantity (k8s.io/apimachinery/pkg/api/resource): ``10Gi``, ``500M``,
@@ -53,7 +60,7 @@ class Mps(StrictModel):
     """Processes run at the same time under CUDA's Multi-Process Service."""
 
     strategy: Literal["MPS"]
-    mps_config: MpsConfig = MpsConfig()
+    mps_config: MpsConfig = all_defaults(MpsConfig)
 
 
 class MigTimeSlicing(StrictModel):
@@ -104,7 +111,7 @@ class VfioDeviceConfig(StrictModel):
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
     kind: Literal["VfioDeviceConfig"]
-    iommu: Iommu = Iommu()
+    iommu: Iommu = all_defaults(Iommu)
 
 
 Config = GpuConfig | MigDeviceConfig | VfioDeviceConfig

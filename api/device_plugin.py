@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from api.strict import StrictModel, field_path
+from api.strict import StrictModel, all_defaults, field_path
 
 _BY_CDI = (
     "containers get their devices by CDI; by the device-plugin API before Kubernetes 1.29 file by "
@@ -174,11 +174,11 @@ class DevicePluginConfig(StrictModel):
     """One file."""
 
     version: Literal["v1"] = "v1"
-    flags: Flags = Flags()
-    resources: Resources = Resources()
-    sharing: Sharing = Sharing()
-    imex: Imex = Imex()
-    health: HealthConfig = HealthConfig()
+    flags: Flags = all_defaults(Flags)
+    resources: Resources = all_defaults(Resources)
+    sharing: Sharing = all_defaults(Sharing)
+    imex: Imex = all_defaults(Imex)
+    health: HealthConfig = all_defaults(HealthConfig)
 
 
 def unused(part: StrictModel, path: str = "") -> Iterator[tuple[str, str]]:

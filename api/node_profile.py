@@ -38,7 +38,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from api.claim_configs import QUANTITY_PATTERN
-from api.strict import StrictModel, Text
+from api.strict import StrictModel, Text, all_defaults
 
 DURATION_PATTERN = r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+"
 _LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -224,7 +224,7 @@ class HealthEffectsConfig(_Section):
 class HealthSectionConfig(_Section):
     """What follows from problems of the GPUs, and of their partitions."""
 
-    effects: HealthEffectsConfig = HealthEffectsConfig()
+    effects: HealthEffectsConfig = all_defaults(HealthEffectsConfig)
     xids: Annotated[dict[_XidNumber, Effect], _SomeOf] | None = _optional(
         "The effect of this Xid. Default: that of `health.effects.xid`, and `None` for those of "
         "applications."
@@ -283,14 +283,14 @@ class GpuRules(_Section):
     shares: _Count | None = _optional(
         "The most claims on a GPU at once. Default: the most clients that MPS serves on it."
     )
-    memory: MemoryConfig = MemoryConfig()
-    memory_guard: MemoryGuardConfig = MemoryGuardConfig()
+    memory: MemoryConfig = all_defaults(MemoryConfig)
+    memory_guard: MemoryGuardConfig = all_defaults(MemoryGuardConfig)
     memory_limit: Literal["BestEffort", "Strict"] | None = _optional(
         "With `Strict`, a fraction is refused where NVIDIA's driver cannot limit its memory. "
         "Default: `BestEffort`."
     )
-    mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = MigSectionConfig()
-    health: HealthSectionConfig = HealthSectionConfig()
+    mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = all_defaults(MigSectionConfig)
+    health: HealthSectionConfig = all_defaults(HealthSectionConfig)
 
 
 def _not_in_a_file(value: Any) -> Any:
@@ -338,7 +338,7 @@ class NodeProfile(StrictModel):
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
     kind: Literal["NodeProfile"]
-    metadata: NodeProfileMetadata = NodeProfileMetadata()
+    metadata: NodeProfileMetadata = all_defaults(NodeProfileMetadata)
     spec: NodeProfileSpec
 
 
@@ -430,7 +430,7 @@ class NodeProfileObjectSpec(NodeProfileSpec):
         description="Of several profiles that select a node, the one with the highest priority "
         "holds, and of these the oldest. Default: `0`.",
     )
-    rollout: RolloutConfig = RolloutConfig()
+    rollout: RolloutConfig = all_defaults(RolloutConfig)
     revision_history_limit: int = Field(
         default=10,
         ge=0,

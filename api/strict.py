@@ -74,6 +74,12 @@ class ConfigError(ValueError):
         self.problems = tuple(problems)
 
 
+def all_defaults(model: type[Model], **required: str) -> Model:
+    """A *model* of which no field is given but the *required* ones, by their names in documents.
+    Nothing is checked: for that, pydantic would build the class while it is imported."""
+    return model.model_construct(None, **required)
+
+
 def validated(model: type[Model], document: Any) -> Model:
     """*document* as a *model*, or a ConfigError with every problem."""
     try:

@@ -16,7 +16,7 @@ from dra_driver.settings import PluginSettings
 from hack.benchmark.calls import Calls
 from hack.benchmark.claims import Claims, namespace
 from hack.benchmark.errors import BenchError
-from hack.container_image.environment import LESS_MEMORY
+from hack.container_image.environment import TUNING
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
 from tests.driver_process import ROOT
@@ -31,7 +31,7 @@ _FLAGS = {name: str(PluginSettings.model_fields[name].default) for name in _INTE
 _SLICES = PATHS["ResourceSlice"]
 # Starts the driver as a program of its own, with what the image sets. Tests fork theirs from a
 # process that has imported everything: those need not import, and share its memory.
-AS_IN_IMAGE = ("env", *LESS_MEMORY)
+AS_IN_IMAGE = ("env", *TUNING)
 _MEASURED = tuple(
     f"dra_driver.{name}"
     for name in ("__main__", "base.logs", "plugin.run", "agent.run", "sim.parts")

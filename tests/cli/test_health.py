@@ -17,7 +17,7 @@ from dra_driver.cli.health import run
 from dra_driver.cli.health.program import run_while_released
 from dra_driver.plan.device_plugin.resources import ResourceNames
 from dra_driver.plan.node_annotation import DEVICE_PLUGIN_USES, DevicePluginUse
-from hack.container_image.environment import LESS_MEMORY
+from hack.container_image.environment import TUNING
 from tests.fakes.api_server import ApiServer
 
 DRIVER = "gpu.nvidia.com"
@@ -355,8 +355,8 @@ def test_two_dashes_without_a_program_release_nothing(type_in):
     assert "no program stands behind --" in type_in("health", "release", "gpu-0", "--").err
 
 
-@pytest.mark.parametrize("variable", LESS_MEMORY)
-def test_a_program_does_not_get_what_saves_the_driver_memory_in_the_image(monkeypatch, variable):
+@pytest.mark.parametrize("variable", TUNING)
+def test_a_program_does_not_get_what_the_image_tunes_for_the_driver(monkeypatch, variable):
     name, value = variable.split("=")
     monkeypatch.setenv(name, value)
     program = ["sh", "-c", f'exit "${{{name}:-0}}"']

@@ -11,7 +11,7 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.slice_documents import published_counters, published_devices
-from dra_driver.plugin.publish.profiles import bundled_profiles
+from dra_driver.plugin.publish.profiles import bundled_profile
 from tests.fakes.pool_rules import validate_pool
 from tests.gpu import smi
 
@@ -69,7 +69,9 @@ def test_gpus_that_nvlink_joins_are_in_one_clique(node, ask_smi):
 
 
 def test_what_is_published_is_what_an_api_server_takes(node):
-    for profile in (DEFAULT_PROFILE, bundled_profiles()["mig"]):
+    with_partitions = bundled_profile("mig")
+    assert with_partitions is not None
+    for profile in (DEFAULT_PROFILE, with_partitions):
         offered = build_offer(node.inventory(), profile, ApiFeatures(), {})
         pool = split_into_slices("node-1", published_devices(offered), published_counters(offered))
         assert validate_pool(pool, "gpu.nvidia.com") == ()

@@ -23,7 +23,7 @@ from api.claim_configs import (
     decode_config,
 )
 from api.names import CONFIG_VERSION
-from api.strict import ConfigError, show_name
+from api.strict import ConfigError, all_defaults, show_name
 from dra_driver.base.errors import MAX_PROBLEMS, ClaimError, join_problems
 from dra_driver.base.frozen import frozen
 from dra_driver.k8s import quantity as quantities
@@ -40,7 +40,8 @@ from dra_driver.plan.profiles.validation import CUDA_CONTEXT_BYTES
 
 _MIB = 1024 * 1024
 _PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
-DEFAULT_CONFIG = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
+DEFAULT_CONFIG = all_defaults(GpuConfig, apiVersion=CONFIG_VERSION, kind="GpuConfig")
+_NO_LIMITS = all_defaults(MpsConfig)
 
 
 @frozen
@@ -221,7 +222,7 @@ def sharing_of(
         if interval is not None:
             problems += tuple(_interval_problems(path, device, amount))
         return TimeSliced(interval, path), problems
-    limits = sharing.mps_config if isinstance(sharing, Mps) else MpsConfig()
+    limits = sharing.mps_config if isinstance(sharing, Mps) else _NO_LIMITS
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
 

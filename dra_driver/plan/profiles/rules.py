@@ -180,8 +180,11 @@ def _rules(entry: GpuRules) -> Rules:
 def _health_rules(section: HealthSectionConfig) -> HealthRules:
     """A problem is called as its field, in camel case: ``gpuLost`` is ``gpu-lost``. Effects that it
     has anyhow are left out."""
-    fields = section.effects.model_dump(exclude_none=True)
-    effects = {Problem(field.replace("_", "-")): Effect(word) for field, word in fields.items()}
+    effects = {
+        Problem(field.replace("_", "-")): Effect(word)
+        for field, word in section.effects
+        if word is not None
+    }
     return HealthRules(
         tuple(sorted(item for item in effects.items() if item[1] is not PROBLEMS[item[0]].effect)),
         tuple(sorted((int(xid), Effect(effect)) for xid, effect in (section.xids or {}).items())),

@@ -50,6 +50,7 @@ from dra_driver.plugin.publish.selection import ProfileSelector
 
 log = logging.getLogger(__name__)
 
+_BUNDLED = resources.files("dra_driver") / "profiles"
 _IDLE_SECONDS = 30.0  # between looks at files that the kernel watches, in case it misses something
 
 
@@ -87,7 +88,7 @@ class ProfileCatalog:
             if isinstance(profile, str):
                 raise SettingsError(f"profile {name!r}: {where}: {profile}")
             return profile
-        bundled = bundled_profiles().get(name)
+        bundled = bundled_profile(name)
         candidates = [
             file.why for file in unreadable if bundled is None or _seems_to_have(file, name)
         ]
@@ -98,7 +99,7 @@ class ProfileCatalog:
         if bundled is not None:
             return bundled
         place = f"in {self._path}" if self._path else "and no --profiles to look for it"
-        names = ", ".join(sorted({*by_name, *bundled_profiles()}))
+        names = ", ".join(sorted({*by_name, *bundled_names()}))
         raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
 
     @property
@@ -128,12 +129,21 @@ class ProfileCatalog:
 
 
 @functools.cache
-def bundled_profiles() -> Mapping[str, Profile]:
-    """The profiles that come with the driver; a user's own of the same name counts instead."""
-    files = resources.files("dra_driver").joinpath("profiles").iterdir()
-    documents = [yaml.safe_load(file.read_text()) for file in files if file.name.endswith(".yaml")]
-    by_name = {profile_name(document, ""): document for document in documents}
-    return {name: decode_profile(by_name[name], name) for name in sorted(by_name)}
+def bundled_names() -> tuple[str, ...]:
+    """The names of the profiles that come with the driver, which are those of their files."""
+    files = [file.name for file in _BUNDLED.iterdir()]
+    return tuple(sorted(file.removesuffix(".yaml") for file in files if file.endswith(".yaml")))
+
+
+def bundled_profile(name: str) -> Profile | None:
+    """The profile of this *name* that comes with the driver, the same object each time. One of the
+    user that has the same name counts instead. None: there is none."""
+    return _bundled(name) if name in bundled_names() else None
+
+
+@functools.cache
+def _bundled(name: str) -> Profile:
+    return decode_profile(yaml.safe_load((_BUNDLED / f"{name}.yaml").read_text()), name)
 
 
 def _by_name(contents: ProfileFileContents) -> dict[str, _Profiles]:

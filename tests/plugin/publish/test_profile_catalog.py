@@ -1,13 +1,18 @@
 """Profiles by name: those of the user, those that are bundled, and why there is none."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+
+import dra_driver
 from dra_driver.base.errors import SettingsError
 from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules, Rules
 from dra_driver.plan.profiles.rules import rules_by_gpu
-from dra_driver.plugin.publish.profiles import ProfileCatalog, bundled_profiles
+from dra_driver.plugin.publish.profiles import ProfileCatalog, bundled_names, bundled_profile
 from tests.builders import gpu
 
+PROFILES = Path(dra_driver.__file__).parent / "profiles"
 HEAD = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeProfile\n"
 SLICED = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
 
@@ -30,18 +35,25 @@ def refused(profiles, name):
     return str(caught.value)
 
 
+def bundled(name):
+    profile = bundled_profile(name)
+    assert profile is not None
+    return profile
+
+
 def test_three_profiles_come_with_the_driver():
-    assert list(bundled_profiles()) == ["default", "exclusive", "mig"]
+    assert bundled_names() == ("default", "exclusive", "mig")
+    for name in bundled_names():
+        document = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
+        assert document["metadata"]["name"] == name
     gpus = [gpu(0), gpu(1)]
 
-    usual, idle = rules_by_gpu(bundled_profiles()["default"], gpus)
+    usual, idle = rules_by_gpu(bundled("default"), gpus)
     assert usual == rules_by_gpu(DEFAULT_PROFILE, gpus)[0]
     assert idle == ()
-    assert set(rules_by_gpu(bundled_profiles()["exclusive"], gpus)[0].values()) == {
-        Rules(fractions=False)
-    }
+    assert set(rules_by_gpu(bundled("exclusive"), gpus)[0].values()) == {Rules(fractions=False)}
     dynamic = {Rules(mig=MigRules(dynamic=True))}
-    assert set(rules_by_gpu(bundled_profiles()["mig"], gpus)[0].values()) == dynamic
+    assert set(rules_by_gpu(bundled("mig"), gpus)[0].values()) == dynamic
 
 
 def test_without_files_there_are_the_bundled_ones():
@@ -134,7 +146,7 @@ def test_a_file_that_cannot_be_read_might_have_been_the_one(tmp_path):
 def test_a_file_that_cannot_be_read_refuses_no_bundled_profile(tmp_path, name, text):
     (tmp_path / "broken.yaml").write_text(text)
 
-    assert ProfileCatalog(tmp_path).named(name) is bundled_profiles()[name]
+    assert ProfileCatalog(tmp_path).named(name) is bundled_profile(name)
 
 
 @pytest.mark.parametrize(
