@@ -260,8 +260,10 @@ class Ledger:
         the partitions that were created for them."""
         with self._lock:
             uids = {holding.claim.uid for gpu in gpus for holding in self._held.get(gpu, ())}
-            known = {**self._partition_records, **self._index}
-            return tuple(known[other] for other in sorted(uids - {uid}))
+            return tuple(
+                self._index.get(other) or self._partition_records[other]
+                for other in sorted(uids - {uid})
+            )
 
     def served(self) -> tuple[ClaimRecord, ...]:
         """The records of claims that are shared by MPS."""
