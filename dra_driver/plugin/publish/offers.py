@@ -12,6 +12,7 @@ from dra_driver.model.gpus import Inventory
 from dra_driver.model.health import Faults
 from dra_driver.model.offer import ApiFeatures, Offer
 from dra_driver.model.profiles import Profile
+from dra_driver.model.records import HoldingsByGpu
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mig.partitions import CreatedPartitions
@@ -63,6 +64,8 @@ class OfferBuilder:
         self._mps = mps
         self._health = health
         self._built: tuple[_Node, _Offers] | None = None
+        # The holdings that were last looked at, and their shapes.
+        self._shapes: tuple[HoldingsByGpu, HeldShapes] = ({}, ())
         self._scanning = threading.Lock()  # one read after the other
         self._lock = threading.Lock()
         self._scan = _InventoryScan()
@@ -105,7 +108,7 @@ class OfferBuilder:
         if built is None or not all(a is b for a, b in zip(built[0], node, strict=True)):
             self._built = built = (node, {})
         offers, holdings = built[1], self._ledger.held()
-        held = (held_shapes(holdings), ours)
+        held = (self._shapes_of(holdings), ours)
         if (offer := offers.get(held)) is None:
             if len(offers) >= _MOST_OFFERS:
                 offers.clear()
@@ -113,6 +116,14 @@ class OfferBuilder:
                 *node[:3], holdings, mps=self._mps, ours=ours, faults=node[3]
             )
         return offer
+
+    def _shapes_of(self, holdings: HoldingsByGpu) -> HeldShapes:
+        """A claim asks several times for the same ones."""
+        known, shapes = self._shapes
+        if known is not holdings:
+            shapes = held_shapes(holdings)
+            self._shapes = (holdings, shapes)
+        return shapes
 
     def _remember_offer(self, look: int, offer: Offer) -> Offer:
         """*look*: of another thread a newer one may have come to its offer first."""
