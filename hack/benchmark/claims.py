@@ -67,8 +67,14 @@ class Claims:
 
     def _make(self, devices: Sequence[str], admin: bool, share: Document) -> ClaimRef:
         made = self._api.create(self._path, _claim(len(devices), admin))
+        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self._node]}]}
         made["status"] = {
-            "allocation": {"devices": {"results": [self._result(d, share) for d in devices]}},
+            "allocation": {
+                "devices": {"results": [self._result(d, share) for d in devices]},
+                # Without it no plugin may write the status: from Kubernetes 1.36 on, it may only do
+                # so for claims of its node.
+                "nodeSelector": {"nodeSelectorTerms": [term]},
+            },
             "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
         }
         name = made["metadata"]["name"]

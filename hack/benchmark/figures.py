@@ -59,10 +59,12 @@ FIGURES = (
     Figure("start_to_slices_ms", "process start to the first ResourceSlice, p50", at_most(600)),
     Figure("empty_call_p50_ms", "NodePrepareResources for no claim", no_aim),
     Figure("claim_get_p50_ms", "GET of a claim from the API server, by another process", no_aim),
-    Figure("new_file_p50_ms", "a new file beside those of the plugin; a prepare has three", no_aim),
+    Figure(
+        "new_file_p50_ms", "a new file in the plugin's directory; a prepare writes three", no_aim
+    ),
     Figure(
         "prepare_p50_ms",
-        "NodePrepareResources, one GPU, one claim after another, in turns with the three above",
+        "NodePrepareResources, one GPU, one claim after another, in turns with the first two above",
         times(1.5, "claim_get_p50_ms", "empty_call_p50_ms"),
     ),
     Figure("prepare_p95_ms", "the same, p95", at_most(8)),

@@ -1,5 +1,6 @@
 """What preparing and unpreparing takes, over the real socket."""
 
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -54,7 +55,7 @@ def measure(stage: Stage, sizes: Sizes) -> Results:
             before = stage.served("prepare")
             for ref in refs:
                 _one_by_one(calls, [ref], times)
-                _parts(stage, api, ref, calls, times)
+                _ways(api, stage.claims.path(ref), calls, times)
             own.append(_mean_ms(before, stage.served("prepare")))
             for share, eight in zip(shares, eight_gpus, strict=True):
                 times.share.append(calls.prepare(share))
@@ -62,6 +63,7 @@ def measure(stage: Stage, sizes: Sizes) -> Results:
                 times.eight_gpus.append(calls.prepare(eight))
                 calls.unprepare(eight)
             _eight_at_once(calls, eights, times)
+        times.new_file += _new_files(stage.driver.plugin_dir, sizes.singles)
     stage.claims.delete()
     return _results(times, percentile(own, 0.5), memory)
 
@@ -73,7 +75,8 @@ def measure_held(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
     specs again, which takes a core for a while and is measured apart (``containerd``).
     """
     none, many = _Times(), _Times()
-    with stage.plugin(cdi_dir=str(cdi_dir)) as calls:
+    # Nor is anything written to the status of claims: that goes on for a while after each change.
+    with stage.plugin(cdi_dir=str(cdi_dir), device_status="false") as calls:
         _one_by_one(calls, stage.claims.on(_devices(_WARM)), _Times())
         for _ in range(sizes.held_rounds):
             held_claims = stage.claims.on(_devices(sizes.held), admin=True)
@@ -125,21 +128,27 @@ def _eight_at_once(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> Non
         calls.unprepare(*eight)
 
 
-def _parts(stage: Stage, api: ApiClient, ref: ClaimRef, calls: Calls, times: _Times) -> None:
-    """What others take of a prepare: an empty call, the claim's GET, and a file that is new.
-
-    On some disks the last takes longer than the rest: ext4 without a journal looks at each file
-    that was removed in the last minutes, and each claim of a benchmark leaves three of those.
-    """
+def _ways(api: ApiClient, claim_path: str, calls: Calls, times: _Times) -> None:
+    """What the ways alone take: an empty call, and the claim's GET."""
     times.empty.append(calls.empty())
     begun = time.perf_counter()
-    api.get(stage.claims.path(ref))
+    api.get(claim_path)
     times.get.append(time.perf_counter() - begun)
-    path = stage.driver.plugin_dir / "state" / "bench"
-    begun = time.perf_counter()
-    path.touch(exist_ok=False)
-    times.new_file.append(time.perf_counter() - begun)
-    path.unlink()
+
+
+def _new_files(directory: Path, number: int) -> list[float]:
+    """The seconds that each of so many new files takes.
+
+    On some disks that is longer than the rest of a prepare: ext4 without a journal looks at each
+    file that was removed in the last minutes, and each claim of a benchmark leaves three of those.
+    """
+    seconds = []
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        for index in range(number):
+            begun = time.perf_counter()
+            Path(place, str(index)).touch()
+            seconds.append(time.perf_counter() - begun)
+    return seconds
 
 
 def _results(times: _Times, own_ms: float, memory: dict[str, float]) -> Results:
