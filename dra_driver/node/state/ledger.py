@@ -256,10 +256,15 @@ class Ledger:
         return frozenset(partition for record in records for partition in record.created_partitions)
 
     def neighbours(self, uid: ClaimUid, gpus: Collection[GpuUuid]) -> tuple[ClaimRecord, ...]:
-        """The records of other claims that hold any part of *gpus*. Of those that cannot be read,
-        the partitions that were created for them."""
+        """The records of other claims that hold more than admin access to *gpus*. Of a claim whose
+        record cannot be read: the partitions that were created for it."""
         with self._lock:
-            uids = {holding.claim.uid for gpu in gpus for holding in self._held.get(gpu, ())}
+            uids = {
+                holding.claim.uid
+                for gpu in gpus
+                for holding in self._held.get(gpu, ())
+                if not holding.admin
+            }
             return tuple(
                 self._index.get(other) or self._partition_records[other]
                 for other in sorted(uids - {uid})

@@ -21,7 +21,7 @@ from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.steps import ServeMpsNamespace, SetTimeSlice, TimeSliceInterval
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
-from tests.builders import gpu_uuid, record, ref
+from tests.builders import gpu_uuid, holding, record, ref
 from tests.fakes.user import let_in, locked_out
 
 BOOT = "boot-1"
@@ -409,6 +409,17 @@ def test_neighbours_hold_any_part_of_the_same_gpu(ledger):
     neighbours = ledger.neighbours(ClaimUid("uid-a"), {gpu_uuid(0)})
 
     assert [each.claim.name for each in neighbours] == ["b"]
+
+
+def test_admin_access_alone_makes_no_neighbour(ledger):
+    ledger.write(record("a", holding("a")))
+    ledger.write(record("b", holding("b", admin=True), holding("b", "gpu-1")))
+
+    def neighbours(gpu):
+        return [each.claim.name for each in ledger.neighbours(ClaimUid("uid-c"), {gpu})]
+
+    assert neighbours(gpu_uuid(0)) == ["a"]
+    assert neighbours(gpu_uuid(1)) == ["b"]
 
 
 @pytest.mark.parametrize("uid", ["../x", "", ".x", "a/b"])
