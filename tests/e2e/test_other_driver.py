@@ -91,7 +91,7 @@ def test_pods_of_another_driver_run_on_and_end_under_this_one(cluster, kube, dri
         other.publish()
         kube.apply(pod("of-other", SHOW, template="one"))
         kube.wait_pod("of-other", "Running")
-        assert "driver=other" in kube.logs("of-other")
+        wait("what it was given", lambda: "driver=other" in kube.logs("of-other"))
         driver.start(ready=False)  # both serve the node for a moment
         wait("it to be said", lambda: "another driver of the name" in driver.ask("/readyz")[1])
     driver.wait_ready()
