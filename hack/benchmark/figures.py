@@ -64,7 +64,7 @@ FIGURES = (
     ),
     Figure(
         "prepare_p50_ms",
-        "NodePrepareResources, one GPU, one claim after another, in turns with the first two above",
+        "NodePrepareResources, one GPU, one by one, in turns with an empty call and a GET",
         times(1.5, "claim_get_p50_ms", "empty_call_p50_ms"),
     ),
     Figure("prepare_p95_ms", "the same, p95", at_most(8)),
@@ -98,7 +98,7 @@ FIGURES = (
         "CPU of containerd for each claim prepared or unprepared while 500 others are prepared",
         no_aim,
     ),
-    Figure("mps_whole_prepare_p50_ms", "one GPU, in turns with the next but one figure", no_aim),
+    Figure("mps_whole_prepare_p50_ms", "one GPU, in turns with another claim under MPS", no_aim),
     Figure(
         "mps_first_claim_ms", "the first claim under MPS on a GPU: its server starts", at_most(1000)
     ),
@@ -108,7 +108,7 @@ FIGURES = (
         times(2, "mps_whole_prepare_p50_ms"),
     ),
     Figure("mps_agent_rss_mib", "resident memory of the MPS agent, idle", no_aim),
-    Figure("mig_whole_prepare_p50_ms", "one GPU, in turns with the next figure", no_aim),
+    Figure("mig_whole_prepare_p50_ms", "one GPU, in turns with a partition", no_aim),
     Figure(
         "mig_prepare_p50_ms",
         "a partition that is created for its claim, on a GPU with another one",
