@@ -132,8 +132,6 @@ def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[Re
     Where both records name an instance of a partition, and not the same, that of the other is gone
     already. An instance for *record* that is not recorded yet may be in the place of one that is.
     """
-    if not (own_instances := partition_instances(record)):
-        return ()
     instances_of_others = [partition_instances(other) for other in others]
 
     def remove_step(step: CreatePartition, uuid: GpuUuid | None) -> RemovePartition | None:
@@ -143,7 +141,7 @@ def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[Re
         unless = frozenset(other for other in of_others if other is not None)
         return RemovePartition(step.gpu, step.key, uuid, unless if uuid is None else frozenset())
 
-    steps = [remove_step(step, uuid) for step, uuid in own_instances.items()]
+    steps = [remove_step(step, uuid) for step, uuid in partition_instances(record).items()]
     return tuple(step for step in reversed(steps) if step is not None)
 
 

@@ -107,9 +107,6 @@ def with_inherited_values(steps: Iterable[Step], others: Iterable[ClaimRecord]) 
     A setting is made even where it should hold already: a claim that is just being given back may
     have restored it.
     """
-    steps = tuple(steps)
-    if not any(_settings(steps)):
-        return steps
     set_by_others = _set_by(others)
 
     def inherited(step: Step) -> Step:
@@ -129,10 +126,8 @@ def settings_to_read(
 
     Where other claims have set one, what the GPU says now is theirs and not what was there before.
     """
-    if not (settings := tuple(_settings(steps))):
-        return ()
     set_by_others = _set_by(others)
-    return tuple(step for step in settings if _key(step) not in set_by_others)
+    return tuple(step for step in _settings(steps) if _key(step) not in set_by_others)
 
 
 def with_previous_values(
@@ -152,10 +147,9 @@ def restore_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[G
 
     Nothing, as long as one of *others* has the same kind of setting on the same GPU.
     """
-    if not (settings := tuple(_settings(record.steps))):
-        return ()
     needed = _set_by(others)
-    return tuple(_back(step) for step in reversed(settings) if _key(step) not in needed)
+    steps = reversed(tuple(_settings(record.steps)))
+    return tuple(_back(step) for step in steps if _key(step) not in needed)
 
 
 def _back(step: GpuSetting) -> GpuSetting:
